@@ -87,6 +87,7 @@ fire: setup
 	FIXSTAR_KILL_STEP=$(KILL_STEP) $(BIN)/pytest -n 0 -s tests/workspace/test_snapshot.py -k killed
 	$(BIN)/python tests/gallery/killing.py --kills $(KILLS)
 	$(BIN)/python tests/gallery/disk_faults.py --trials $(FAULTS)
+	$(BIN)/python tests/gallery/server_faults.py --trials $(FAULTS)
 	FIXSTAR_CUTS=$(CUTS) $(BIN)/pytest -n 0 -s tests/workspace/test_power_cut.py
 	$(BIN)/python tests/support/workspace_model.py --operations $(OPERATIONS)
 	$(BIN)/python tests/support/workspace_model.py --operations $(POSTGRES_OPERATIONS) --postgres

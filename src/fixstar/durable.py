@@ -18,6 +18,7 @@ import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
+from io import BufferedReader
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -49,7 +50,7 @@ def require_regular_file(path: Path) -> None:
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
 
 
-def open_regular_file(path: Path) -> IO[bytes]:
+def open_regular_file(path: Path) -> BufferedReader:
     """A file to read from; as ``require_regular_file``, also where the file is exchanged meanwhile."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -253,8 +254,11 @@ def _opened_lock(directory: Path) -> IO[str]:
     """The lock of a directory, which is made if it is missing."""
     try:
         make_directory(directory)
-        return (directory / _LOCK).open("w")
+        descriptor = os.open(directory / _LOCK, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+        return os.fdopen(descriptor, "w")
     except OSError as error:
+        if error.errno == errno.ENXIO:
+            raise FixstarError(f"{directory / _LOCK} is a pipe or a socket, not a lock; remove it") from error
         if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
             raise
         raise FixstarError(

@@ -3,6 +3,7 @@
 ``disk_faults.c`` is compiled with cc and preloaded into a child, where it answers for the disk. A child inserts, moves,
 deletes and compacts. After each write the gallery must hold exactly what was acknowledged. A write that raised must
 have left nothing, and if the process were killed then, nothing or all of it. Later, on a good disk, all works again.
+The files of a workspace are written beside that: each is the old one or the new one, whole, and nothing is left over.
 
     python tests/gallery/disk_faults.py --trials 400
 """
@@ -23,6 +24,7 @@ from pathlib import Path
 import numpy as np
 from killing import WIDTH, State, after, next_write, vector, write
 
+from fixstar.durable import document, read_arrays, read_document, replace_json, write_arrays
 from fixstar.errors import GalleryError
 from fixstar.gallery import SqliteGallery, verify_gallery
 
@@ -105,11 +107,50 @@ def trial(folder: Path, seed: int, seen: Counter[str]) -> None:
         assert content(gallery) == state, seed
 
 
+def trial_of_files(folder: Path, seed: int, seen: Counter[str]) -> None:
+    """A document and a file of arrays, replaced again and again, with one run of faults in each."""
+    faults = ctypes.CDLL(None)
+    rng = np.random.default_rng(seed)
+    kind = seed % len(KINDS)
+    numbers = np.arange(5000, dtype=np.float32)
+    known = folder / "known.json"
+    arrays = folder / "arrays.safetensors"
+    replace_json(known, document("trial", {"step": 0}))
+    write_arrays(arrays, "trial", {"step": 0}, {"numbers": numbers})
+    steps = [0, 0]
+    for step in range(1, WRITES + 1):
+        for place in (0, 1):
+            faults.disk_faults_begin(os.fsencode(folder), kind, int(rng.integers(1, 4)), int(rng.choice([1, 2, 10])))
+            refused = False
+            try:
+                if place == 0:
+                    replace_json(known, document("trial", {"step": step}))
+                else:
+                    write_arrays(arrays, "trial", {"step": step}, {"numbers": numbers + step})
+            except OSError:
+                refused = True
+            faults.disk_faults_end()
+            seen["files refused" if refused else "files acknowledged"] += 1
+            content, stored = read_arrays(arrays, "trial")
+            now = [read_document(known, "trial")["step"], content["step"]]
+            np.testing.assert_array_equal(stored["numbers"], numbers + content["step"])
+            assert now[place] in ((steps[place], step) if refused else (step,)), (seed, step, place, refused)
+            assert now[1 - place] == steps[1 - place]
+            steps = now
+    assert sorted(file.name for file in folder.iterdir()) == ["arrays.safetensors", "known.json"]
+
+
+def compiled(folder: Path) -> Path:
+    """The library to preload. Needs a C compiler."""
+    library = folder / "disk_faults.so"
+    subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", str(library), str(SOURCE), "-ldl"], check=True)
+    return library
+
+
 def run(trials: int, seed: int = 0) -> dict[str, int]:
-    """Trials in a child whose disk fails; what came of them. Needs a C compiler."""
+    """Trials in a child whose disk fails; what came of them."""
     with tempfile.TemporaryDirectory() as folder:
-        library = Path(folder) / "disk_faults.so"
-        subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", str(library), str(SOURCE), "-ldl"], check=True)
+        library = compiled(Path(folder))
         command = [sys.executable, __file__, "--child", "--trials", str(trials), "--seed", str(seed)]
         places = os.pathsep.join(path for path in sys.path if path)
         known = {**os.environ, "LD_PRELOAD": str(library), "PYTHONPATH": places}
@@ -133,6 +174,8 @@ def main() -> None:
     for number in range(wanted.seed, wanted.seed + wanted.trials):
         with tempfile.TemporaryDirectory() as folder:
             trial(Path(folder), number, seen)
+        with tempfile.TemporaryDirectory() as folder:
+            trial_of_files(Path(folder), number, seen)
     print(json.dumps(seen))
 
 

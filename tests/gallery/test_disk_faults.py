@@ -16,3 +16,5 @@ def test_a_failing_disk_loses_nothing_that_was_acknowledged() -> None:
     for kind in ("full", "write error", "sync error"):
         assert seen[f"{kind}: writes refused"] > 0
     assert seen["writes acknowledged"] > 10
+    assert seen["files acknowledged"] > 10
+    assert seen["files refused"] > 10

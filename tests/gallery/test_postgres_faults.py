@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import server_faults
 from killing import State, after, next_write, vector
 from postgres_server import fresh_url, shared_server
 from test_gallery_contract import vectors
@@ -87,6 +89,16 @@ def check(gallery: PostgresGallery, allowed: list[State]) -> State:
     hits = gallery.search("v1", np.stack([item.vector for item in items[:20]]), k=1)
     assert [(found[0].id, found[0].version) for found in hits] == [(i.id, i.version) for i in items[:20]]
     return state
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler (cc)")
+def test_kills_and_a_failing_disk_under_several_writers_lose_nothing() -> None:
+    seen = server_faults.run([3, 113, 149])  # all processes killed; a full disk and errors of syncing, both in the log
+    assert seen["writes acknowledged"] > 10
+    assert seen["acknowledged writes lost"] == 0
+    for kind in ("full", "sync error"):
+        assert seen[f"{kind}: calls that failed"] > 0
+        assert seen[f"{kind}: writes refused"] > 0
 
 
 MOVER = """

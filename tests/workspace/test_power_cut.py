@@ -41,6 +41,7 @@ def run_until_cut(reference: Reference, path: Path, log: Path, rng: random.Rando
     for operation in drawn_operations(rng.randrange(10**6), 60):
         if operation.name not in OPERATIONS:
             continue
+        reference.rooms = worker.do({"do": "rooms"}).value
         plan, expected = reference.plan(operation.name, random.Random(operation.number))
         outcome, last = worker.do(plan), str(operation)
         if outcome.kind == "killed":

@@ -136,6 +136,9 @@ def _prepare(path: Path, create: bool, read_only: bool, wait: float) -> None:
     """Check that the file is a gallery that this fixstar can open; create it if it does not exist."""
     if path.is_dir():
         raise GalleryError(f"{path} is a directory; a gallery is one file, such as {path / 'gallery.db'}")
+    for file in (path, path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")):
+        if file.exists() and not file.is_file():
+            raise GalleryError(f"{file} is a pipe, a socket or a device, not the file of a gallery; remove it")
     if not path.exists() or not path.stat().st_size:
         _make(path, create and not read_only, wait)
     _refuse_damaged_log(path)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import difflib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from fixstar.durable import document, is_vacant, make_directory, read_document, replace_json
@@ -55,7 +56,8 @@ def _is_vacant(path: Path) -> bool:
 
 
 def read_mark(path: Path) -> dict[str, str]:
-    """What workspace.json says, checked."""
+    """What workspace.json says, checked. Everything that opens a workspace begins here."""
+    require_plain_files(path)
     mark = path / "workspace.json"
     if not mark.is_file():
         if path == Path():  # most likely the workspace was not named
@@ -73,6 +75,36 @@ def read_mark(path: Path) -> dict[str, str]:
     if not isinstance(content.get("gallery", ""), str):
         raise ModelError(f"{mark} is damaged: it does not say where the gallery is; restore it from a copy")
     return content
+
+
+def require_plain_files(path: Path) -> None:
+    """Refuse a workspace with a pipe or a device in it: to open one would wait for ever, and a device has no end.
+
+    Kept images are left out, of which there may be millions: who reads one looks at it first.
+    """
+    found = list(_strange_files(path))
+    if found:
+        seen = ", ".join(map(str, found[:3])) + (", ..." if len(found) > 3 else "")
+        raise ModelError(
+            f"{seen}: pipes, sockets or devices, which no workspace has. Nothing was read; restore them from a copy"
+        )
+
+
+def _strange_files(folder: Path, skip: str = "images") -> Iterator[Path]:
+    """What is neither a file nor a directory, also if a link leads there; directories behind links are left out."""
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for entry in entries:
+        if entry.is_file():
+            continue
+        path = Path(entry.path)
+        if not entry.is_dir():
+            if path.exists():
+                yield path
+        elif entry.name != skip and not entry.is_symlink():
+            yield from _strange_files(path, skip="")
 
 
 def is_writable(folder: Path) -> bool:

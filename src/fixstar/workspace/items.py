@@ -214,7 +214,7 @@ class ImageStore:
         name = f"images/{digest[:2]}/{digest}{suffix}"
         try:
             os.utime(self.path / name)  # kept already, and used again: ``prune`` must not delete it now
-            whole = (self.path / name).read_bytes() == content
+            whole = (self.path / name).is_file() and (self.path / name).read_bytes() == content
         except FileNotFoundError:
             whole = False
         if not whole:

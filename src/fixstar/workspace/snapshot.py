@@ -43,7 +43,7 @@ from fixstar.durable import (
 from fixstar.errors import FixstarError, InputError, ModelError, NextStep
 from fixstar.gallery import copy_gallery, open_gallery, verify_gallery
 from fixstar.trust import forget
-from fixstar.workspace.files import GALLERY, gallery_url, open_workspace_gallery
+from fixstar.workspace.files import GALLERY, gallery_url, open_workspace_gallery, require_plain_files
 from fixstar.workspace.registry import Registry
 from fixstar.workspace.verify import verify_files, verify_workspace
 
@@ -125,6 +125,7 @@ def take_snapshot(
     A damaged workspace is refused. ``without`` are files to leave out, by their path within the workspace.
     """
     workspace, target = workspace.resolve(), target.resolve()
+    require_plain_files(workspace)
     if target.is_relative_to(workspace):
         raise InputError(f"{target} is within the workspace; choose a place outside of it, best on another disk")
     if not _is_new(target) and (older := _read_manifest(target)["workspace"]) != workspace.name:

@@ -9,13 +9,13 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 
-from fixstar.durable import read_arrays, read_document
+from fixstar.durable import open_regular_file, read_arrays, read_document
 from fixstar.errors import FixstarError
 from fixstar.gallery import verify_gallery
 from fixstar.models.encoder import verify_saved
 from fixstar.translation import load_translation
 from fixstar.workspace.backfill.run import PlanFiles
-from fixstar.workspace.files import open_workspace_gallery
+from fixstar.workspace.files import open_workspace_gallery, require_plain_files
 from fixstar.workspace.translations import translation_files
 
 DOCUMENTS = {
@@ -44,11 +44,13 @@ ARRAYS = {
 
 def verify_workspace(path: Path) -> Iterator[str]:
     """What is damaged, one sentence each: documents, weights, replay memories, kept images, and the gallery's items."""
+    strange = list(_problem(partial(require_plain_files, path)))
+    if strange:
+        yield from strange
+        return
     yield from verify_files(path)
     for image in sorted(path.glob("images/??/[!.]*")):
-        with image.open("rb") as stream:
-            if hashlib.file_digest(stream, "sha256").hexdigest() != image.stem:
-                yield f"{image} is damaged: store that image again, or restore it from a copy"
+        yield from _problem(partial(_check_image, image))
     try:
         with open_workspace_gallery(path) as gallery:
             yield from verify_gallery(gallery)
@@ -69,6 +71,12 @@ def verify_files(path: Path) -> Iterator[str]:
         yield from _problem(partial(load_translation, file))
     yield from _problem(PlanFiles(path).plan)
     yield from _problem(partial(_check_counts, path / "state" / "usage.db"))
+
+
+def _check_image(image: Path) -> None:
+    with open_regular_file(image) as stream:
+        if hashlib.file_digest(stream, "sha256").hexdigest() != image.stem:
+            raise FixstarError(f"{image} is damaged: store that image again, or restore it from a copy")
 
 
 def _check_counts(path: Path) -> None:
