@@ -1,0 +1,111 @@
+"""Texts at the command line, from `init` to `rollback`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from text_models import FakeServer, embeddings_server, topic_texts, write_jsonl
+from typed import typed
+
+from fixstar.models.backbones import endpoint
+from fixstar.trust import VARIABLE
+
+
+@pytest.fixture(autouse=True)
+def _own_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(endpoint, "_FIRST_PAUSE", 0.001)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.delenv(VARIABLE, raising=False)
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    with embeddings_server(width=24, noise=2.5) as fake:
+        yield fake
+
+
+@pytest.fixture
+def notes(server: FakeServer, tmp_path: Path) -> Path:
+    """A workspace with one model and 80 texts."""
+    workspace = tmp_path / "notes"
+    assert typed("init", workspace).code == 0
+    assert typed("add", server.url(), "--trust", server.address, "-w", workspace).code == 0
+    file = write_jsonl(tmp_path / "notes.jsonl", topic_texts(20))
+    done = typed("index", file, "-w", workspace)
+    assert done.code == 0, done.err
+    assert "Next: fixstar search TEXT" in done.out
+    return workspace
+
+
+def test_a_server_is_asked_only_if_it_is_trusted(server: FakeServer, tmp_path: Path) -> None:
+    typed("init", tmp_path / "w")
+    refused = typed("add", server.url(), "-w", tmp_path / "w")
+    assert refused.code == 1
+    assert f"--trust {server.address}" in refused.err
+    assert not server.requests
+    added = typed("add", server.url(), "--trust", server.address, "-w", tmp_path / "w", "--json")
+    assert json.loads(added.out) == {"version": "v1", "width": 24, "compatible_with": None, "reads": "texts"}
+
+
+def test_a_text_is_searched_and_what_is_found_can_be_read(notes: Path) -> None:
+    stored = topic_texts(20)[3][0]
+    found = typed("search", stored, "-k", "3", "-w", notes)
+    assert found.code == 0, found.err
+    assert stored in found.out.splitlines()[2]
+    (query,) = json.loads(typed("search", stored, "-w", notes, "--json").out)["queries"]
+    assert query["hits"][0]["payload"]["text"] == stored
+
+
+def test_the_whole_upgrade(notes: Path, tmp_path: Path) -> None:
+    labelled = write_jsonl(tmp_path / "held.jsonl", topic_texts(120, seed=7))
+    with embeddings_server(width=32, salt="two", noise=0.2) as better:
+        assert typed("add", better.url("better"), "--trust", better.address, "-w", notes).code == 0
+        checked = typed("check", "v2", "--data", labelled, "-w", notes)
+        assert checked.code == 0, checked.out + checked.err
+        assert "PASS" in checked.out
+        assert typed("deploy", "v2", "-w", notes).code == 0
+        assert typed("backfill", "--budget", "50%", "-w", notes).code == 0
+        counts = json.loads(typed("status", "-w", notes, "--json").out)["vectors"]
+        assert counts == {"v1": 40, "v2": 40}
+        assert typed("rollback", "-w", notes).code == 0
+        assert typed("search", "rain storm", "-w", notes).code == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("latin.csv", "id,text\n1,Grüße\n".encode("latin-1"), "not UTF-8"),
+        ("twice.jsonl", b'{"id": "a", "text": "x"}\n{"id": "a", "text": "y"}\n', "duplicate id 'a'"),
+        ("other.jsonl", b'{"id": "a", "body": "x"}\n', "no field 'text'; it has body, id"),
+        ("empty.jsonl", b"", "no rows"),
+        ("photo.jpg", b"x", "is not a file of texts"),
+    ],
+)
+def test_files_that_cannot_be_indexed_are_named(
+    notes: Path, tmp_path: Path, name: str, content: bytes, said: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    refused = typed("index", tmp_path / name, "-w", notes)
+    assert (refused.code, refused.out) == (1, "")
+    assert said in refused.err
+
+
+def test_texts_that_cannot_be_embedded_are_named_and_the_others_stored(notes: Path, tmp_path: Path) -> None:
+    rows = [{"id": "long", "text": "x" * 200_000}, {"id": "blank", "text": " "}, {"id": "good", "text": "rain"}]
+    (tmp_path / "mixed.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = typed("index", tmp_path / "mixed.jsonl", "-w", notes)
+    assert done.code == 0
+    assert "left out long: it has 200,000 characters" in done.err
+    assert "left out blank: it is empty" in done.err
+    assert "1 item embedded" in done.out
+
+
+def test_options_of_images_and_texts_are_not_mixed(notes: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("rain")
+    assert "--label is for folders of images" in typed("index", tmp_path, "--label", "top", "-w", notes).err
+    assert "a contact sheet" in typed("search", "rain", "--sheet", "x.jpg", "-w", notes).err
+    assert "draws images" in typed("search", "rain", "--sheet", "x.png", "-w", notes).err
+    assert "is not a model" in typed("add", "nothing", "--query-prompt", "q: ", "-w", notes).err
