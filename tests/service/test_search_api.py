@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -215,3 +216,19 @@ def test_the_documents_are_made_here(http: TestClient) -> None:
     assert page.count("<details") == len(operations)
     assert all(f"<code>{path}</code>" in page for path in operations)
     assert "<code>min_score</code>" in page
+
+
+def test_a_service_embeds_again_what_its_searches_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fixstar.service import app
+
+    monkeypatch.setattr(app, "READ_EVERY", 0.01)
+    space = shop(tmp_path / "read")
+    space.index(catalogue(pictures(tmp_path / "met")))
+    space.deploy("v2", force="to have old vectors")
+    with client(space, read_through=36_000.0) as http:
+        http.post("/v1/search", files={"image": ("a.png", (tmp_path / "met" / "hat" / "0.png").read_bytes())})
+        end = time.monotonic() + 60
+        while http.get("/v1/status").json()["vectors"] != {"v1": 0, "v2": 9}:
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        assert 'embedded_images_total{purpose="item",version="v2"} 9.0' in http.get("/metrics").text

@@ -56,6 +56,10 @@ def serve(
             help="A folder of labelled sets that POST /v1/train and /v1/upgrade may use.", show_default="none"
         ),
     ] = None,
+    read_through: Annotated[
+        float | None,
+        typer.Option(help="Embed again what searches meet: so many items an hour.", show_default="none"),
+    ] = None,
     access_log: Annotated[bool, typer.Option("--access-log", help="Log one line per request.")] = False,
     shared: Annotated[
         bool,
@@ -83,6 +87,7 @@ def serve(
         header_seconds=header_seconds,
         snapshots=snapshots,
         training_images=training_images,
+        read_through=read_through,
         access_log=access_log,
         shared=shared,
     )

@@ -48,9 +48,30 @@ from fixstar.service.routes_versions import training_folders
 from fixstar.service.schemas import Health, NothingAdded, ProblemBody, Ready, Status, StatusCaller, problem_responses
 from fixstar.service.settings import ServiceSettings
 from fixstar.workspace import Workspace
+from fixstar.workspace.backfill.read_through import ReadThrough
 
+READ_EVERY = 1.0  # seconds between two looks at what searches have met
 STOP = 20.0  # seconds for jobs to reach a point where they can resume later
 _log = logging.getLogger("fixstar.service")
+
+
+async def _read_through(workspace: Workspace, settings: ServiceSettings, metrics: Metrics) -> None:
+    """Embed what searches meet, as many items an hour as the operator allows, until cancelled."""
+    if settings.read_through is None:
+        return
+    serving = await asyncio.to_thread(lambda: workspace.serving)
+    reading = ReadThrough(serving, settings.read_through)
+    serving.read_through = reading
+    while True:
+        await asyncio.sleep(READ_EVERY)
+        if not len(reading):
+            continue
+        try:
+            done = await asyncio.to_thread(reading.work)
+        except Exception:  # a server that embeds may be down, or the version being retired: searches go on
+            _log.exception("read-through failed; it goes on with what is met next")
+            continue
+        metrics.embedded.labels(await asyncio.to_thread(serving.deployed), "item").inc(done)
 
 
 def create_app(
@@ -77,9 +98,12 @@ def create_app(
         app.state.context = Context(workspace, settings, keys, intake, batcher, jobs, metrics)
         batcher.start()
         jobs.start()
+        reading = asyncio.create_task(_read_through(workspace, settings, metrics))
         try:
             yield
         finally:  # no request is under way any more: first what uses the gallery, then the gallery
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
             await batcher.stop()
             await asyncio.to_thread(jobs.stop, STOP)
             await asyncio.to_thread(intake.close)

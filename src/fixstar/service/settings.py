@@ -13,7 +13,10 @@ from fixstar.errors import InputError
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
-_NOT_LIMITS = ("access_log", "batch_wait", "gallery", "host", "names", "port", "shared", "snapshots", "training_images")
+_NOT_LIMITS = (
+    *("access_log", "batch_wait", "gallery", "host", "names", "port", "read_through"),
+    *("shared", "snapshots", "training_images"),
+)
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,7 @@ class ServiceSettings:
     waiting: int = 256  # queries that may wait for the encoder before new ones are refused
     snapshots: Path | None = None  # where they go
     training_images: Path | None = None  # its subfolders are labelled images that jobs may train on
+    read_through: float | None = None  # items an hour that searches met and that are embedded again
     access_log: bool = False  # one line per request
     shared: bool = False  # other services over the same workspace may run: jobs and rates are shared with them
 
@@ -53,6 +57,8 @@ class ServiceSettings:
             for name, value in vars(self).items()
             if name not in _NOT_LIMITS and not value > 0
         ]
+        if self.read_through is not None and not self.read_through > 0:
+            wrong.append(f"read_through={self.read_through!r} must be above 0, in items an hour")
         if not 0 <= self.port <= 65535:
             wrong.append(f"port={self.port!r} must be a port number, 0 to 65535")
         wrong += [

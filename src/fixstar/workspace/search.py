@@ -26,6 +26,7 @@ from fixstar.geometry import unit
 from fixstar.images import ImageSource
 from fixstar.models import Encoder
 from fixstar.translation import Translation
+from fixstar.workspace.backfill.read_through import DEPTH, ReadThrough
 from fixstar.workspace.deployment import Move, Rollout
 from fixstar.workspace.items import Decode, ImageStore, LocalEmbedder, ensure_version
 from fixstar.workspace.registry import Registry
@@ -55,6 +56,7 @@ class Serving:
         self.device = device
         self._keep = keep
         self._usage = usage
+        self.read_through: ReadThrough | None = None  # notes what searches meet, if it is set
         self._carrier = Carrier(gallery.projection)
         self._encoders: OrderedDict[str, Encoder] = OrderedDict()
         self._verified: dict[str, float] = {}  # when each was last seen to be what it was when saved
@@ -218,8 +220,14 @@ class Serving:
         for name, way in asked.items():
             questions.append(_scaled(self._question(name, way, version, by_models), scales))
         used = {version, *(model for way in asked.values() for model in way.models)}
-        plain = replace(request, min_score=None, versions=None)
+        noted = self.read_through if version == self.rollout.current() else None
+        depth = request.k if noted is None else max(request.k, DEPTH)
+        plain = replace(request, k=depth, min_score=None, versions=None)
         hits = self.gallery.ask(questions, plain) if questions else [[] for _ in by_models[version]]
+        if noted is not None:
+            for found in hits:
+                noted.met(found[:DEPTH], version)
+            hits = [found[: request.k] for found in hits]
         thresholds = {name: score for name, score in self.translations.thresholds(version).items() if name in asked}
         if scales.calibrated:
             hits = [[_as_probability(hit, scales) for hit in found] for found in hits]

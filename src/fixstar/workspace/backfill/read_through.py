@@ -1,0 +1,100 @@
+"""Read-through: what searches meet is embedded again, so the gallery backfills what is asked for.
+
+A search looks at its best 50 items. Those with a vector of an older version, whose image or text is here, wait to be
+embedded by the deployed version, so many an hour. What is never asked for is never embedded.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fixstar.errors import InputError
+from fixstar.gallery import Hit, Item
+from fixstar.workspace.items import ImageStore, LocalEmbedder
+
+if TYPE_CHECKING:
+    from fixstar.workspace.search import Serving
+
+DEPTH = 50  # the best items of a search that count as met
+MOST_WAITING = 10_000  # ids; those met longest ago make room
+_BATCH = 64
+_HOUR = 3600.0
+
+
+class ReadThrough:
+    """Items that searches have met, waiting to be embedded again. Threads may share it; one calls ``work``."""
+
+    def __init__(self, serving: Serving, per_hour: float) -> None:
+        if not per_hour > 0:
+            raise InputError(f"read-through embeds more than 0 items an hour, got {per_hour:g}")
+        self._serving = serving
+        self._per_second = per_hour / _HOUR
+        self._burst = max(1.0, per_hour / 60)  # a minute's worth may come at once
+        self._allowed = self._burst
+        self._counted = time.monotonic()
+        self._waiting: OrderedDict[str, None] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        """How many items wait."""
+        with self._lock:
+            return len(self._waiting)
+
+    def met(self, hits: Iterable[Hit], deployed: str) -> None:
+        """Note the items of a search that have a vector of another version than the deployed one."""
+        names = [hit.id for hit in hits if hit.version != deployed]
+        with self._lock:
+            for name in names:
+                self._waiting[name] = None
+                self._waiting.move_to_end(name)
+            while len(self._waiting) > MOST_WAITING:
+                self._waiting.popitem(last=False)
+
+    def work(self) -> int:
+        """Embed as many waiting items as are allowed by now, and store them; returns how many.
+
+        Those met last come first. What was written or deleted meanwhile stays, and nothing is written if another
+        version is deployed by then.
+        """
+        names = self._due()
+        if not names:
+            return 0
+        serving = self._serving
+        version = serving.deployed()
+        images = ImageStore(serving.path, serving.registry.reads())
+        known = serving.gallery.get(names)
+        old = [item for item in known.values() if self._is_older(item, version)]
+        sources = {item.id: images.original(item) for item in old}
+        there = [item for item in old if sources[item.id] is not None]
+        if not there:
+            return 0
+        embedder = LocalEmbedder(serving.encoder(version))
+        with serving.registry.using(version):
+            vectors = embedder.one([sources[item.id] for item in there]).vectors  # type: ignore[misc]
+            good = np.flatnonzero(~np.isnan(vectors).any(axis=1))
+            if serving.deployed() != version:
+                return 0
+            kept = [there[row] for row in good.tolist()]
+            done = serving.gallery.replace_vectors(version, kept, vectors[good]) if kept else []
+        return len(done)
+
+    def _is_older(self, item: Item, deployed: str) -> bool:
+        """Whether an item's vector is of an older version, or of a model that was never here."""
+        newer = [name for name in self._serving.registry.names() if int(name[1:]) > int(deployed[1:])]
+        return item.version != deployed and item.version not in newer
+
+    def _due(self) -> list[str]:
+        """The ids that may be embedded now; they no longer wait."""
+        with self._lock:
+            now = time.monotonic()
+            self._allowed = min(self._burst, self._allowed + (now - self._counted) * self._per_second)
+            self._counted = now
+            count = min(_BATCH, int(self._allowed), len(self._waiting))
+            self._allowed -= count
+            return [self._waiting.popitem()[0] for _ in range(count)]
