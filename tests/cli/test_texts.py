@@ -74,6 +74,29 @@ def test_the_whole_upgrade(notes: Path, tmp_path: Path) -> None:
         assert typed("search", "rain storm", "-w", notes).code == 0
 
 
+def test_a_backfill_may_have_a_budget_in_money(notes: Path) -> None:
+    with embeddings_server(width=32, salt="two") as better:
+        words = ["add", better.url("better"), "--trust", better.address, "-w", notes]
+        assert typed(*words, "--price", "1000").code == 0
+        assert typed("deploy", "v2", "--force", "a try", "-w", notes).code == 0
+        lengths = [len(text) for text, _ in topic_texts(20)]
+        one = sum(lengths) / len(lengths) / 3.5 * 1000 / 1e6
+        done = typed("backfill", "--budget", f"${10.5 * one:.6f}", "--anyway", "--json", "-w", notes)
+        assert done.code == 0, done.err
+        assert json.loads(typed("status", "-w", notes, "--json").out)["vectors"] == {"v1": 70, "v2": 10}
+    refused = typed("rollback", "-w", notes)
+    assert refused.code == 0
+
+
+def test_money_needs_a_price(notes: Path) -> None:
+    with embeddings_server(width=32, salt="two") as better:
+        typed("add", better.url("better"), "--trust", better.address, "-w", notes)
+        typed("deploy", "v2", "--force", "a try", "-w", notes)
+        refused = typed("backfill", "--budget", "$2", "-w", notes)
+        assert refused.code == 1
+        assert "no price per token" in refused.err
+
+
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [

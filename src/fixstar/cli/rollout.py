@@ -330,12 +330,15 @@ def operator_name() -> str:
 @verb(
     "fixstar backfill --budget 10% -w shop",
     "fixstar backfill --budget all --rate 50 -w shop",
+    "fixstar backfill --budget '$2' -w notes",
     "fixstar backfill --plan-only --data photos/held-out -w shop",
     "fixstar backfill --cluster auto -w shop",
 )
 def backfill(
     workspace: WorkspacePath = Path(),
-    budget: Annotated[str, typer.Option(help="A share of the items with older vectors, a number, or all.")] = "10%",
+    budget: Annotated[
+        str, typer.Option(help="A share of the older items, a number, money ($2) for a server, or all.")
+    ] = "10%",
     order: Annotated[
         str,
         typer.Option(

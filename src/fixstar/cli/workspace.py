@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from fixstar.demo import DemoResult
     from fixstar.gallery import Hit, SearchResult
     from fixstar.images import ImageSource
+    from fixstar.models import Encoder
     from fixstar.workspace import CatalogueItem, Check, Indexed, Status, Workspace
     from fixstar.workspace.items import Embedder
 
@@ -167,9 +168,24 @@ def index(
         ):
             done = space.index(found, embedder, again, advance, version)
         deleted = space.gallery.delete(gone)
+        spent = _spent(space.serving.encoder(version))
         total = sum(space.gallery.count().values())
         _print_indexed(done, deleted, total, space.path, as_json, space.registry.reads())
+        if spent and done.added and not as_json:
+            print(spent)
     raise typer.Exit(1 if done.bad and not (done.added or done.unchanged) else 0)
+
+
+def _spent(encoder: Encoder) -> str:
+    """What a server was asked for, and what that costs; nothing for other models."""
+    from fixstar.models.backbones.endpoint import EndpointBackbone
+
+    backbone = encoder.backbone
+    if not isinstance(backbone, EndpointBackbone) or not backbone.tokens:
+        return ""
+    cost = backbone.cost(backbone.tokens)
+    money = "" if cost is None else f", {cost:.6g} by the price per million tokens that was given"
+    return f"The server counted {backbone.tokens:,} tokens{money}"
 
 
 def _catalogue(

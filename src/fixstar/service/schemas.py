@@ -593,16 +593,16 @@ class RollbackPreview(_Response):
 
 # --- backfill
 
-_BUDGET = r"^(all|[0-9]{1,12}|(100|[0-9]{1,2}(\.[0-9]{1,4})?)%)$"
+_BUDGET = r"^(all|[0-9]{1,12}|\$[0-9]{1,9}(\.[0-9]{1,4})?|(100|[0-9]{1,2}(\.[0-9]{1,4})?)%)$"
 
 
 def _budget(text: str) -> str:
     """A usable budget; the message says what is allowed, which a regular expression would not."""
-    if re.fullmatch(_BUDGET, text) and text.strip("0.%"):  # "0" and "0.0%" are nothing
+    if re.fullmatch(_BUDGET, text) and text.strip("0.%$"):  # "0" and "0.0%" are nothing
         return text
     raise ValueError(
         'a budget is a share such as "10%" (above 0%, up to 100%), a number of items such as "5000" (1 or more), '
-        f'or "all"; got {text!r}'
+        f'"$2.50" where the deployed version has a price, or "all"; got {text!r}'
     )
 
 

@@ -37,6 +37,7 @@ from fixstar.gallery import Item
 from fixstar.geometry import carry, short_basis, unit
 from fixstar.images import Preprocessing
 from fixstar.models import Encoder
+from fixstar.models.backbones.endpoint import EndpointBackbone
 from fixstar.progress import Advance
 from fixstar.translation import Translation, translated
 from fixstar.translation.calibrate import class_folds, search_curve
@@ -57,7 +58,7 @@ from fixstar.workspace.backfill.orders import (
 from fixstar.workspace.backfill.run import Backfilled, BackfillPlan, BackfillRun, MeasuredPoint, PlanFiles, budget_items
 from fixstar.workspace.cluster import RayEmbedder
 from fixstar.workspace.held_out import unlearnt_images
-from fixstar.workspace.items import LABEL, Embedder, ImageStore, LocalEmbedder
+from fixstar.workspace.items import LABEL, Embedder, ImageStore, LocalEmbedder, text_of
 from fixstar.workspace.pairs import Sample, from_gallery
 from fixstar.workspace.registry import Registry
 from fixstar.workspace.search import Serving
@@ -72,6 +73,8 @@ _MEASUREMENTS = 4  # along the way, after the first
 LEAST_REFITTED = 200  # pairs that a translation is fitted on again
 MOST_REFITTED = 20_000
 _LOOKUP = 2048  # items that are looked up at a time
+_PRICED = 500  # items whose texts tell what one costs
+_CHARACTERS_PER_TOKEN = 3.5  # of English, rather more tokens than there are
 _TOO_FEW = "it takes three labelled images of each of two classes, and there are fewer"
 
 
@@ -79,7 +82,7 @@ _TOO_FEW = "it takes three labelled images of each of two classes, and there are
 class BackfillOptions:
     """What to re-embed, in which order, how fast and where."""
 
-    budget: str = "10%"  # a share of the items with older vectors, their number ("5000"), or "all"
+    budget: str = "10%"  # a share of the items with older vectors, their number ("5000"), money ("$2"), or "all"
     order: str = AUTO  # one of ORDERS, or "auto": the one that does best at this budget on labelled images
     rate: float | None = None  # items per second, at most
     data: ImageSet | None = None  # labelled images that no version was trained on; by default those held out
@@ -233,13 +236,25 @@ def _embedder(serving: Serving, options: BackfillOptions, target: str) -> Iterat
         yield embedder
 
 
+def item_cost(serving: Serving, target: str) -> float | None:
+    """What a version charges for an item, by the length of some of the older texts; None if it has no price."""
+    backbone = serving.encoder(target).backbone
+    if not isinstance(backbone, EndpointBackbone) or backbone.price is None:
+        return None
+    items = islice((item for item in serving.gallery.iterate() if item.version != target), _PRICED)
+    lengths = [len(text) for item in items if (text := text_of(item)) is not None]
+    tokens = max(1.0, sum(lengths) / max(1, len(lengths)) / _CHARACTERS_PER_TOKEN)
+    return tokens * backbone.price / 1e6
+
+
 class _Planner:
     """Makes the plan that the options ask for. A wrong budget or order is refused before anything is computed."""
 
     def __init__(self, serving: Serving, options: BackfillOptions) -> None:
         self._serving, self._options, self._files = serving, options, PlanFiles(serving.path)
         self._target = require_target(serving, options.target)
-        budget_items(options.budget, 0)
+        self._cost = item_cost(serving, self._target)
+        budget_items(options.budget, 0, self._cost)
         if options.order not in (AUTO, *ORDERS):
             raise UnknownNameError("order", options.order, (AUTO, *ORDERS))
         self._images = labelled_images(serving, options.data, self._target)
@@ -300,7 +315,8 @@ class _Planner:
         queries = None
         if order in ("gain", "classes") and self._images is not None:
             queries = self._queries(self._halves()[0])
-        rows, most = planned_order(order, items, queries, options.seed), budget_items(options.budget, len(items))
+        rows = planned_order(order, items, queries, options.seed)
+        most = budget_items(options.budget, len(items), self._cost)
         images = ImageStore(serving.path, serving.registry.reads())
         ids, without = with_images(serving.gallery, images, items, rows, most)
         return BackfillPlan.made(self._target, order, options.budget, len(items), ids, without)
@@ -492,7 +508,8 @@ def expected_replaced(serving: Serving, target: str, budget: str) -> Replaced:
     """Before there is a plan: as if searches found all that it replaces. Other items rarely have images."""
     counts = serving.gallery.count()
     found = _found_older(serving, target, counts)
-    items = budget_items(budget, sum(_older(serving.registry, target, counts).values()))
+    older = sum(_older(serving.registry, target, counts).values())
+    items = budget_items(budget, older, item_cost(serving, target))
     return _replaced(serving, target, found, min(1.0, items / max(1, sum(found.values()))))
 
 

@@ -39,10 +39,12 @@ from fixstar.progress import Advance
 from fixstar.workspace.items import Embedded, Embedder, ImageStore
 
 BUDGETS = (
-    'a budget is a share such as "10%" (above 0%, up to 100%), a number of items such as "5000" (1 or more), or "all"'
+    'a budget is a share such as "10%" (above 0%, up to 100%), a number of items such as "5000" (1 or more), "$2.50" '
+    'where the deployed version has a price, or "all"'
 )
 
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%")
+_MONEY = re.compile(r"\$\s*(\d+(?:\.\d+)?)")
 
 
 class MeasuredPoint(NamedTuple):
@@ -82,13 +84,21 @@ class BackfillPlan:
         return cls(target, order, budget, old, len(ids), uuid.uuid4().hex, now, without_image, tuple(ids))
 
 
-def budget_items(budget: str, total: int) -> int:
-    """How many of ``total`` items a budget means: a share, a number, or all.
+def budget_items(budget: str, total: int, cost: float | None = None) -> int:
+    """How many of ``total`` items a budget means: a share, a number, money where one item costs ``cost``, or all.
 
     >>> budget_items("10%", 205), budget_items("50", 205), budget_items("500", 205), budget_items("all", 205)
     (21, 50, 205, 205)
+    >>> budget_items("$0.30", 205, cost=0.01)
+    30
     """
     text = budget.strip().lower()
+    if (money := _MONEY.fullmatch(text)) and float(money[1]) > 0:
+        if cost is None:
+            raise InputError(
+                f"the budget {budget} is money, and the deployed version has no price per token; give items or a share"
+            )
+        return min(total, int(float(money[1]) / cost + 1e-9))
     if text == "all":
         return total
     if (match := _PERCENT.fullmatch(text)) and 0 < float(match[1]) <= 100:
