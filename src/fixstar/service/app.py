@@ -115,7 +115,7 @@ def create_app(
     app = FastAPI(
         title="fixstar",
         version=__version__,
-        description="Image search over vectors of several model versions.",
+        description="Search of images or texts over vectors of several model versions.",
         lifespan=lifespan,
         openapi_url="/v1/openapi.json",
         docs_url=None,
