@@ -191,6 +191,12 @@ class UntrustedCodeError(ModelError):
     type = "untrusted-code"
 
 
+class EmbeddingServerError(ModelError):
+    """A server that embeds texts does not answer, or not as it should."""
+
+    type = "embedding-server"
+
+
 class CheckpointError(FixstarError):
     """A run cannot be resumed from what is on disk."""
 

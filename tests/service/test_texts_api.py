@@ -129,7 +129,7 @@ def test_embeddings_of_texts_are_those_of_queries(http: TestClient, notes: Works
 def test_a_server_that_fails_is_not_described_to_strangers(http: TestClient, server: FakeServer) -> None:
     server.answers += [lambda _: (503, b"internal host name")] * endpoint._ATTEMPTS
     answer = http.post("/v1/search", files=said("rain"))
-    assert answer.status_code == 500
+    assert answer.status_code == 503
     assert server.address not in answer.text
     assert "internal host name" not in answer.text
     assert http.post("/v1/search", files=said("rain")).status_code == 200

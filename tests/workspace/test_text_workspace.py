@@ -155,6 +155,14 @@ def test_a_workspace_holds_one_kind(notes: Workspace, tmp_path: Path) -> None:
     assert notes.add_version(f"hf:{folder}") == "v3"
 
 
+def test_another_prompt_makes_another_version(notes: Workspace, tmp_path: Path) -> None:
+    folder = bert_folder(tmp_path / "bert")
+    assert notes.add_version(f"hf:{folder}") == "v3"
+    assert notes.add_version(f"hf:{folder}", Prompts(query="query : ")) == "v4"
+    with pytest.raises(InputError, match="v4 is this model already"):
+        notes.add_version(f"hf:{folder}", Prompts(query="query : "))
+
+
 def test_one_server_is_not_added_twice_but_another_model_of_it_is(
     notes: Workspace, servers: tuple[FakeServer, FakeServer]
 ) -> None:

@@ -117,7 +117,7 @@ def _as_usage() -> Iterator[None]:
 app = typer.Typer(
     name="fixstar",
     cls=Program,
-    help="Upgrade your image-embedding model, keep your gallery.",
+    help="Upgrade your embedding model, keep what you stored.",
     no_args_is_help=True,
     rich_markup_mode=None,  # boxes and columns of types leave no room for words at 80 columns
     pretty_exceptions_enable=False,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from fixstar.errors import NextStep
+from fixstar.errors import FixstarError, NextStep
 
 
 class Command(NamedTuple):
@@ -56,6 +56,20 @@ PLACEHOLDERS = {
 }
 
 
+TEXT_PLACEHOLDERS = {"data": "LABELLED_TEXTS", "images": "TEXTS", "items": "TEXTS"}
+"""Where the models of a workspace read texts."""
+
+
+def _reads_texts(workspace: Path) -> bool:
+    """Whether the models of a workspace read texts; a folder that is none is not one of texts."""
+    from fixstar.workspace.registry import Registry
+
+    try:
+        return Registry(workspace).reads() == "texts"
+    except (FixstarError, OSError, KeyError, TypeError, AttributeError):
+        return False
+
+
 def command_of(step: NextStep, workspace: Path | None = None, typed: Mapping[str, object] | None = None) -> str:
     """The command of a step. ``typed`` are arguments that the user gave and a repeated command keeps.
 
@@ -65,18 +79,19 @@ def command_of(step: NextStep, workspace: Path | None = None, typed: Mapping[str
     'pip install "fixstar[service]"'
     """
     command = COMMANDS[step.action]
+    places = PLACEHOLDERS | (TEXT_PLACEHOLDERS if workspace is not None and _reads_texts(workspace) else {})
     if step.action == "install":
         return f'{command.verb} "fixstar[{step.arguments["extra"]}]"'
     kept = {key: value for key, value in (typed or {}).items() if value is not None and key not in step.arguments}
     arguments = {**step.arguments, **kept}
     words = [command.verb] if step.action == "repeat" else ["fixstar", command.verb]
-    words += [_word(name, arguments.pop(name)) for name in command.positional if name in arguments]
+    words += [_word(name, arguments.pop(name), places) for name in command.positional if name in arguments]
     for name, value in arguments.items():
         option = command.options.get(name, f"--{name.replace('_', '-')}")
         if value is True:
             words.append(option)
         elif value is not False:
-            words += [option, _word(name, value)]
+            words += [option, _word(name, value, places)]
     if command.takes_workspace and workspace is not None and workspace != Path():
         words += ["-w", shlex.quote(str(workspace))]
     return " ".join(words)
@@ -115,5 +130,5 @@ def typed_workspace(words: Sequence[str]) -> Path | None:
     return None
 
 
-def _word(name: str, value: object) -> str:
-    return PLACEHOLDERS.get(name, name.upper()) if value is ... else shlex.quote(str(value))
+def _word(name: str, value: object, places: Mapping[str, str]) -> str:
+    return places.get(name, name.upper()) if value is ... else shlex.quote(str(value))

@@ -330,6 +330,7 @@ def search(
 
             draw_result(space.serving, names, answer, like is not None, sheet)
         trained = answer.version in space.versions()
+        reads = space.registry.reads()
         unknown = [] if any(answer.hits) else unknown_fields(space.gallery, request.where or {})
     if as_json:
         rows = [_hits_json(name, hits, answer) for name, hits in zip(names, answer.hits, strict=True)]
@@ -339,7 +340,7 @@ def search(
     else:
         _print_hits(names, answer)
         if trained and not answer.thresholds and any(answer.hits):
-            step = NextStep("check", {"version": answer.version}, "with 100 labelled images or more")
+            step = NextStep("check", {"version": answer.version}, f"with 100 labelled {reads} or more")
             whose = f"{answer.version}'s queries"
             said = f"Not measured: below which score {whose} probably have no match. A check does that"
             print(wrapped(said), *next_lines([step], workspace), sep="\n", file=sys.stderr)

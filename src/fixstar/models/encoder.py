@@ -759,10 +759,14 @@ def _check_canary(encoder: Encoder, expected: Vectors, directory: Path) -> None:
     found = canary_vectors(encoder)
     if found.shape != expected.shape or not (apart := _apart(found, expected)) <= _SAME:
         seen = f"{apart:.3f} apart" if found.shape == expected.shape else f"{found.shape}, not {expected.shape}"
+        cause = "a library or the model's own code has changed"
+        remedy = "Restore the earlier library or code"
+        if encoder.backbone.name == "endpoint":
+            cause = "its server has another model under the same name"
+            remedy = "Ask for the earlier model there"
         raise ModelError(
-            f"{directory} no longer makes the vectors it made when it was saved ({seen}): a library or the model's "
-            "own code has changed, and its stored vectors would be searched wrongly. Restore the earlier library or "
-            "code, or add the changed model as a new version",
+            f"{directory} no longer makes the vectors it made when it was saved ({seen}): {cause}, and its stored vectors "
+            f"would be searched wrongly. {remedy}, or add the changed model as a new version",
             NextStep("add", {"model": ...}),
         )
 

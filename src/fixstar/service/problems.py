@@ -57,6 +57,7 @@ _TYPES: dict[str, tuple[int, str, str]] = {
     "untrusted-code": (500, "The workspace cannot do that", _SEE_LOG),
     "unusable-checkpoint": (500, "The workspace cannot do that", _SEE_LOG),
     "error": (500, "The workspace cannot do that", _SEE_LOG),
+    "embedding-server": (503, "The server that embeds texts does not answer as it should", f"try again; {_SEE_LOG}"),
     "gallery-unavailable": (503, "The gallery is not available now", f"try again; {_SEE_LOG}"),
     # the service's own
     "unreadable-form": (400, "The form cannot be read", "send multipart/form-data as curl -F does"),

@@ -160,7 +160,8 @@ def train_upgrade(registry: Registry, images: ImageSet, options: UpgradeOptions,
     for setup in setups if about.get("trials") else [base]:
         if repeated and _is_done(about, split.shown, setup, validation):
             raise AlreadyTrainedError(
-                f"{newest} was trained on exactly these images in exactly this way; the upgrade is done"
+                f"{newest} was trained on exactly these images in exactly this way; the upgrade is done",
+                NextStep("check", {"version": newest}, "fits what is still missing, and judges"),
             )
     require_same_classifier(base.past, base.method)
     missing = [name for name in base.previous.slots.classes if name not in images.classes]
@@ -283,9 +284,9 @@ def add_version(registry: Registry, encoder: Encoder, compatible_with: str | Non
 
 
 def _model_digest(encoder: Encoder) -> str:
-    """What identifies a model: its weights, or for a server, which has none here, what is asked of it."""
+    """What identifies a model: its weights, and for texts also its prompts, its pooling, or what a server is asked."""
     weights = weights_digest(encoder)
-    if encoder.backbone.name != "endpoint":
+    if encoder.reads == "images":
         return weights
     facts = json.dumps(encoder.backbone.options, sort_keys=True, default=str)
     return hashlib.sha256(f"{weights} {facts}".encode()).hexdigest()

@@ -10,6 +10,7 @@ pauses. An answer that is not one finite vector of the known width per text, in 
 from __future__ import annotations
 
 import importlib
+import logging
 import math
 import os
 import random
@@ -23,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fixstar.errors import InputError, MissingExtraError, ModelError
+from fixstar.errors import EmbeddingServerError, InputError, MissingExtraError
 from fixstar.models.backbones.texts import TextBackbone
 from fixstar.texts import Prompts
 from fixstar.trust import require_trusted, server_of
@@ -102,9 +103,9 @@ class EndpointBackbone(TextBackbone):
         answer = self._posted(body)
         vectors = _vectors(answer, len(texts), self.url)
         if self.feature_dim and vectors.shape[1] != self.feature_dim:
-            raise ModelError(
+            raise EmbeddingServerError(
                 f"{self.url} returned vectors of {vectors.shape[1]} components for {self.model}, which had "
-                f"{self.feature_dim}: it is another model now. Nothing was stored; add it as a new version"
+                f"{self.feature_dim}: it is another model now. They were not used; add it as a new version"
             )
         usage = answer.get("usage")
         if isinstance(usage, dict) and isinstance(usage.get("total_tokens"), int):
@@ -129,16 +130,16 @@ class EndpointBackbone(TextBackbone):
                     return _content(response, self.url)
                 failure = f"status {response.status_code}: {response.text[:_SHOWN]}"
                 if response.status_code not in _PASSING:
-                    raise ModelError(
+                    raise EmbeddingServerError(
                         f"{self.url} refused to embed with {self.model} ({failure}).{self._hint(response)}"
                     )
                 asked = _retry_after(response.headers.get("retry-after"))
             if attempt < _ATTEMPTS:
                 time.sleep(min(_LONGEST_PAUSE, asked if asked is not None else pause * random.uniform(0.5, 1.0)))
                 pause *= 2
-        raise ModelError(
-            f"{self.url} did not embed with {self.model} in {_ATTEMPTS} attempts ({failure}). What was stored before "
-            "stays: repeat the command when the server answers, and it goes on"
+        raise EmbeddingServerError(
+            f"{self.url} did not embed with {self.model} in {_ATTEMPTS} attempts ({failure}). What is stored stays as it "
+            "is: repeat the command when the server answers, and it goes on where it was"
         )
 
     def _hint(self, response: Any) -> str:
@@ -220,6 +221,7 @@ def _parsed(address: str) -> tuple[str, str, int | None]:
 
 
 def _httpx() -> Any:
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it tells of every request otherwise
     try:
         return importlib.import_module("httpx")
     except ImportError:
@@ -255,7 +257,9 @@ def _content(response: Any, url: str) -> dict[str, Any]:
     except ValueError:
         content = None
     if not isinstance(content, dict):
-        raise ModelError(f"{url} does not answer as an embeddings API: {response.text[:_SHOWN]!r}. Is the path right?")
+        raise EmbeddingServerError(
+            f"{url} does not answer as an embeddings API: {response.text[:_SHOWN]!r}. Is the path right?"
+        )
     return content
 
 
@@ -263,19 +267,25 @@ def _vectors(answer: dict[str, Any], count: int, url: str) -> np.ndarray[Any, np
     """The vectors of an answer [count, width], in the order of the texts."""
     rows = answer.get("data")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise ModelError(f"{url} does not answer as an embeddings API: it sent {sorted(answer)}, and data is missing")
+        raise EmbeddingServerError(
+            f"{url} does not answer as an embeddings API: it sent {sorted(answer)}, and data is missing"
+        )
     order = [row.get("index", place) for place, row in enumerate(rows)]
     if len(rows) != count or sorted(map(str, order)) != sorted(map(str, range(count))):
-        raise ModelError(f"{url} returned {len(rows)} vectors with the numbers {order[:5]} ... for {count} texts")
+        raise EmbeddingServerError(
+            f"{url} returned {len(rows)} vectors with the numbers {order[:5]} ... for {count} texts"
+        )
     by_place = {int(place): row.get("embedding") for place, row in zip(order, rows, strict=True)}
     try:
         vectors = np.array([by_place[place] for place in range(count)], np.float32)
     except (TypeError, ValueError):
-        raise ModelError(f"{url} returned vectors of different widths, or something else than numbers") from None
+        raise EmbeddingServerError(
+            f"{url} returned vectors of different widths, or something else than numbers"
+        ) from None
     if vectors.ndim != 2 or not vectors.shape[1]:
-        raise ModelError(f"{url} returned an array {vectors.shape}, not one vector per text")
+        raise EmbeddingServerError(f"{url} returned an array {vectors.shape}, not one vector per text")
     if not np.isfinite(vectors).all():
-        raise ModelError(f"{url} returned numbers that are not finite; nothing was stored")
+        raise EmbeddingServerError(f"{url} returned numbers that are not finite; they were not used")
     if not np.linalg.norm(vectors, axis=1).all():
-        raise ModelError(f"{url} returned a vector of zeros, which has no direction; nothing was stored")
+        raise EmbeddingServerError(f"{url} returned a vector of zeros, which has no direction; it was not used")
     return vectors
