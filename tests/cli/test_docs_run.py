@@ -29,7 +29,7 @@ from fixstar.workspace.checks import last_check, save_check
 # --- what a page names
 
 
-def photos(folder: str, *classes: str, count: int = 6, size: int = 32) -> None:
+def photos(folder: str, *classes: str, count: int = 4, size: int = 32) -> None:
     """One folder per class: a colour with noise."""
     rng = np.random.default_rng(len(folder))
     for name in classes:
@@ -43,7 +43,7 @@ def photos(folder: str, *classes: str, count: int = 6, size: int = 32) -> None:
 
 def images() -> None:
     """Photos of two years, a catalogue, and classes that nothing learns."""
-    photos("photos/2024", "bag", "hat", "shoe", count=20)  # enough for a tenth of them to be held out
+    photos("photos/2024", "bag", "hat", "shoe", count=6)
     photos("photos/2025", "coat", "scarf")
     photos("catalogue", "belt", "boot", "ring")
     photos("held-out", "belt", "boot", "ring")
@@ -53,7 +53,7 @@ def images() -> None:
 def characters() -> None:
     """What examples/characters.py draws, which has a test of its own."""
     letters = ("U+0416", "U+0418", "U+042C")
-    photos("characters/2024", "U+0041", "U+0042", "U+0043")
+    photos("characters/2024", "U+0041", "U+0042", "U+0043", count=6)
     photos("characters/2025", "U+0041", "U+0042", "U+0043", "U+0393")
     photos("characters/catalogue", *letters)
     photos("characters/held-out", *letters)
@@ -78,7 +78,7 @@ def deployed() -> None:
 def models() -> None:
     """ONNX models, and files of vectors."""
     images()
-    for seed, name in enumerate(("old.onnx", "new.onnx")):
+    for seed, name in enumerate(("old.onnx", "new.onnx", "better.onnx")):
         onnx.save(onnx_model(seed), name)
     vectors = np.random.default_rng(0).normal(size=(18, 5)).astype(np.float32)
     ids = np.array([f"old/{number}" for number in range(18)])
@@ -104,12 +104,22 @@ def onnx_model(seed: int) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
 
 
+def models_and_pairs() -> None:
+    """What the README has at hand: images, a model, and vectors of the same items by two others."""
+    models()
+    pairs(width=8)
+
+
 def two_models() -> None:
-    """Vectors of items and queries by an old model and a better one, as wide as the two versions of a workspace."""
+    """A workspace of two versions, and vectors by an old model and a better one that are as wide."""
     images()
     with shop(Path("shop"), free=True) as space:
         space.index(catalogue(Path("catalogue")))
-        width = Encoder.load(Path("shop/versions/v1")).feature_dim
+    pairs(width=Encoder.load(Path("shop/versions/v1")).feature_dim)
+
+
+def pairs(width: int) -> None:
+    """Items and queries by both models, labels, and what is relevant."""
     rng = np.random.default_rng(0)
     classes = np.repeat(np.arange(40), 10)
     meant = rng.normal(size=(40, width))[classes]
@@ -141,9 +151,9 @@ class Page(NamedTuple):
 
 
 PAGES = (
-    Page("README.md", images),
+    Page("README.md", models_and_pairs),
     Page("docs/quickstart.md", characters),
-    Page("docs/tutorials/own-images.md", images),
+    Page("docs/tutorials/own-images.md", models),
     Page("docs/how-to/upgrade.md", trained),
     Page("docs/how-to/backfill.md", deployed),
     Page("docs/how-to/own-model.md", models),
