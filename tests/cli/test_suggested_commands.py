@@ -484,7 +484,7 @@ def try_all(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert {sorted_shape(one) for one in case.suggests} <= {shape_of(step) for step, _ in told}, (shown, told)
     wrong = []
     for number, (command, step) in enumerate({command: step for step, command in told}.items()):
-        if step.arguments.get("model") in PRETRAINED and not at_hand(step.arguments["model"]):
+        if step.arguments.get("model") in PRETRAINED and not at_hand(str(step.arguments["model"])):
             continue  # the extra encoder is not installed
         folder = shutil.copytree(tmp_path / ("before" if step.action == "repeat" else "seen"), tmp_path / f"{number}")
         monkeypatch.chdir(folder)
