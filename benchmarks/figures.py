@@ -40,6 +40,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 METHODS = "docs/appendix/methods.md"
 BENCHMARKS = "docs/appendix/benchmarks.md"
 TRANSLATION = "docs/appendix/translation.md"
+OWN_IMAGES = "docs/tutorials/own-images.md"
 COMPLETE = (
     README,
     METHODS,
@@ -791,6 +792,30 @@ def _cores() -> list[float]:
 _UPGRADES = "cifar100-10-upgrades"
 
 
+def _first_encoder() -> Iterator[Claim | Quote]:
+    """What a newcomer's first version finds among photos."""
+    found = {way: 100 * value("first_encoder.json", "mean", way) for way in ("pretrained", "frozen", "scratch")}
+    yield Claim(
+        README,
+        "it found {} % as it is, {} % with layers trained after it, and a tiny network trained from scratch {} %",
+        list(found.values()),
+    )
+    classes = value("first_encoder.json", "classes")
+    epochs = value("first_encoder.json", "epochs")
+    yield Claim(
+        OWN_IMAGES,
+        "Of Flowers-102, {} classes trained, and {} others were searched, {} photos of each",
+        [classes, classes, value("first_encoder.json", "images")],
+    )
+    yield Claim(
+        OWN_IMAGES,
+        "| `add efficientnet-lite0`, as it is | {} % | "
+        "| `train --backbone efficientnet-lite0 --frozen --epochs {}` | {} % | "
+        "| `train --backbone tiny --epochs {}`, from scratch | {} % |",
+        [found["pretrained"], epochs, found["frozen"], epochs, found["scratch"]],
+    )
+
+
 def claims() -> list[Claim | Quote]:
     """All of them."""
     return [
@@ -801,6 +826,7 @@ def claims() -> list[Claim | Quote]:
         *translation_page(),
         *scifact_page(),
         *advice(),
+        *_first_encoder(),
     ]
 
 

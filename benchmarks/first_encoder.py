@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -68,6 +69,20 @@ def trained(images: ImageSet, backbone: str, epochs: int, frozen: bool, seed: in
         return space.encoder("v1")
 
 
+def summary(options: argparse.Namespace, runs: list[dict[str, float]]) -> dict[str, Any]:
+    """What is kept of the seeds so far."""
+    return {
+        "photos": options.photos.name,
+        "classes": options.classes,
+        "images": options.images,
+        "epochs": options.epochs,
+        "pretrained": PRETRAINED,
+        "machine": f"{platform.machine()}, {os.environ.get('OMP_NUM_THREADS', 'all')} thread(s)",
+        "mean": {name: float(np.mean([run[name] for run in runs])) for name in ("pretrained", "scratch", "frozen")},
+        "runs": runs,
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("photos", type=Path)
@@ -92,18 +107,8 @@ def main() -> None:
             run[f"{name}_seconds"] = round(time.process_time() - started, 1)
         runs.append(run)
         print(json.dumps(run), flush=True)
-    result = {
-        "photos": options.photos.name,
-        "classes": options.classes,
-        "images": options.images,
-        "epochs": options.epochs,
-        "pretrained": PRETRAINED,
-        "machine": f"{platform.machine()}, {os.environ.get('OMP_NUM_THREADS', 'all')} thread(s)",
-        "mean": {name: float(np.mean([run[name] for run in runs])) for name in ("pretrained", "scratch", "frozen")},
-        "runs": runs,
-    }
-    if options.out is not None:
-        replace_json(options.out, result)
+        if options.out is not None:
+            replace_json(options.out, summary(options, runs))
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ def drawn(shop: Path, tmp_path: Path) -> Iterator[str]:
         encoder.save(copy / "versions" / "v5")
         keep_held_out(copy, "v1", held, encoder.preprocessing)
     with serving(copy) as address:
-        httpx.post(f"{address}/v1/deploy", json={"version": "v5", "force": "test"}).raise_for_status()
+        httpx.post(f"{address}/v1/deploy", json={"version": "v5", "force": "test"}, timeout=60).raise_for_status()
         yield address
 
 

@@ -6,22 +6,21 @@ import re
 from pathlib import Path
 
 import pytest
+from command_blocks import ROOT, lines
 from typed import parsed
 
-ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-BLOCK = re.compile(r"(?ms)^ *```(\w*)\n(.*?)^ *```$")
-COMMAND = re.compile(r"^\s*(?:# )?(?:\w+=\S+ )*(?:[^#|]*\| )?(fixstar \S.*)$", re.MULTILINE)
+COMMAND = re.compile(r"^(?:# )?(?:\w+=\S+ )*(?:[^#|]*\| )?(fixstar \S.*)$")
 
 
 def commands(page: Path) -> list[str]:
     """The commands of fixstar in a page's blocks, those of which a comment says that they are an alternative too."""
-    blocks = [text for language, text in BLOCK.findall(page.read_text()) if language in ("", "bash")]
-    return [command for block in blocks for command in COMMAND.findall(block.replace("\\\n", " "))]
+    found = [COMMAND.match(line) for line in lines(page)]
+    return [command.group(1) for command in found if command]
 
 
 def test_pages_have_commands() -> None:
-    assert sum(len(commands(page)) for page in PAGES) > 70
+    assert sum(len(commands(page)) for page in PAGES) > 90
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

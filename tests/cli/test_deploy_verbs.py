@@ -40,10 +40,14 @@ def path(ready: Path, tmp_path: Path) -> Path:
 def test_status_of_a_workspace_before_and_after_training(path: Path, tmp_path: Path) -> None:
     typed("init", tmp_path / "fresh")
     fresh = typed("status", "-w", tmp_path / "fresh")
-    assert (fresh.code, fresh.out) == (
-        0,
-        f"{tmp_path / 'fresh'}: no version yet\nNext: fixstar train IMAGES -w {tmp_path / 'fresh'}\n",
-    )
+    where = f"-w {tmp_path / 'fresh'}"
+    assert fresh.code == 0
+    assert fresh.out.splitlines() == [
+        f"{tmp_path / 'fresh'}: no version yet",
+        f"Next: fixstar add efficientnet-lite0 {where}   (photos: a small pre-trained network)",
+        f"      fixstar train LABELLED_IMAGES {where}   (drawings and imagery of your own)",
+        f"      fixstar add MODEL {where}   (a model that you have)",
+    ]
     none = typed("status", "-w", tmp_path / "fresh", "--json").json
     assert (none["deployed"], none["versions"]) == (None, [])
     shown = [line.split() for line in typed("status", "-w", path).out.splitlines()]

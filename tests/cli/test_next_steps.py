@@ -169,14 +169,16 @@ def test_rows_of_the_backfill_table_read_differently() -> None:
 
 def test_an_interrupted_training_is_told(tmp_path: Path) -> None:
     path = tmp_path / "shop"
-    assert f"is ready\nNext: fixstar train IMAGES -w {path}" in typed("init", path).out
+    fresh = typed("init", path).out
+    assert f"is ready\nNext: fixstar add efficientnet-lite0 -w {path}" in fresh
+    assert f"fixstar train LABELLED_IMAGES -w {path}" in fresh
     (path / "checkpoint-v1.safetensors").touch()
     ways: tuple[list[str | Path], ...] = (["status", "-w", path], ["init", path])
     for words in ways:
         shown = typed(*words)
         assert "The training of v1 is running, or was interrupted" in shown.out
         assert "the same command resumes it" in shown.out
-        assert "train IMAGES" not in shown.out
+        assert "fixstar train" not in shown.out
 
 
 def test_a_trained_workspace_is_not_sent_to_training(path: Path) -> None:
@@ -229,7 +231,7 @@ def test_an_empty_workspace_has_no_list_of_versions(tmp_path: Path) -> None:
     typed("init", tmp_path)
     refused = typed("deploy", "v1", "-w", tmp_path)
     assert "unknown version 'v1': there is none yet" in refused.err
-    assert f"Next: fixstar train LABELLED_IMAGES -w {tmp_path}" in refused.err
+    assert f"fixstar train LABELLED_IMAGES -w {tmp_path}" in refused.err
     assert "Known" not in refused.err
 
 

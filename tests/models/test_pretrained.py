@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import io
+import os
 import shlex
 from pathlib import Path
 
@@ -92,6 +94,37 @@ def test_another_file_than_the_known_one_is_not_read(tmp_path: Path, monkeypatch
     monkeypatch.setattr(pretrained, "_weights_file", lambda: tmp_path / "weights.pth")
     with pytest.raises(ModelError, match="so it was not read"):
         create_backbone(NAME)
+
+
+def test_a_huge_file_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    huge = tmp_path / "weights.pth"
+    with huge.open("wb") as file:
+        file.truncate(1 << 40)  # a terabyte that takes no space
+    monkeypatch.setattr(pretrained, "_weights_file", lambda: huge)
+    with pytest.raises(ModelError, match="so it was not read"):
+        create_backbone(NAME)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(tmp_path / "weights.pth")
+    monkeypatch.setattr(pretrained, "_weights_file", lambda: tmp_path / "weights.pth")
+    with pytest.raises(OSError, match="not a regular file"):
+        create_backbone(NAME)
+
+
+@needs_weights
+def test_what_was_compared_is_what_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that is exchanged after the comparison is not read: the reader gets the bytes, and no path."""
+    read: list[object] = []
+    real = torch.load
+
+    def noted(source: object, **options: object) -> object:
+        read.append((type(source), options["weights_only"]))
+        return real(source, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(torch, "load", noted)
+    create_backbone(NAME)
+    assert read == [(io.BytesIO, True)]
 
 
 def test_a_training_from_random_weights_leads_to_it(tmp_path: Path) -> None:

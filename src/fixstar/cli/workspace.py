@@ -24,6 +24,7 @@ from fixstar.progress import progress_bar
 from fixstar.trust import is_trusted, module_of, remember, remembered, trusting
 from fixstar.wording import percent, points, rounded
 from fixstar.workspace.checks import checks_on_one_set
+from fixstar.workspace.registry import FIRST
 
 if TYPE_CHECKING:
     from fixstar.demo import DemoResult
@@ -96,9 +97,7 @@ def init(
     elif training := registry.unfinished():
         print(f"workspace {path} exists already. {_unfinished(training)}")
     else:
-        print(f"workspace {path} is ready\nNext: fixstar train IMAGES -w {path}")
-        print(f"      fixstar add efficientnet-lite0 -w {path}   (photos: a small pre-trained network)")
-        print(f"      fixstar add MODEL -w {path}   (a model that you have)")
+        print(f"workspace {path} is ready", *next_lines(FIRST, path), sep="\n")
 
 
 def _unfinished(version: str) -> str:
@@ -453,7 +452,7 @@ def status(workspace: WorkspacePath = Path(), as_json: AsJson = False) -> None:
 def _print_status(space: Workspace, state: Status) -> None:
     if not state.versions:
         print(f"{state.path}: no version yet")
-        print(_unfinished(state.training) if state.training else f"Next: fixstar train IMAGES -w {state.path}")
+        print(*([_unfinished(state.training)] if state.training else next_lines(FIRST, space.path)), sep="\n")
         return
     heads = ("version", "from", "made", "method", "backbone", "classes", "vectors", "check", "alone", "on old")
     measured = {check.version: check for check in checks_on_one_set(space.path, state.versions)}

@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 Card = Callable[[str], dict[str, Any]]  # a version's card by its name
 
 _WAIT = 10.0  # seconds for another process that retires a version
-FIRST = (
-    NextStep("train", {"data": ...}, "train the first version"),
-    NextStep("add", {"model": ...}, "or add a model that you have"),
+FIRST = (  # how a workspace gets its first version
+    NextStep("add", {"model": "efficientnet-lite0"}, "photos: a small pre-trained network"),
+    NextStep("train", {"data": ...}, "drawings and imagery of your own"),
+    NextStep("add", {"model": ...}, "a model that you have"),
 )
 
 

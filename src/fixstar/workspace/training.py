@@ -298,10 +298,12 @@ def trained_with(registry: Registry, name: str) -> tuple[Settings, Method, dict[
         about: dict[str, Any] = registry.card(name)["about"]
         if "added" in about:
             raise InputError(
-                f"{name} was added, not trained here, so there is nothing to continue from. Train its successor where "
-                "it was trained, and add that",
-                NextStep("add", {"model": ..., "compatible_with": name}, "if it was trained to be compatible"),
-                NextStep("add", {"model": ...}),
+                f"{name} was added, not trained here, so there is nothing to continue from. The next version is "
+                f"another model that is added; a check of it translates {name}'s vectors",
+                NextStep("add", {"model": ...}, "any other model"),
+                NextStep(
+                    "add", {"model": ..., "compatible_with": name}, f"one that was trained to search {name}'s vectors"
+                ),
             )
         method = create_method(about["method"]["name"], **about["method"]["options"])
         with trusting(*remembered(registry.path)):

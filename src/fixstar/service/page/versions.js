@@ -7,7 +7,7 @@ import { images, outcomeChip } from "./upgrade.js";
 export function showLineage(versions, actions) {
   const rows = [...versions].reverse();
   if (!rows.length) {
-    renew(byId("lineage"), el("li", { class: "note" }, "No version yet. Train one with ", el("code", {}, "fixstar train IMAGES")));
+    renew(byId("lineage"), el("li", { class: "note" }, "No version yet. For photos: ", el("code", {}, "fixstar add efficientnet-lite0"), ". For drawings and imagery of your own: ", el("code", {}, "fixstar train IMAGES")));
     return;
   }
   const rails = lanes(rows);
