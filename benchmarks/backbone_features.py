@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fixstar.benchmarks.catalogue import benchmark
-from fixstar.benchmarks.plan import Run
-from fixstar.benchmarks.runner import Searched
 from fixstar.durable import replace_json
 from fixstar.geometry import unit
 from fixstar.models import Encoder
+from fixstar.research.benchmarks.catalogue import benchmark
+from fixstar.research.benchmarks.plan import Run
+from fixstar.research.benchmarks.runner import Searched
 from fixstar.training import run_scenario
 
 Floats = NDArray[np.float32]

@@ -23,13 +23,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fixstar.benchmarks import benchmark
-from fixstar.benchmarks.datasets import dataset, divide_classes
-from fixstar.benchmarks.plan import Run
-from fixstar.benchmarks.runner import Searched
 from fixstar.durable import replace_json
 from fixstar.evaluation import VersionFeatures
 from fixstar.models import Encoder
+from fixstar.research.benchmarks import benchmark
+from fixstar.research.benchmarks.datasets import dataset, divide_classes
+from fixstar.research.benchmarks.plan import Run
+from fixstar.research.benchmarks.runner import Searched
 from fixstar.training import Training, ValidationScores, loop, run_scenario, version
 
 PROTOCOLS = ("verification", "verification-published")

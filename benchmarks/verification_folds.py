@@ -22,12 +22,12 @@ from typing import Any
 
 import numpy as np
 
-from fixstar.benchmarks.datasets import dataset
 from fixstar.data import Augmentation, class_stream
 from fixstar.durable import replace_json
 from fixstar.evaluation import Pairs, draw_pairs, kfold_accuracy, pair_scores
 from fixstar.methods import create_method
 from fixstar.models import Encoder
+from fixstar.research.benchmarks.datasets import dataset
 from fixstar.training import Recipe, Settings, run_scenario
 
 CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)  # of the code that evaluates

@@ -6,6 +6,7 @@ import ast
 import importlib
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
@@ -20,7 +21,7 @@ LAYERS: list[set[str]] = [
     {"__main__"},
     {"cli", "connectors"},
     {"service"},
-    {"demo", "picture2d", "benchmarks"},
+    {"demo", "research"},
     {"workspace"},
     {"training"},
     {"methods"},
@@ -43,6 +44,7 @@ CORE = {"torch", "numpy", "PIL", "safetensors", "rich", "typer"}  # what a bare 
 TRITON_MODULES = {"normed_convolutions", "simplex_rows"}  # of the kernels: imported when a GPU trains
 WEB = {"fastapi", "starlette", "pydantic", "uvicorn", "prometheus_client", "httpx"}  # imported when a service starts
 CONNECTED = {"langchain": "langchain_core", "llama_index": "llama_index", "fiftyone": "fiftyone"}  # by module
+RESEARCHERS = ("cli/bench.py", "cli/research.py", "research/")  # the only sources that import fixstar.research
 NAMES_TO_AVOID = {"utils", "helpers", "common", "misc", "util", "helper"}
 
 
@@ -117,6 +119,37 @@ def test_a_wrong_import_is_seen(tmp_path: Path) -> None:
     path.write_text("def f():\n    from fixstar.cli import main\n")
     assert upward_imports(path, "geometry") == ["wrong.py:2: geometry may not import cli"]
     assert not list(imports(path, only_at_start=True))
+
+
+def research_imports(path: Path) -> list[str]:
+    """The imports of fixstar.research in a file, those inside functions and for types too."""
+    return [
+        f"{path.name}:{line}: imports fixstar.research"
+        for module, name, line in imports(path)
+        if f"{module}.{name}.".startswith("fixstar.research.")
+    ]
+
+
+def test_the_product_never_imports_the_research(tmp_path: Path) -> None:
+    wrong = []
+    for path in sources():
+        if not path.relative_to(ROOT).as_posix().startswith(RESEARCHERS):
+            wrong += research_imports(path)
+    assert not wrong, "\n".join(wrong)
+
+    for line in ("from fixstar import research", "import fixstar.research.theorem", "from fixstar.research import a"):
+        path = tmp_path / "wrong.py"
+        path.write_text(f"def f():\n    {line}\n")
+        assert research_imports(path) == ["wrong.py:2: imports fixstar.research"]
+
+
+def test_the_files_of_the_research_are_in_the_wheel() -> None:
+    """What is read beside the code, and is no Python: the globs of pyproject.toml must cover it."""
+    project = tomllib.loads((ROOT.parents[1] / "pyproject.toml").read_text())
+    shipped = {path for glob in project["tool"]["setuptools"]["package-data"]["fixstar"] for path in ROOT.glob(glob)}
+    beside = {path for path in (ROOT / "research").rglob("*") if path.suffix in {".toml", ".json"}}
+    assert len(beside) > 5
+    assert beside <= shipped
 
 
 def import_graph() -> dict[str, set[str]]:

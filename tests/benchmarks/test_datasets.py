@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fixstar.benchmarks import DATASETS, catalogue, dataset
-from fixstar.benchmarks.datasets import IMAGENET20, TINYIMAGENET20, Part
 from fixstar.errors import DataError, UnknownNameError
+from fixstar.research.benchmarks import DATASETS, catalogue, dataset
+from fixstar.research.benchmarks.datasets import IMAGENET20, TINYIMAGENET20, Part
 
 
 def picture(path: Path, colour: int = 0) -> None:

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fixstar.benchmarks import benchmark, dataset
-from fixstar.benchmarks.runner import Searched
 from fixstar.errors import DataError, UnknownNameError
 from fixstar.evaluation import VersionFeatures, kfold_accuracy
+from fixstar.research.benchmarks import benchmark, dataset
+from fixstar.research.benchmarks.runner import Searched
 
 
 def touch(*paths: Path) -> None:

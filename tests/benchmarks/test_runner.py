@@ -15,16 +15,16 @@ import small_benchmark
 import torch
 from small_benchmark import REPLACING, SEARCH, VERIFICATION
 
-from fixstar.benchmarks import MethodChoice, Tasks, benchmark, jobs
-from fixstar.benchmarks.jobs import Folders, Job, complete
-from fixstar.benchmarks.plan import Run, plan
-from fixstar.benchmarks.result import RunResult
-from fixstar.benchmarks.runner import Progress, Searched, _pretraining_images, run_benchmark, scenario_options
 from fixstar.cli.bench import _command
 from fixstar.errors import CheckpointError, DataError, InputError, UnknownNameError
 from fixstar.evaluation import summary
 from fixstar.evaluation.verification import draw_pairs, kfold_accuracy
 from fixstar.models import Encoder
+from fixstar.research.benchmarks import MethodChoice, Tasks, benchmark, jobs
+from fixstar.research.benchmarks.jobs import Folders, Job, complete
+from fixstar.research.benchmarks.plan import Run, plan
+from fixstar.research.benchmarks.result import RunResult
+from fixstar.research.benchmarks.runner import Progress, Searched, _pretraining_images, run_benchmark, scenario_options
 from fixstar.training.checkpoint import weights_digest
 
 
@@ -317,7 +317,9 @@ def test_the_ablations_of_cores_reach_the_scenario(data: Path, tmp_path: Path, m
     assert validation.queries is validation.gallery
     assert len(validation.queries) == 90
     assert {number: later.backbone for number, later in first["later"].items()} == {3: "lenet++"}
-    monkeypatch.setattr("fixstar.benchmarks.runner.train_version", lambda *_, **__: pytest.fail("trained again"))
+    monkeypatch.setattr(
+        "fixstar.research.benchmarks.runner.train_version", lambda *_, **__: pytest.fail("trained again")
+    )
     again = scenario_options(run, data, tmp_path, settings, progress=False)
     assert weights_digest(again["pretrained"]) == weights_digest(first["pretrained"])
     assert validation.protocol == "verification"  # M of eq. 11 is what the benchmark measures

@@ -12,19 +12,19 @@ import pytest
 import small_benchmark
 from small_benchmark import SEARCH, VERIFICATION
 
-from fixstar.benchmarks import MethodChoice, RunResult, benchmark, translations
-from fixstar.benchmarks.comparison import compare
-from fixstar.benchmarks.jobs import Folders
-from fixstar.benchmarks.ledger import setting_of
-from fixstar.benchmarks.plan import Run, plan
-from fixstar.benchmarks.runner import Searched, run_benchmark
-from fixstar.benchmarks.tables import tables_of, what_differs
-from fixstar.benchmarks.translations import read_translation, translation_file
 from fixstar.cli.bench import _command, _commands
 from fixstar.data import ReplayMemory
 from fixstar.errors import InputError
 from fixstar.evaluation import summary
 from fixstar.models import Encoder
+from fixstar.research.benchmarks import MethodChoice, RunResult, benchmark, translations
+from fixstar.research.benchmarks.comparison import compare
+from fixstar.research.benchmarks.jobs import Folders
+from fixstar.research.benchmarks.ledger import setting_of
+from fixstar.research.benchmarks.plan import Run, plan
+from fixstar.research.benchmarks.runner import Searched, run_benchmark
+from fixstar.research.benchmarks.tables import tables_of, what_differs
+from fixstar.research.benchmarks.translations import read_translation, translation_file
 from fixstar.translation import fit_map
 
 SMALL = replace(SEARCH, capacity=120, ours={"vega": MethodChoice("vega", {"longer": 1.0}, epochs=1)})

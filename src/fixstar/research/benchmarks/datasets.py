@@ -421,7 +421,7 @@ def omniglot(folder: Path, split: str) -> ImageSet:
     return omniglot_folder(folder / "omniglot" / OMNIGLOT_PARTS[split])
 
 
-_CONTENT = tomllib.loads(files("fixstar.benchmarks").joinpath("datasets.toml").read_text(encoding="utf-8"))
+_CONTENT = tomllib.loads(files("fixstar.research.benchmarks").joinpath("datasets.toml").read_text(encoding="utf-8"))
 _LISTS: dict[str, tuple[str, ...]] = {name: tuple(classes) for name, classes in _CONTENT.pop("class_lists").items()}
 TINYIMAGENET20, IMAGENET20 = _LISTS["tinyimagenet20"], _LISTS["imagenet20"]
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fixstar.benchmarks.ledger import default_path, look_at, note, set_aside
-from fixstar.benchmarks.plan import Run
-from fixstar.benchmarks.result import RunResult
-from fixstar.benchmarks.runner import Progress, run_benchmark
+from fixstar.research.benchmarks.ledger import default_path, look_at, note, set_aside
+from fixstar.research.benchmarks.plan import Run
+from fixstar.research.benchmarks.result import RunResult
+from fixstar.research.benchmarks.runner import Progress, run_benchmark
 
 if TYPE_CHECKING:
     from rich.table import Table

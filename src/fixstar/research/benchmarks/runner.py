@@ -28,11 +28,6 @@ import torch
 from numpy.typing import NDArray
 
 from fixstar import __version__
-from fixstar.benchmarks.catalogue import Benchmark, Replacement
-from fixstar.benchmarks.datasets import Protocol, dataset
-from fixstar.benchmarks.plan import SEARCHES, Run
-from fixstar.benchmarks.result import TRANSLATED, RunResult, measured
-from fixstar.benchmarks.translations import VIEWS, embedded, fit_translations, read_translation
 from fixstar.data import ImageSet, TaskStream, class_order
 from fixstar.durable import exclusive, replace_json
 from fixstar.errors import CheckpointError
@@ -52,6 +47,11 @@ from fixstar.evaluation.compatibility import lower_triangle
 from fixstar.evaluation.features import save_arrays
 from fixstar.methods import Method, Scenario, create_method
 from fixstar.models import Encoder
+from fixstar.research.benchmarks.catalogue import Benchmark, Replacement
+from fixstar.research.benchmarks.datasets import Protocol, dataset
+from fixstar.research.benchmarks.plan import SEARCHES, Run
+from fixstar.research.benchmarks.result import TRANSLATED, RunResult, measured
+from fixstar.research.benchmarks.translations import VIEWS, embedded, fit_translations, read_translation
 from fixstar.training import (
     Settings,
     TrainingContext,
