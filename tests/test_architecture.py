@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 import tomllib
@@ -397,3 +398,47 @@ def test_functions_stay_short() -> None:
         if isinstance(node, ast.FunctionDef) and (length := (node.end_lineno or 0) - node.body[0].lineno + 1) > 60
     ]
     assert not wrong, "\n".join(wrong)
+
+
+FOLDER_OWNERS = {"workspace/registry.py", "training/run_directory.py"}  # of versions/ and retired/
+
+
+def numbers_by_hand(tree: ast.AST) -> list[int]:
+    """Lines with ``int(name[1:])``: the number of a version, taken from its name."""
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and re.fullmatch(r"int\(.*\[1:\]\)", ast.unparse(node))
+    ]
+
+
+def folders_by_hand(tree: ast.AST) -> list[int]:
+    """Lines with ``path / "versions"`` or ``path / "retired"``."""
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.BinOp)
+        and isinstance(node.op, ast.Div)
+        and isinstance(node.right, ast.Constant)
+        and node.right.value in ("versions", "retired")
+    ]
+
+
+def test_the_registry_alone_knows_the_order_and_the_folders_of_versions() -> None:
+    assert numbers_by_hand(ast.parse("a = int(name[1:]) > int(one.target[1:])")) == [1, 1]
+    assert sorted(folders_by_hand(ast.parse('a = path / "versions" / name\nb = path / "retired"'))) == [1, 2]
+    wrong = []
+    for path in sources():
+        tree = ast.parse(path.read_text())
+        place = path.relative_to(ROOT).as_posix()
+        wrong += [f"{place}:{line}: version_number of the registry says it" for line in numbers_by_hand(tree)]
+        if place not in FOLDER_OWNERS:
+            wrong += [f"{place}:{line}: the registry says where it is" for line in folders_by_hand(tree)]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_training_and_registry_agree_where_a_version_is(tmp_path: Path) -> None:
+    from fixstar.training.run_directory import RunDirectory
+    from fixstar.workspace.registry import Registry
+
+    assert RunDirectory(tmp_path).version(3) == Registry(tmp_path).directory("v3")

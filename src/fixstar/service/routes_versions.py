@@ -61,6 +61,7 @@ from fixstar.workspace.checks import (
     listed_flips,
 )
 from fixstar.workspace.drift import drift_map
+from fixstar.workspace.registry import version_number
 
 router = APIRouter(prefix="/v1")
 
@@ -145,7 +146,7 @@ def _gain(found: SavedCheck | None) -> Gain | None:
 
 
 def _all(space: Workspace) -> list[str]:
-    return sorted({*space.versions(), *space.registry.retired()}, key=lambda name: int(name[1:]))
+    return sorted({*space.versions(), *space.registry.retired()}, key=version_number)
 
 
 def _known(space: Workspace, name: str) -> str:

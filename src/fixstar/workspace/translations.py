@@ -84,7 +84,7 @@ class Translations:
         move = self._rollout.current_move()
         check = self._checks.of(version)
         deployed = move if move.version == version else None
-        folders = (self._directory, self._registry.path / "versions", self._registry.path / "retired")
+        folders = (self._directory, *self._registry.folders)
         seen = (spaces, deployed, check, *map(file_stamp, folders))
         known = self._known.get(version)
         if known is None or known.seen != seen:
