@@ -24,7 +24,7 @@ import numpy as np
 
 from fixstar.data import Augmentation, class_stream
 from fixstar.durable import replace_json
-from fixstar.evaluation import Pairs, draw_pairs, kfold_accuracy, pair_scores
+from fixstar.evaluation import VerificationPairs, draw_pairs, kfold_accuracy, pair_scores
 from fixstar.methods import create_method
 from fixstar.models import Encoder
 from fixstar.research.benchmarks.datasets import dataset
@@ -50,7 +50,7 @@ def normalised_by_cifar10(encoder: Encoder) -> Encoder:
     return Encoder(*parts, inputs, encoder.about, encoder.adapter)
 
 
-def accuracies(first: np.ndarray[Any, Any], second: np.ndarray[Any, Any], pairs: Pairs) -> dict[str, float]:
+def accuracies(first: np.ndarray[Any, Any], second: np.ndarray[Any, Any], pairs: VerificationPairs) -> dict[str, float]:
     """By the folds of the list as drawn, and by folds that each hold as many genuine as impostor pairs."""
     scores = pair_scores(first, second, pairs)
     return {

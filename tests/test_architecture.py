@@ -324,7 +324,7 @@ EXPORTED = {
     "fixstar.evaluation": [
         *("MEASURES", "PROTOCOLS", "BackfillCurve", "CrossTest", "Difference"),
         *("Flips", "HitPicture"),
-        *("Pairs", "RateTable", "Relevant", "Report", "Split", "Thumbnails"),
+        *("RateTable", "Relevant", "Report", "Split", "Thumbnails", "VerificationPairs"),
         *("VersionFeatures", "accuracy_curves", "accuracy_panels", "average_accuracy"),
         *("average_compatibility", "average_compatibility_accuracy", "backfill_curve"),
         *("backfill_curves", "backward_compatibility", "cell_evidence", "cmc", "compatibility_heat_map"),

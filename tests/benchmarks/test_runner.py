@@ -21,10 +21,16 @@ from fixstar.evaluation import summary
 from fixstar.evaluation.verification import draw_pairs, kfold_accuracy
 from fixstar.models import Encoder
 from fixstar.research.benchmarks import MethodChoice, Tasks, benchmark, jobs
-from fixstar.research.benchmarks.jobs import Folders, Job, complete
+from fixstar.research.benchmarks.jobs import Folders, QueuedRun, complete
 from fixstar.research.benchmarks.plan import Run, plan
 from fixstar.research.benchmarks.result import RunResult
-from fixstar.research.benchmarks.runner import Progress, Searched, _pretraining_images, run_benchmark, scenario_options
+from fixstar.research.benchmarks.runner import (
+    Progress,
+    SearchedImages,
+    _pretraining_images,
+    run_benchmark,
+    scenario_options,
+)
 from fixstar.training.checkpoint import weights_digest
 
 
@@ -158,7 +164,7 @@ def test_a_run_records_what_it_is_and_what_it_measured(searched: tuple[RunResult
 def test_the_matrix_is_what_the_saved_versions_find(searched: tuple[RunResult, Path], data: Path) -> None:
     """The full features of the versions on disk, searched by plain NumPy."""
     result, work = searched
-    images = Searched.open(SEARCH, data)
+    images = SearchedImages.open(SEARCH, data)
     versions = [Encoder.load(next(work.iterdir()) / "run" / "versions" / f"v{t}") for t in (1, 2, 3)]
     galleries = [encoder.encode(images.gallery.images) for encoder in versions]
     for t, encoder in enumerate(versions):
@@ -180,7 +186,7 @@ def test_verification_pairs_new_first_with_old_second(data: Path, tmp_path: Path
     """Retrained with CoReS; every cell against cosines of full features."""
     entry = replace(VERIFICATION, methods={"cores": MethodChoice("cores")})
     result = run_benchmark(Run(entry, "cores", epochs=1), data, tmp_path, "cpu", progress=False)
-    images = Searched.open(entry, data)
+    images = SearchedImages.open(entry, data)
     pairs, drawn = images.protocol.pairs, images.drawn
     assert pairs is not None
     assert drawn is not None
@@ -263,7 +269,7 @@ def test_what_is_missing_is_named(data: Path, tmp_path: Path) -> None:
 
 
 def test_time_left_comes_from_the_versions_finished_since_the_start() -> None:
-    job = Job(Run(SEARCH, "er"), state="running", share=0.5, first_share=0.25, seconds=120, seconds_at_share=100)
+    job = QueuedRun(Run(SEARCH, "er"), state="running", share=0.5, first_share=0.25, seconds=120, seconds_at_share=100)
     assert job.seconds_left() == pytest.approx(0.75 / 0.25 * 100 - 120)
     job.share = 0.25
     assert job.seconds_left() is None
@@ -391,7 +397,7 @@ def test_a_pair_of_bct_may_differ_in_width_and_head_and_is_searched_half_way(dat
     assert len(curve) == 51
     matrix = result.matrix("rank1")
     assert [curve[0], curve[-1]] == pytest.approx([matrix[1, 0], matrix[1, 1]], abs=1e-6)
-    images = Searched.open(entry, data)
+    images = SearchedImages.open(entry, data)
     near = (new.encode(images.queries.images)[:, :8] @ old.encode(images.gallery.images).T).argmax(axis=1)
     accuracy = (images.gallery.labels[near] == images.queries.labels).mean()
     assert matrix[1, 0] == pytest.approx(accuracy, abs=0.012)  # one tie among 90 queries

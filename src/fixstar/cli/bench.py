@@ -22,7 +22,7 @@ from fixstar.errors import InputError
 if TYPE_CHECKING:
     from fixstar.research.benchmarks import Benchmark
     from fixstar.research.benchmarks.comparison import Comparison, Line
-    from fixstar.research.benchmarks.jobs import Folders, Job
+    from fixstar.research.benchmarks.jobs import Folders, QueuedRun
     from fixstar.research.benchmarks.plan import Run
 
 DataFolder = Annotated[Path, typer.Option(help="The folder with the datasets.")]
@@ -274,7 +274,7 @@ def _command(one: Run, folders: Folders, device: str) -> list[str]:
     return [*verb, *words, "--jobs", "1", "--device", device]
 
 
-def _job_json(job: Job, folders: Folders) -> dict[str, Any]:
+def _job_json(job: QueuedRun, folders: Folders) -> dict[str, Any]:
     return {
         "run": job.run.name,
         "state": job.state,

@@ -31,6 +31,7 @@ from fixstar.service.schemas import (
     Flip,
     FlipImage,
     Gain,
+    HistoryPoint,
     Job,
     MatrixCell,
     Move,
@@ -38,7 +39,6 @@ from fixstar.service.schemas import (
     Rollback,
     RollbackPreview,
     RollbackRequest,
-    Sample,
     TrainRequest,
     UpgradeRequest,
     Version,
@@ -483,9 +483,9 @@ def backfill(context: Shared) -> BackfillState:
 
 
 @router.get("/history", tags=["lifecycle"], dependencies=READ)
-def history(context: Shared) -> list[Sample]:
+def history(context: Shared) -> list[HistoryPoint]:
     """Items by the version that made their vectors, over time: a sample for every change."""
-    return [Sample.model_validate(sample) for sample in context.jobs.history.samples()]
+    return [HistoryPoint.model_validate(sample) for sample in context.jobs.history.samples()]
 
 
 @router.post("/snapshot", tags=["lifecycle"], status_code=202, responses=problem_responses(409))
