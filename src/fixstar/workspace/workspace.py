@@ -386,7 +386,6 @@ class Workspace:
         self, images: Sequence[ImageSource], request: SearchRequest | None = None, **options: Unpack[SearchOptions]
     ) -> SearchResult:
         """The k nearest items of each image or text, whatever version made their vectors; see ``Serving``."""
-        self.deployed()
         return self.serving.search(images, request, **options)
 
     def like(self, item: str, request: SearchRequest | None = None, **options: Unpack[SearchOptions]) -> SearchResult:
