@@ -16,9 +16,11 @@ import torch
 from small_benchmark import REPLACING, SEARCH, VERIFICATION
 
 from fixstar.cli.bench import _command
+from fixstar.data import from_arrays
 from fixstar.errors import CheckpointError, DataError, InputError, UnknownNameError
-from fixstar.evaluation import summary
+from fixstar.evaluation import VersionFeatures, summary
 from fixstar.evaluation.verification import draw_pairs, kfold_accuracy
+from fixstar.geometry import unit
 from fixstar.models import Encoder
 from fixstar.research.benchmarks import MethodChoice, Tasks, benchmark, jobs
 from fixstar.research.benchmarks.jobs import Folders, QueuedRun, complete
@@ -213,6 +215,18 @@ def test_verification_pairs_new_first_with_old_second(data: Path, tmp_path: Path
         over = result.protocols[protocol]["over_draws"]
         low, high = over["AC_interval"]
         assert 0 <= low <= over["AC"] <= high <= 1
+
+
+def test_the_interval_over_draws_holds_95_of_100_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = np.repeat(np.arange(10), 6)
+    images = from_arrays(np.zeros((60, 4, 4, 3), np.uint8), labels, [str(name) for name in range(10)])
+    vectors = unit(np.random.default_rng(0).normal(size=(60, 8)))
+    versions = [VersionFeatures(name, vectors, vectors) for name in ("v1", "v2")]
+    spread = iter(np.linspace(0, 1, 21))  # AC of each draw
+    monkeypatch.setattr("fixstar.research.benchmarks.runner.measured", lambda *_, **__: {"AC": next(spread)})
+    over = SearchedImages(images, images).over_draws(versions, "verification", (20, 20), draws=21)
+    assert over["AC"] == pytest.approx(0.5)
+    assert over["AC_interval"] == pytest.approx([0.025, 0.975])
 
 
 def test_a_stopped_run_goes_on_and_embeds_nothing_twice(
