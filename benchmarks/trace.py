@@ -58,7 +58,7 @@ def passed(work: Callable[[], object]) -> list[str]:
         work()
     finally:
         sys.setprofile(None)
-        threading.setprofile(None)  # type: ignore[arg-type]
+        threading.setprofile(None)
     return sorted(seen)
 
 

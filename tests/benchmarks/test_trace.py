@@ -13,7 +13,7 @@ from shops import fitted, pictures, shop
 
 from fixstar.geometry import unit
 from fixstar.workspace import catalogue
-from fixstar.workspace.deployment import Rollout
+from fixstar.workspace.deployment import Move, Rollout
 from fixstar.workspace.registry import Registry
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "trace.py"
@@ -63,7 +63,12 @@ def test_a_warm_query_passes_no_more_of_fixstar_than_it_did(
         assert len(names) <= 120
 
         history = Rollout.history
-        monkeypatch.setattr(Rollout, "history", lambda rollout: read.append("deployment") or history(rollout))
+
+        def watched(rollout: Rollout) -> tuple[Move, ...]:
+            read.append("deployment")
+            return history(rollout)
+
+        monkeypatch.setattr(Rollout, "history", watched)
         monkeypatch.setattr(Registry, "newest", lambda _: pytest.fail("versions are listed only to load a model"))
         space.search([image], k=2)
         assert read == ["deployment"]  # once per query: all of it is answered by one deployment
