@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fixstar.benchmarks.catalogue import benchmark
-from fixstar.benchmarks.plan import Run
-from fixstar.benchmarks.runner import Searched
 from fixstar.durable import replace_json
 from fixstar.geometry import unit
 from fixstar.models import Encoder
+from fixstar.research.benchmarks.catalogue import benchmark
+from fixstar.research.benchmarks.plan import Run
+from fixstar.research.benchmarks.runner import SearchedImages
 from fixstar.training import run_scenario
 
 Floats = NDArray[np.float32]
@@ -49,7 +49,7 @@ def measured(data: Path, method: str, options: dict[str, Any], epochs: int, devi
     """C11, C21 and C22 of one run, for z and for h."""
     probe = benchmark("cifar100-10/2")
     run = Run(probe, method, 0, 0, epochs, None, options, {})
-    images = Searched.open(probe, data).gallery
+    images = SearchedImages.open(probe, data).gallery
     images = images.take(np.arange(0, len(images), 2))
     found: dict[str, list[Floats]] = {"z": [], "h": []}
     for version in run_scenario(run.stream(data), run.create(), run.settings(device), None, False, scenario="lifelong"):

@@ -30,10 +30,10 @@ from claims import README, ROOT, Claim, Quote, problems, uncovered
 from upgrades import CASES, OUTCOMES, spread
 
 import methods
-from fixstar.benchmarks import benchmark, published
-from fixstar.benchmarks.comparison import compare, read_results
-from fixstar.benchmarks.tables import markdown
 from fixstar.cli.bench import _commands
+from fixstar.research.benchmarks import benchmark, published
+from fixstar.research.benchmarks.comparison import compare, read_results
+from fixstar.research.benchmarks.tables import markdown
 from fixstar.translation.bridge import AGAIN, AHEAD, BACK, OLD, ONE, TWO
 
 RESULTS = ROOT / "benchmarks" / "results"

@@ -18,7 +18,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 RESULTS = Path(__file__).parent / "results"
-PUBLISHED = Path(__file__).parents[1] / "src" / "fixstar" / "benchmarks" / "published" / "hoc.json"
+PUBLISHED = Path(__file__).parents[1] / "src" / "fixstar" / "research" / "benchmarks" / "published" / "hoc.json"
 TASKS = 7
 TARGET = (0.95, 51.7)  # AC, AA
 

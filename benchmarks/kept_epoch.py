@@ -23,13 +23,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fixstar.benchmarks import benchmark
-from fixstar.benchmarks.datasets import dataset, divide_classes
-from fixstar.benchmarks.plan import Run
-from fixstar.benchmarks.runner import Searched
 from fixstar.durable import replace_json
 from fixstar.evaluation import VersionFeatures
 from fixstar.models import Encoder
+from fixstar.research.benchmarks import benchmark
+from fixstar.research.benchmarks.datasets import dataset, divide_classes
+from fixstar.research.benchmarks.plan import Run
+from fixstar.research.benchmarks.runner import SearchedImages
 from fixstar.training import Training, ValidationScores, loop, run_scenario, version
 
 PROTOCOLS = ("verification", "verification-published")
@@ -40,7 +40,7 @@ Epoch = tuple[float, NDArray[np.float32]]  # the share of held-out images classi
 class Followed:
     """Every epoch of every version: what it classifies, and its features of the images that pairs are drawn from."""
 
-    def __init__(self, searched: Searched, data: Path, keep: str) -> None:
+    def __init__(self, searched: SearchedImages, data: Path, keep: str) -> None:
         self.searched, self.keep = searched, keep
         _, self.known = divide_classes(dataset("cifar100").open(data, "train"), TRAINED_ON)
         self.versions: list[list[Epoch]] = []
@@ -69,7 +69,7 @@ def classified(encoder: Encoder, images: Any, labels: NDArray[np.int64]) -> floa
     return float((outputs.argmax(dim=1).cpu().numpy() == labels).mean())
 
 
-def judged(searched: Searched, chosen: list[NDArray[np.float32]], pairs: tuple[int, int]) -> dict[str, Any]:
+def judged(searched: SearchedImages, chosen: list[NDArray[np.float32]], pairs: tuple[int, int]) -> dict[str, Any]:
     """Both measures of versions by their features, over 50 draws of the pairs."""
     versions = [VersionFeatures(f"v{i + 1}", features, features) for i, features in enumerate(chosen)]
     return {name: searched.over_draws(versions, name, pairs) for name in PROTOCOLS}
@@ -105,7 +105,7 @@ def compatible(followed: Followed) -> list[int]:
     return numbers
 
 
-def self_and_cross(searched: Searched, old: NDArray[np.float32], new: NDArray[np.float32]) -> tuple[float, ...]:
+def self_and_cross(searched: SearchedImages, old: NDArray[np.float32], new: NDArray[np.float32]) -> tuple[float, ...]:
     """Self-test of the new, cross-test, self-test of the old, in balanced folds of one draw."""
     versions = [VersionFeatures(name, rows, rows) for name, rows in (("old", old), ("new", new))]
     matrix = searched.matrix(versions, "verification")
@@ -156,7 +156,7 @@ def main() -> None:
     pairs = run.benchmark.pairs
     assert pairs is not None
     began = time.monotonic()
-    followed = Followed(Searched.open(run.benchmark, words.data), words.data, words.keep)
+    followed = Followed(SearchedImages.open(run.benchmark, words.data), words.data, words.keep)
     version.train = followed.train  # type: ignore[attr-defined]
     for _ in run_scenario(run.stream(words.data), run.create(), run.settings(words.device), scenario="retraining"):
         pass

@@ -13,8 +13,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fixstar.benchmarks.ledger import Entry, default_path, missing_from, note, read_ledger
 from fixstar.errors import FixstarError
+from fixstar.research.benchmarks.ledger import Entry, default_path, missing_from, note, read_ledger
 
 
 def described(entry: Entry) -> str:

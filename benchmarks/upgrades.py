@@ -58,8 +58,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fixstar.benchmarks.ledger import Look, default_path, known_looks, note, warning
-from fixstar.benchmarks.translations import VIEWS, embedded, views_of
 from fixstar.cli.versions import train
 from fixstar.data import Augmentation, ImageSet, ReplayMemory, concatenate, from_arrays
 from fixstar.data.formats import cifar100, image_folder, omniglot_folder
@@ -75,6 +73,8 @@ from fixstar.methods import create_method
 from fixstar.models import Encoder
 from fixstar.models.backbones import create_backbone
 from fixstar.models.slots import CAPACITY
+from fixstar.research.benchmarks.ledger import Look, default_path, known_looks, note, warning
+from fixstar.research.benchmarks.translations import VIEWS, embedded, views_of
 from fixstar.training import Settings, paper_recipe
 from fixstar.translation import Map, Pairs, Translation, fit_map
 from fixstar.translation.calibrate import standardised

@@ -22,12 +22,12 @@ from typing import Any
 
 import numpy as np
 
-from fixstar.benchmarks.datasets import dataset
 from fixstar.data import Augmentation, class_stream
 from fixstar.durable import replace_json
-from fixstar.evaluation import Pairs, draw_pairs, kfold_accuracy, pair_scores
+from fixstar.evaluation import VerificationPairs, draw_pairs, kfold_accuracy, pair_scores
 from fixstar.methods import create_method
 from fixstar.models import Encoder
+from fixstar.research.benchmarks.datasets import dataset
 from fixstar.training import Recipe, Settings, run_scenario
 
 CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)  # of the code that evaluates
@@ -50,7 +50,7 @@ def normalised_by_cifar10(encoder: Encoder) -> Encoder:
     return Encoder(*parts, inputs, encoder.about, encoder.adapter)
 
 
-def accuracies(first: np.ndarray[Any, Any], second: np.ndarray[Any, Any], pairs: Pairs) -> dict[str, float]:
+def accuracies(first: np.ndarray[Any, Any], second: np.ndarray[Any, Any], pairs: VerificationPairs) -> dict[str, float]:
     """By the folds of the list as drawn, and by folds that each hold as many genuine as impostor pairs."""
     scores = pair_scores(first, second, pairs)
     return {

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
@@ -20,7 +22,7 @@ LAYERS: list[set[str]] = [
     {"__main__"},
     {"cli", "connectors"},
     {"service"},
-    {"demo", "picture2d", "benchmarks"},
+    {"demo", "research"},
     {"workspace"},
     {"training"},
     {"methods"},
@@ -43,6 +45,7 @@ CORE = {"torch", "numpy", "PIL", "safetensors", "rich", "typer"}  # what a bare 
 TRITON_MODULES = {"normed_convolutions", "simplex_rows"}  # of the kernels: imported when a GPU trains
 WEB = {"fastapi", "starlette", "pydantic", "uvicorn", "prometheus_client", "httpx"}  # imported when a service starts
 CONNECTED = {"langchain": "langchain_core", "llama_index": "llama_index", "fiftyone": "fiftyone"}  # by module
+RESEARCHERS = ("cli/bench.py", "cli/research.py", "research/")  # the only sources that import fixstar.research
 NAMES_TO_AVOID = {"utils", "helpers", "common", "misc", "util", "helper"}
 
 
@@ -117,6 +120,37 @@ def test_a_wrong_import_is_seen(tmp_path: Path) -> None:
     path.write_text("def f():\n    from fixstar.cli import main\n")
     assert upward_imports(path, "geometry") == ["wrong.py:2: geometry may not import cli"]
     assert not list(imports(path, only_at_start=True))
+
+
+def research_imports(path: Path) -> list[str]:
+    """The imports of fixstar.research in a file, those inside functions and for types too."""
+    return [
+        f"{path.name}:{line}: imports fixstar.research"
+        for module, name, line in imports(path)
+        if f"{module}.{name}.".startswith("fixstar.research.")
+    ]
+
+
+def test_the_product_never_imports_the_research(tmp_path: Path) -> None:
+    wrong = []
+    for path in sources():
+        if not path.relative_to(ROOT).as_posix().startswith(RESEARCHERS):
+            wrong += research_imports(path)
+    assert not wrong, "\n".join(wrong)
+
+    for line in ("from fixstar import research", "import fixstar.research.theorem", "from fixstar.research import a"):
+        path = tmp_path / "wrong.py"
+        path.write_text(f"def f():\n    {line}\n")
+        assert research_imports(path) == ["wrong.py:2: imports fixstar.research"]
+
+
+def test_the_files_of_the_research_are_in_the_wheel() -> None:
+    """What is read beside the code, and is no Python: the globs of pyproject.toml must cover it."""
+    project = tomllib.loads((ROOT.parents[1] / "pyproject.toml").read_text())
+    shipped = {path for glob in project["tool"]["setuptools"]["package-data"]["fixstar"] for path in ROOT.glob(glob)}
+    beside = {path for path in (ROOT / "research").rglob("*") if path.suffix in {".toml", ".json"}}
+    assert len(beside) > 5
+    assert beside <= shipped
 
 
 def import_graph() -> dict[str, set[str]]:
@@ -290,7 +324,7 @@ EXPORTED = {
     "fixstar.evaluation": [
         *("MEASURES", "PROTOCOLS", "BackfillCurve", "CrossTest", "Difference"),
         *("Flips", "HitPicture"),
-        *("Pairs", "RateTable", "Relevant", "Report", "Split", "Thumbnails"),
+        *("RateTable", "Relevant", "Report", "Split", "Thumbnails", "VerificationPairs"),
         *("VersionFeatures", "accuracy_curves", "accuracy_panels", "average_accuracy"),
         *("average_compatibility", "average_compatibility_accuracy", "backfill_curve"),
         *("backfill_curves", "backward_compatibility", "cell_evidence", "cmc", "compatibility_heat_map"),
@@ -364,3 +398,47 @@ def test_functions_stay_short() -> None:
         if isinstance(node, ast.FunctionDef) and (length := (node.end_lineno or 0) - node.body[0].lineno + 1) > 60
     ]
     assert not wrong, "\n".join(wrong)
+
+
+FOLDER_OWNERS = {"workspace/registry.py", "training/run_directory.py"}  # of versions/ and retired/
+
+
+def numbers_by_hand(tree: ast.AST) -> list[int]:
+    """Lines with ``int(name[1:])``: the number of a version, taken from its name."""
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and re.fullmatch(r"int\(.*\[1:\]\)", ast.unparse(node))
+    ]
+
+
+def folders_by_hand(tree: ast.AST) -> list[int]:
+    """Lines with ``path / "versions"`` or ``path / "retired"``."""
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.BinOp)
+        and isinstance(node.op, ast.Div)
+        and isinstance(node.right, ast.Constant)
+        and node.right.value in ("versions", "retired")
+    ]
+
+
+def test_the_registry_alone_knows_the_order_and_the_folders_of_versions() -> None:
+    assert numbers_by_hand(ast.parse("a = int(name[1:]) > int(one.target[1:])")) == [1, 1]
+    assert sorted(folders_by_hand(ast.parse('a = path / "versions" / name\nb = path / "retired"'))) == [1, 2]
+    wrong = []
+    for path in sources():
+        tree = ast.parse(path.read_text())
+        place = path.relative_to(ROOT).as_posix()
+        wrong += [f"{place}:{line}: version_number of the registry says it" for line in numbers_by_hand(tree)]
+        if place not in FOLDER_OWNERS:
+            wrong += [f"{place}:{line}: the registry says where it is" for line in folders_by_hand(tree)]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_training_and_registry_agree_where_a_version_is(tmp_path: Path) -> None:
+    from fixstar.training.run_directory import RunDirectory
+    from fixstar.workspace.registry import Registry
+
+    assert RunDirectory(tmp_path).version(3) == Registry(tmp_path).directory("v3")

@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from fixstar import picture2d
 from fixstar.data import ImageSet
 from fixstar.errors import InputError, UnknownNameError
 from fixstar.models import Encoder
-from fixstar.picture2d import Plane, class_turns, feature_plot
 from fixstar.polytopes import polygon_prototypes
+from fixstar.research import picture2d
+from fixstar.research.picture2d import Plane, class_turns, feature_plot
 
 plane = picture2d._plane
 

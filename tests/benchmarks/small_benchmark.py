@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fixstar.benchmarks import DATASETS, Benchmark, Dataset, MethodChoice, Tasks
-from fixstar.benchmarks.catalogue import _CATALOGUE, Replacement
-from fixstar.benchmarks.datasets import Part, divide_classes
 from fixstar.data.formats import cifar10, cifar100
+from fixstar.research.benchmarks import DATASETS, Benchmark, Dataset, MethodChoice, Tasks
+from fixstar.research.benchmarks.catalogue import _CATALOGUE, Replacement
+from fixstar.research.benchmarks.datasets import DatasetFile, divide_classes
 from fixstar.training import Recipe
 
 SEARCH = Benchmark(
@@ -59,7 +59,7 @@ ALL = (SEARCH, VERIFICATION, REPLACING)
 def _dataset(name: str, folder: str, file: str, load: object) -> Dataset:
     assert callable(load)
     return Dataset(
-        name, name, "noise", "this test", "none", "none", f"{folder}/{file}", (Part(f"{folder}/{file}"),), load
+        name, name, "noise", "this test", "none", "none", f"{folder}/{file}", (DatasetFile(f"{folder}/{file}"),), load
     )
 
 

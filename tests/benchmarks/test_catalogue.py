@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fixstar.benchmarks import DATASETS, METHOD_NAMES, Benchmark, Tasks, benchmark, catalogue
-from fixstar.benchmarks.plan import plan
 from fixstar.data import ImageSet, class_stream, from_arrays, sample_stream
 from fixstar.errors import InputError, UnknownNameError
 from fixstar.evaluation.cross_test import check_protocol
 from fixstar.methods import METHODS
 from fixstar.models import backbone_names, create_backbone
+from fixstar.research.benchmarks import DATASETS, METHOD_NAMES, Benchmark, Tasks, benchmark, catalogue
+from fixstar.research.benchmarks.plan import plan
 
 CLASSES = {
     "cifar100": 100,

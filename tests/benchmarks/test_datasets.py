@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fixstar.benchmarks import DATASETS, catalogue, dataset
-from fixstar.benchmarks.datasets import IMAGENET20, TINYIMAGENET20, Part
 from fixstar.errors import DataError, UnknownNameError
+from fixstar.research.benchmarks import DATASETS, catalogue, dataset
+from fixstar.research.benchmarks.datasets import IMAGENET20, TINYIMAGENET20, DatasetFile
 
 
 def picture(path: Path, colour: int = 0) -> None:
@@ -25,7 +25,7 @@ def empty(path: Path, size: int = 0) -> None:
         file.truncate(size)
 
 
-def complete(folder: Path, part: Part) -> None:
+def complete(folder: Path, part: DatasetFile) -> None:
     """The least that satisfies a part."""
     place = folder / part.path
     if part.classes is None and not part.images:
@@ -87,19 +87,19 @@ def test_a_file_of_the_wrong_length_is_noticed(tmp_path: Path) -> None:
 
 
 def test_class_folders_are_counted_with_images_only(tmp_path: Path) -> None:
-    part = Part("birds", classes=3)
+    part = DatasetFile("birds", classes=3)
     for name in ("a", "b", "c"):
         (tmp_path / "birds" / name / "deep").mkdir(parents=True)
     (tmp_path / "birds" / "a" / "deep" / "1.JPEG").touch()
     (tmp_path / "birds" / "b" / "notes.txt").touch()
     (tmp_path / "birds" / "c" / ".hidden.jpg").touch()
     assert part.missing(tmp_path) == ["birds: 1 class folders with images, expected 3"]
-    assert Part("birds", images=True).missing(tmp_path) == []
-    assert Part("birds/b", images=True).missing(tmp_path) == ["birds/b: no images inside"]
+    assert DatasetFile("birds", images=True).missing(tmp_path) == []
+    assert DatasetFile("birds/b", images=True).missing(tmp_path) == ["birds/b: no images inside"]
 
 
 def test_missing_classes_are_named_but_not_all_of_them(tmp_path: Path) -> None:
-    part = Part("imagenet/train", classes=IMAGENET20)
+    part = DatasetFile("imagenet/train", classes=IMAGENET20)
     picture(tmp_path / "imagenet" / "train" / IMAGENET20[0] / "a.jpg")
     (line,) = part.missing(tmp_path)
     assert line.startswith(f"imagenet/train: 19 of 20 classes missing: {IMAGENET20[1]}, ")

@@ -17,14 +17,14 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from fixstar.benchmarks import RunResult, benchmark, jobs
-from fixstar.benchmarks.catalogue import SET_ASIDE_ORDERS
-from fixstar.benchmarks.jobs import Folders, complete
-from fixstar.benchmarks.ledger import Entry, Look, broken_at, default_path, missing_from, note, read_ledger
-from fixstar.benchmarks.plan import Run
 from fixstar.cli import app
 from fixstar.cli.bench import _command
 from fixstar.errors import DataError
+from fixstar.research.benchmarks import RunResult, benchmark, jobs
+from fixstar.research.benchmarks.catalogue import SET_ASIDE_ORDERS
+from fixstar.research.benchmarks.jobs import Folders, complete
+from fixstar.research.benchmarks.ledger import Entry, Look, broken_at, default_path, missing_from, note, read_ledger
+from fixstar.research.benchmarks.plan import Run
 
 ROOT = Path(__file__).parents[2]
 LEDGER = ROOT / "benchmarks" / "looks.json"

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fixstar.benchmarks import benchmark, dataset
-from fixstar.benchmarks.runner import Searched
 from fixstar.errors import DataError, UnknownNameError
 from fixstar.evaluation import VersionFeatures, kfold_accuracy
+from fixstar.research.benchmarks import benchmark, dataset
+from fixstar.research.benchmarks.runner import SearchedImages
 
 
 def touch(*paths: Path) -> None:
@@ -30,7 +30,7 @@ def unit(rows: Any) -> Any:
     return rows / np.linalg.norm(rows, axis=-1, keepdims=True)
 
 
-def versions(searched: Searched, dim: int = 4) -> list[VersionFeatures]:
+def versions(searched: SearchedImages, dim: int = 4) -> list[VersionFeatures]:
     """Two versions with random features of the queries and of the gallery, which may be the same images."""
     found = []
     for name in ("v1", "v2"):
@@ -48,7 +48,7 @@ def cells(measure: Callable[[Any, Any], float], one: VersionFeatures, two: Versi
     return [measure(a.queries, b.gallery) for a, b in ((one, one), (two, one), (two, two))]
 
 
-def measured(searched: Searched, protocol: str, features: list[VersionFeatures]) -> list[float]:
+def measured(searched: SearchedImages, protocol: str, features: list[VersionFeatures]) -> list[float]:
     matrix = searched.matrix(features, protocol)
     return [matrix[0, 0], matrix[1, 0], matrix[1, 1]]
 
@@ -73,7 +73,7 @@ def lfw(folder: Path, folds: int = 2, each: int = 3) -> Path:
 
 def test_lfw_is_verified_by_its_own_pairs_and_folds(tmp_path: Path) -> None:
     entry = benchmark("casia-lfw/2")
-    searched = Searched.open(entry, lfw(tmp_path, folds=10, each=3))
+    searched = SearchedImages.open(entry, lfw(tmp_path, folds=10, each=3))
     pairs, (one, two) = searched.protocol.pairs, versions(searched)
     assert pairs is not None
     assert pairs.same.tolist() == [*[True] * 3, *[False] * 3] * 10
@@ -131,7 +131,7 @@ def market(folder: Path) -> Path:
 
 
 def test_people_are_searched_across_cameras(tmp_path: Path) -> None:
-    searched = Searched.open(benchmark("market1501/1"), market(tmp_path))
+    searched = SearchedImages.open(benchmark("market1501/1"), market(tmp_path))
     assert dataset("market1501").open(tmp_path, "train").classes == ("0002", "0007")
     assert searched.gallery.classes == ("0000", "0003", "0005", "0008")  # junk is left out, distractors are not
     one, two = versions(searched)
@@ -174,7 +174,7 @@ def landmarks(folder: Path) -> Path:
 
 
 def test_landmarks_are_found_by_the_solution(tmp_path: Path) -> None:
-    searched = Searched.open(benchmark("gldv2/1"), landmarks(tmp_path))
+    searched = SearchedImages.open(benchmark("gldv2/1"), landmarks(tmp_path))
     training = dataset("gldv2").open(tmp_path, "train")
     assert training.counts() == {"17": 2, "4": 1}
     assert [Path(str(path)).stem for path in searched.queries.images] == ["aaa1", "ccc3"]
@@ -195,7 +195,7 @@ def test_damaged_lists_of_landmarks_are_told(tmp_path: Path) -> None:
     root = landmarks(tmp_path) / "gldv2"
     (root / "index" / "0" / "1" / "5" / "015x.jpg").unlink()
     with pytest.raises(DataError, match=r"015x\.jpg is not there, and a query should find it"):
-        Searched.open(benchmark("gldv2/1"), tmp_path)
+        SearchedImages.open(benchmark("gldv2/1"), tmp_path)
     (root / "train_clean.csv").write_text("landmark_id,images\n17,abc1 zzz9\n")
     with pytest.raises(DataError, match=r"lists 1 missing image: .*z/z/z/zzz9\.jpg"):
         dataset("gldv2").open(tmp_path, "train")
@@ -224,7 +224,7 @@ def exhibits(folder: Path) -> Path:
 
 
 def test_exhibits_are_named_by_their_nearest_photograph(tmp_path: Path) -> None:
-    searched = Searched.open(benchmark("met/1"), exhibits(tmp_path))
+    searched = SearchedImages.open(benchmark("met/1"), exhibits(tmp_path))
     assert searched.gallery.classes == searched.queries.classes == ("0", "1", "2")  # nobody took a photograph of 0
     one, two = versions(searched)
 
@@ -261,7 +261,7 @@ def celebrities(folder: Path) -> Path:
 def test_celebrities_open_in_their_partition_and_no_face_finds_itself(tmp_path: Path) -> None:
     celebrities(tmp_path)
     assert dataset("celeba").open(tmp_path, "train").counts() == {"0": 4}
-    searched = Searched.open(benchmark("celeba/16"), tmp_path)
+    searched = SearchedImages.open(benchmark("celeba/16"), tmp_path)
     assert searched.queries.classes == searched.gallery.classes == ("2", "3")
     assert not set(map(str, searched.queries.images)) & set(map(str, searched.gallery.images))
     assert len(searched.queries) == len(searched.gallery) == 4
@@ -307,7 +307,7 @@ def template(features: Any, number: int) -> Any:
 
 
 def test_templates_are_verified_at_a_false_accept_rate(tmp_path: Path) -> None:
-    searched = Searched.open(benchmark("imdbface-ijbc/1"), janus(tmp_path))
+    searched = SearchedImages.open(benchmark("imdbface-ijbc/1"), janus(tmp_path))
     one, two = versions(searched)
     pairs = [(a, b) for a in PEOPLE for b in PEOPLE if a < b]
 
@@ -323,7 +323,7 @@ def test_templates_are_verified_at_a_false_accept_rate(tmp_path: Path) -> None:
 
 def test_templates_are_searched_in_two_galleries(tmp_path: Path) -> None:
     """Rates and ranks are means over the galleries; a probe whose person is in none has no rank."""
-    searched = Searched.open(benchmark("imdbface-ijbc/1"), janus(tmp_path))
+    searched = SearchedImages.open(benchmark("imdbface-ijbc/1"), janus(tmp_path))
     one, two = versions(searched)
 
     def answers(queries: Any, gallery: Any, held: tuple[int, ...]) -> list[tuple[bool, bool, float]]:
@@ -357,7 +357,7 @@ def test_templates_are_searched_in_two_galleries(tmp_path: Path) -> None:
 
 def test_wider_features_share_their_first_components(tmp_path: Path) -> None:
     """As BCT compares 256 dimensions with 128 (section 3.6)."""
-    searched = Searched.open(benchmark("imdbface-ijbc/1"), janus(tmp_path))
+    searched = SearchedImages.open(benchmark("imdbface-ijbc/1"), janus(tmp_path))
     (one, _), (_, wide) = versions(searched, 4), versions(searched, 6)
     short = replace(wide, queries=wide.queries[:, :4], gallery=wide.gallery[:, :4])
     matrix = searched.matrix([one, wide], "TAR@FAR=0.1")
@@ -379,4 +379,4 @@ def test_wider_features_share_their_first_components(tmp_path: Path) -> None:
 def test_damaged_lists_of_ijbc_are_told(tmp_path: Path, file: str, text: str, message: str) -> None:
     (janus(tmp_path) / "IJBC" / "meta" / file).write_text(text)
     with pytest.raises(DataError, match=message):
-        Searched.open(benchmark("imdbface-ijbc/1"), tmp_path)
+        SearchedImages.open(benchmark("imdbface-ijbc/1"), tmp_path)

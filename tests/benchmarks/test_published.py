@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from fixstar.benchmarks import METHOD_NAMES, Figure, Row, benchmark, catalogue, published
-from fixstar.benchmarks.published import PAPERS
 from fixstar.errors import UnknownNameError
+from fixstar.research.benchmarks import METHOD_NAMES, Figure, Row, benchmark, catalogue, published
+from fixstar.research.benchmarks.published import PAPERS
 
-FOLDER = Path(__file__).parents[2] / "src" / "fixstar" / "benchmarks" / "published"
+FOLDER = Path(__file__).parents[2] / "src" / "fixstar" / "research" / "benchmarks" / "published"
 
 
 def published_summary(name: str, method: str) -> Row | None:

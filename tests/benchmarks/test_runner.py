@@ -15,16 +15,24 @@ import small_benchmark
 import torch
 from small_benchmark import REPLACING, SEARCH, VERIFICATION
 
-from fixstar.benchmarks import MethodChoice, Tasks, benchmark, jobs
-from fixstar.benchmarks.jobs import Folders, Job, complete
-from fixstar.benchmarks.plan import Run, plan
-from fixstar.benchmarks.result import RunResult
-from fixstar.benchmarks.runner import Progress, Searched, _pretraining_images, run_benchmark, scenario_options
 from fixstar.cli.bench import _command
+from fixstar.data import from_arrays
 from fixstar.errors import CheckpointError, DataError, InputError, UnknownNameError
-from fixstar.evaluation import summary
+from fixstar.evaluation import VersionFeatures, summary
 from fixstar.evaluation.verification import draw_pairs, kfold_accuracy
+from fixstar.geometry import unit
 from fixstar.models import Encoder
+from fixstar.research.benchmarks import MethodChoice, Tasks, benchmark, jobs
+from fixstar.research.benchmarks.jobs import Folders, QueuedRun, complete
+from fixstar.research.benchmarks.plan import Run, plan
+from fixstar.research.benchmarks.result import RunResult
+from fixstar.research.benchmarks.runner import (
+    Progress,
+    SearchedImages,
+    _pretraining_images,
+    run_benchmark,
+    scenario_options,
+)
 from fixstar.training.checkpoint import weights_digest
 
 
@@ -158,7 +166,7 @@ def test_a_run_records_what_it_is_and_what_it_measured(searched: tuple[RunResult
 def test_the_matrix_is_what_the_saved_versions_find(searched: tuple[RunResult, Path], data: Path) -> None:
     """The full features of the versions on disk, searched by plain NumPy."""
     result, work = searched
-    images = Searched.open(SEARCH, data)
+    images = SearchedImages.open(SEARCH, data)
     versions = [Encoder.load(next(work.iterdir()) / "run" / "versions" / f"v{t}") for t in (1, 2, 3)]
     galleries = [encoder.encode(images.gallery.images) for encoder in versions]
     for t, encoder in enumerate(versions):
@@ -180,7 +188,7 @@ def test_verification_pairs_new_first_with_old_second(data: Path, tmp_path: Path
     """Retrained with CoReS; every cell against cosines of full features."""
     entry = replace(VERIFICATION, methods={"cores": MethodChoice("cores")})
     result = run_benchmark(Run(entry, "cores", epochs=1), data, tmp_path, "cpu", progress=False)
-    images = Searched.open(entry, data)
+    images = SearchedImages.open(entry, data)
     pairs, drawn = images.protocol.pairs, images.drawn
     assert pairs is not None
     assert drawn is not None
@@ -207,6 +215,18 @@ def test_verification_pairs_new_first_with_old_second(data: Path, tmp_path: Path
         over = result.protocols[protocol]["over_draws"]
         low, high = over["AC_interval"]
         assert 0 <= low <= over["AC"] <= high <= 1
+
+
+def test_the_interval_over_draws_holds_95_of_100_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = np.repeat(np.arange(10), 6)
+    images = from_arrays(np.zeros((60, 4, 4, 3), np.uint8), labels, [str(name) for name in range(10)])
+    vectors = unit(np.random.default_rng(0).normal(size=(60, 8)))
+    versions = [VersionFeatures(name, vectors, vectors) for name in ("v1", "v2")]
+    spread = iter(np.linspace(0, 1, 21))  # AC of each draw
+    monkeypatch.setattr("fixstar.research.benchmarks.runner.measured", lambda *_, **__: {"AC": next(spread)})
+    over = SearchedImages(images, images).over_draws(versions, "verification", (20, 20), draws=21)
+    assert over["AC"] == pytest.approx(0.5)
+    assert over["AC_interval"] == pytest.approx([0.025, 0.975])
 
 
 def test_a_stopped_run_goes_on_and_embeds_nothing_twice(
@@ -263,7 +283,7 @@ def test_what_is_missing_is_named(data: Path, tmp_path: Path) -> None:
 
 
 def test_time_left_comes_from_the_versions_finished_since_the_start() -> None:
-    job = Job(Run(SEARCH, "er"), state="running", share=0.5, first_share=0.25, seconds=120, seconds_at_share=100)
+    job = QueuedRun(Run(SEARCH, "er"), state="running", share=0.5, first_share=0.25, seconds=120, seconds_at_share=100)
     assert job.seconds_left() == pytest.approx(0.75 / 0.25 * 100 - 120)
     job.share = 0.25
     assert job.seconds_left() is None
@@ -317,7 +337,9 @@ def test_the_ablations_of_cores_reach_the_scenario(data: Path, tmp_path: Path, m
     assert validation.queries is validation.gallery
     assert len(validation.queries) == 90
     assert {number: later.backbone for number, later in first["later"].items()} == {3: "lenet++"}
-    monkeypatch.setattr("fixstar.benchmarks.runner.train_version", lambda *_, **__: pytest.fail("trained again"))
+    monkeypatch.setattr(
+        "fixstar.research.benchmarks.runner.train_version", lambda *_, **__: pytest.fail("trained again")
+    )
     again = scenario_options(run, data, tmp_path, settings, progress=False)
     assert weights_digest(again["pretrained"]) == weights_digest(first["pretrained"])
     assert validation.protocol == "verification"  # M of eq. 11 is what the benchmark measures
@@ -389,7 +411,7 @@ def test_a_pair_of_bct_may_differ_in_width_and_head_and_is_searched_half_way(dat
     assert len(curve) == 51
     matrix = result.matrix("rank1")
     assert [curve[0], curve[-1]] == pytest.approx([matrix[1, 0], matrix[1, 1]], abs=1e-6)
-    images = Searched.open(entry, data)
+    images = SearchedImages.open(entry, data)
     near = (new.encode(images.queries.images)[:, :8] @ old.encode(images.gallery.images).T).argmax(axis=1)
     accuracy = (images.gallery.labels[near] == images.queries.labels).mean()
     assert matrix[1, 0] == pytest.approx(accuracy, abs=0.012)  # one tie among 90 queries

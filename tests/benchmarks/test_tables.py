@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fixstar.benchmarks import benchmark, tables
-from fixstar.benchmarks.comparison import Comparison, Line, compare, read_results
-from fixstar.benchmarks.plan import Run
-from fixstar.benchmarks.result import RunResult, measured
-from fixstar.benchmarks.tables import draw, markdown, put_section, table_of, tables_of, what_differs
 from fixstar.cli.bench import _commands
+from fixstar.research.benchmarks import benchmark, tables
+from fixstar.research.benchmarks.comparison import Comparison, Line, compare, read_results
+from fixstar.research.benchmarks.plan import Run
+from fixstar.research.benchmarks.result import RunResult, measured
+from fixstar.research.benchmarks.tables import draw, markdown, put_section, table_of, tables_of, what_differs
 
 SEVEN = benchmark("cifar100-10/7")
 

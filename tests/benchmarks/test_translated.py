@@ -12,19 +12,19 @@ import pytest
 import small_benchmark
 from small_benchmark import SEARCH, VERIFICATION
 
-from fixstar.benchmarks import MethodChoice, RunResult, benchmark, translations
-from fixstar.benchmarks.comparison import compare
-from fixstar.benchmarks.jobs import Folders
-from fixstar.benchmarks.ledger import setting_of
-from fixstar.benchmarks.plan import Run, plan
-from fixstar.benchmarks.runner import Searched, run_benchmark
-from fixstar.benchmarks.tables import tables_of, what_differs
-from fixstar.benchmarks.translations import read_translation, translation_file
 from fixstar.cli.bench import _command, _commands
 from fixstar.data import ReplayMemory
 from fixstar.errors import InputError
 from fixstar.evaluation import summary
 from fixstar.models import Encoder
+from fixstar.research.benchmarks import MethodChoice, RunResult, benchmark, translations
+from fixstar.research.benchmarks.comparison import compare
+from fixstar.research.benchmarks.jobs import Folders
+from fixstar.research.benchmarks.ledger import setting_of
+from fixstar.research.benchmarks.plan import Run, plan
+from fixstar.research.benchmarks.runner import SearchedImages, run_benchmark
+from fixstar.research.benchmarks.tables import tables_of, what_differs
+from fixstar.research.benchmarks.translations import read_translation, translation_file
 from fixstar.translation import fit_map
 
 SMALL = replace(SEARCH, capacity=120, ours={"vega": MethodChoice("vega", {"longer": 1.0}, epochs=1)})
@@ -79,7 +79,7 @@ def test_cells_are_the_weighted_sums_of_both_cosines(which: str, data: Path, req
     """Both models on disk and the translation between them, by plain products of full features."""
     result, folder = request.getfixturevalue(which)
     assert set(result.protocols) == NAMES
-    images = Searched.open(SMALL, data)
+    images = SearchedImages.open(SMALL, data)
     models = [Encoder.load(folder / "run" / "versions" / f"v{t}") for t in (1, 2, 3)]
     truth, labels = images.queries.labels, images.gallery.labels
     for t, k in ((1, 0), (2, 0), (2, 1)):
@@ -109,7 +109,7 @@ def test_cells_are_the_weighted_sums_of_both_cosines(which: str, data: Path, req
 
 def test_templates_are_means_of_the_long_vectors(held: tuple[RunResult, Path], data: Path) -> None:
     result, folder = held
-    images = Searched.open(SMALL, data)
+    images = SearchedImages.open(SMALL, data)
     old, new = (Encoder.load(folder / "run" / "versions" / f"v{t}") for t in (1, 3))
     way = read_translation(folder, 1, 3)
     assert way.forward is not None

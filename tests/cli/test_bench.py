@@ -14,10 +14,10 @@ from forked import fork, signal_at_checkpoint
 from typer.testing import CliRunner, Result
 
 import fixstar
-from fixstar.benchmarks import catalogue
-from fixstar.benchmarks.comparison import compare, read_results
-from fixstar.benchmarks.runner import Progress
 from fixstar.cli import app
+from fixstar.research.benchmarks import catalogue
+from fixstar.research.benchmarks.comparison import compare, read_results
+from fixstar.research.benchmarks.runner import Progress
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 

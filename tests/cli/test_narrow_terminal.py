@@ -10,9 +10,9 @@ import pytest
 from shops import indexed_shop
 from typed import typed
 
-from fixstar.benchmarks import catalogue
 from fixstar.cli.output import print_table
 from fixstar.methods import METHODS
+from fixstar.research.benchmarks import catalogue
 from fixstar.workspace import Check
 from fixstar.workspace.checks import save_check
 

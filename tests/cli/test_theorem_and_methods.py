@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 from fixstar.cli import app
 from fixstar.errors import FixstarError
 from fixstar.methods import METHODS
-from fixstar.picture2d import PictureResult
+from fixstar.research.picture2d import PictureResult
 
-DRAW = "fixstar.evaluation.theorem.draw_theorem"  # matplotlib takes a second for each picture
+DRAW = "fixstar.research.theorem.draw_theorem"  # matplotlib takes a second for each picture
 QUICK = ["theorem", "--dimensions", "10", "--samples", "400"]
 
 
@@ -70,7 +70,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         out.write_bytes(b"a picture")
         return PictureResult({"IFT": [90.0, 10.0]}, {"IFT": [0.9, 0.8, 0.7]}, str(out))
 
-    monkeypatch.setattr("fixstar.picture2d.run_picture2d", draw)
+    monkeypatch.setattr("fixstar.research.picture2d.run_picture2d", draw)
     return asked
 
 

@@ -58,6 +58,21 @@ def test_three_counts_are_the_same_experiment_as_drawing_rows() -> None:
     assert np.array_equal(np.rint(uneven * 200).astype(int), steps[1])  # what both have in common does not matter
 
 
+@pytest.mark.parametrize("draw", ["queries", "clusters"])
+def test_as_many_are_drawn_as_there_are(draw: str) -> None:
+    """With five, one more or less changes what a mean can be, and its spread by a tenth."""
+    differences = np.array([1, 1, 0, 0, -1], np.int8)
+    rng = np.random.default_rng(4)
+    if draw == "queries":
+        means = evidence._means_over_queries(differences, 20_000, rng)
+    else:
+        means = evidence._means_over_clusters(differences.astype(np.float64), np.ones(5), 20_000, rng)
+    assert np.allclose(means * 5, np.rint(means * 5))  # sums of five
+    assert set(np.rint(means * 5).astype(int)) == set(range(-5, 6))
+    assert means.mean() == pytest.approx(differences.mean(), abs=0.01)
+    assert means.std() == pytest.approx(differences.std() / np.sqrt(5), rel=0.03)
+
+
 def test_the_interval_agrees_with_the_bootstrap_of_scipy() -> None:
     """Fractions, so that rows are drawn. With 400 queries the t factor is invisible."""
     rng = np.random.default_rng(3)

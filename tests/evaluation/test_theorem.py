@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from fixstar.cli import app
 from fixstar.errors import InputError
-from fixstar.evaluation.theorem import (
+from fixstar.research.theorem import (
     check_theorem,
     draw_theorem,
     mean_cosine,

@@ -19,8 +19,8 @@ from sklearn.metrics.pairwise import cosine_similarity
 from fixstar.errors import DataError, InputError
 from fixstar.evaluation.search import templates
 from fixstar.evaluation.verification import (
-    Pairs,
     Split,
+    VerificationPairs,
     draw_pairs,
     gallery_query_split,
     kfold_accuracy,
@@ -216,7 +216,7 @@ def test_scores_are_cosines_of_the_two_models() -> None:
 def test_more_pairs_than_one_block() -> None:
     rng = np.random.default_rng(5)
     features, rows = rng.normal(size=(30, 4)), rng.integers(0, 30, size=(2, 5000))
-    pairs = Pairs(rows[0], rows[1], np.ones(5000, dtype=bool))
+    pairs = VerificationPairs(rows[0], rows[1], np.ones(5000, dtype=bool))
     assert np.allclose(pair_scores(features, features, pairs), cosine_similarity(features)[tuple(rows)], atol=1e-6)
 
 
@@ -249,7 +249,7 @@ def test_a_long_video_weighs_as_much_as_a_photograph() -> None:
 
 
 GOOD, KINDS = np.array([0.5, 0.2]), np.array([True, False])
-ONE = Pairs(np.array([0]), np.array([1]), np.array([True]))
+ONE = VerificationPairs(np.array([0]), np.array([1]), np.array([True]))
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def test_wrong_input_is_named(call: Callable[[], object], message: str) -> None:
 CIFAR_10_TEST = np.repeat(np.arange(10), 1000)
 
 
-def unordered(pairs: Pairs) -> list[tuple[int, int]]:
+def unordered(pairs: VerificationPairs) -> list[tuple[int, int]]:
     return [(min(a, b), max(a, b)) for a, b in zip(pairs.first.tolist(), pairs.second.tolist(), strict=True)]
 
 
@@ -401,7 +401,7 @@ def test_pairs_and_splits_come_back_as_they_were(tmp_path: Path) -> None:
     pairs.save(tmp_path / "sub" / "pairs")  # no ending is added
     split.save(str(tmp_path / "split.npz"))
     assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["pairs", "split.npz"]
-    read, divided = Pairs.load(tmp_path / "sub" / "pairs"), Split.load(str(tmp_path / "split.npz"))
+    read, divided = VerificationPairs.load(tmp_path / "sub" / "pairs"), Split.load(str(tmp_path / "split.npz"))
     for name in ("first", "second", "same"):
         assert np.array_equal(getattr(read, name), getattr(pairs, name))
         assert getattr(read, name).dtype == getattr(pairs, name).dtype
@@ -434,7 +434,7 @@ def test_an_interrupted_save_leaves_the_old_file(tmp_path: Path, monkeypatch: py
 def test_a_damaged_file_is_named_and_never_read_wrongly(tmp_path: Path) -> None:
     """Every byte flipped once, and every length: the same pairs, or a DataError."""
     path = tmp_path / "pairs.npz"
-    pairs = Pairs(np.array([0, 5]), np.array([2, 1]), np.array([True, False]))
+    pairs = VerificationPairs(np.array([0, 5]), np.array([2, 1]), np.array([True, False]))
     pairs.save(path)
     whole = path.read_bytes()
     damaged = [whole[:i] + bytes([whole[i] ^ 0x55]) + whole[i + 1 :] for i in range(len(whole))]
@@ -442,7 +442,7 @@ def test_a_damaged_file_is_named_and_never_read_wrongly(tmp_path: Path) -> None:
     for content in [*damaged, *(whole[:end] for end in range(0, len(whole), 7))]:
         path.write_bytes(content)
         try:
-            read = Pairs.load(path)
+            read = VerificationPairs.load(path)
         except DataError as error:
             refused.append(error)
         else:
@@ -454,10 +454,10 @@ def test_a_damaged_file_is_named_and_never_read_wrongly(tmp_path: Path) -> None:
 
 def test_other_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="No such file"):
-        Pairs.load(tmp_path / "none.npz")
+        VerificationPairs.load(tmp_path / "none.npz")
     gallery_query_split(np.array([0, 0, 1, 1])).save(tmp_path / "split.npz")
     with pytest.raises(DataError, match=r"holds a split into gallery and queries, not pairs") as refused:
-        Pairs.load(tmp_path / "split.npz")
+        VerificationPairs.load(tmp_path / "split.npz")
     another, this_one = refused.value.next_steps  # neither replaces a good file
     assert another.arguments == {"data": ..., "protocol": "verification", "pairs_file": ...}
     assert this_one.arguments == {"data": ..., "split_file": str(tmp_path / "split.npz")}
@@ -466,7 +466,7 @@ def test_other_files_are_named(tmp_path: Path) -> None:
         Split.load(tmp_path / "vectors.npz")
     np.savez(tmp_path / "empty.npz")
     with pytest.raises(DataError, match="holds nothing, not pairs"):
-        Pairs.load(tmp_path / "empty.npz")
+        VerificationPairs.load(tmp_path / "empty.npz")
     np.save(tmp_path / "bare.npy", np.arange(3))
     with pytest.raises(DataError, match="one bare array"):
         Split.load(tmp_path / "bare.npy")
@@ -491,10 +491,10 @@ ROWS = np.array([0, 1])
         (lambda: draw_pairs(np.array([3, 3, 3]), 1, 1), "there is only one class"),
         (lambda: gallery_query_split(ROWS, 1.0), "between 0 and 1; got 1"),
         (lambda: gallery_query_split(ROWS, 0.0), "between 0 and 1; got 0"),
-        (lambda: Pairs(ROWS, ROWS[:1], np.array([True, False])), "2 first, 1 second and 2 same"),
-        (lambda: Pairs(ROWS - 1, ROWS, np.array([True, False])), "starting at 0; got -1"),
-        (lambda: Pairs(ROWS, ROWS, ROWS), "one bool per pair"),
-        (lambda: Pairs(ROWS / 2, ROWS, np.array([True, False])), "int64"),  # type: ignore[arg-type]
+        (lambda: VerificationPairs(ROWS, ROWS[:1], np.array([True, False])), "2 first, 1 second and 2 same"),
+        (lambda: VerificationPairs(ROWS - 1, ROWS, np.array([True, False])), "starting at 0; got -1"),
+        (lambda: VerificationPairs(ROWS, ROWS, ROWS), "one bool per pair"),
+        (lambda: VerificationPairs(ROWS / 2, ROWS, np.array([True, False])), "int64"),  # type: ignore[arg-type]
         (lambda: Split(ROWS, ROWS), "repeats one"),
         (lambda: Split(ROWS, ROWS[:0]), "queries holds row numbers"),
     ],

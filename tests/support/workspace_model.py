@@ -53,7 +53,7 @@ from shops import CLASSES, shop
 
 from fixstar.errors import FixstarError
 from fixstar.gallery import Payload, copy_gallery, import_version, open_gallery
-from fixstar.gallery.vector_files import Block
+from fixstar.gallery.vector_files import FileRows
 from fixstar.geometry import unit
 from fixstar.models import Encoder
 from fixstar.models.encoder import read_card
@@ -169,8 +169,8 @@ class Imported:
     def __init__(self, ids: list[str], vectors: Vector, payloads: list[Mapping[str, Any]]) -> None:
         self.ids, self.width, self._vectors, self._payloads = ids, vectors.shape[1], vectors, payloads
 
-    def blocks(self, _: int) -> Iterator[Block]:
-        yield Block(self.ids, self._vectors, self._payloads)
+    def blocks(self, _: int) -> Iterator[FileRows]:
+        yield FileRows(self.ids, self._vectors, self._payloads)
 
 
 def perform(space: Workspace, plan: Plan) -> Any:

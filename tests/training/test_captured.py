@@ -18,7 +18,7 @@ from fixstar.models import Encoder, FrozenEncoder
 from fixstar.training import Recipe, Training
 from fixstar.training.captured import _PROGRAMS, CapturedSteps, _restored, _without_batch_counts, compiled
 from fixstar.training.checkpoint import Checkpoint
-from fixstar.training.run import Part, create_optimiser, parts_of
+from fixstar.training.run import PlacedStage, create_optimiser, parts_of
 from fixstar.training.steps import EagerSteps
 
 RECIPE = Recipe(epochs=2, learning_rate=0.05, milestones=(), batch_size=8)
@@ -185,7 +185,7 @@ def test_one_compiled_program_serves_every_version(monkeypatch: pytest.MonkeyPat
 
 def test_a_part_knows_its_place() -> None:
     (part,) = parts_of(training())
-    assert isinstance(part, Part)
+    assert isinstance(part, PlacedStage)
     assert (part.first, part.after, part.steps) == (0, 2, 8)
     assert [part.images(epoch) for epoch in (0, 1, 2, 3)] == [0, 32, 64, 64]
     assert _PROGRAMS == {}

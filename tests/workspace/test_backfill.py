@@ -24,7 +24,7 @@ from fixstar.geometry import unit
 from fixstar.workspace import Backfilled, BackfillOptions, ImageStore, Workspace, catalogue
 from fixstar.workspace.backfill.planning import gallery_accuracy
 from fixstar.workspace.backfill.run import BATCH, BackfillPlan, BackfillRun, KeptItem, Pace, PlanFiles, budget_items
-from fixstar.workspace.items import Embedded
+from fixstar.workspace.items import EmbeddedBatch
 
 WIDTH, COUNT = 8, 200
 
@@ -54,7 +54,7 @@ class Counting:
         self.seen: list[str] = []
         self._bad, self._between = bad, between
 
-    def __call__(self, batches: Iterable[Sequence[Any]]) -> Iterator[Embedded]:
+    def __call__(self, batches: Iterable[Sequence[Any]]) -> Iterator[EmbeddedBatch]:
         for batch in batches:
             names = [path.read_text() for path in batch]
             self.seen += names
@@ -62,7 +62,7 @@ class Counting:
             broken = [i for i, name in enumerate(names) if name in self._bad]
             rows[broken] = np.nan
             self._between(names)
-            yield Embedded(rows, tuple(ImageError(names[i], "damaged", i) for i in broken))
+            yield EmbeddedBatch(rows, tuple(ImageError(names[i], "damaged", i) for i in broken))
 
 
 def run(gallery: Gallery, folder: Path, ids: Sequence[str], embedder: Any, **options: Any) -> Backfilled:

@@ -17,7 +17,7 @@ from fixstar.evaluation.verdicts import highest_rate, needed_queries
 from fixstar.translation import Translation
 from fixstar.workspace import GateRules
 from fixstar.workspace.checks import ClassChange, FlippedAnswer, last_check, require_passed_check, save_check
-from fixstar.workspace.gate import Judged, judge
+from fixstar.workspace.gate import GateResult, judge
 from fixstar.workspace.pairs import Searched
 
 CLASSES = 10
@@ -35,7 +35,7 @@ def trial(*versions: VersionFeatures) -> Trial:
     return Trial(versions, np.arange(len(versions[0].queries)) % CLASSES, np.arange(CLASSES), names, {})
 
 
-def judged(tried: Trial, rules: GateRules | None = None) -> Judged:
+def judged(tried: Trial, rules: GateRules | None = None) -> GateResult:
     """The verdict where all versions share a space: nothing is to be chosen, so all queries judge."""
     *older, newest = [one.name for one in tried.versions]
     searched = [Searched(name, (Translation.between_shared(name, newest),)) for name in older]

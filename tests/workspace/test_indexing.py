@@ -10,7 +10,7 @@ import pytest
 
 from fixstar.gallery import Gallery, Item, open_gallery
 from fixstar.workspace import CatalogueItem
-from fixstar.workspace.items import Embedded, index_items
+from fixstar.workspace.items import EmbeddedBatch, index_items
 
 SEEN = {"image": "/photo.png", "stamp": "1-1"}
 
@@ -61,7 +61,7 @@ def test_what_others_delete_or_embed_meanwhile_stays_so(gallery: Gallery, monkey
 def test_a_name_that_is_no_text_is_told_and_the_others_are_indexed(gallery: Gallery) -> None:
     def embed(batches: Any) -> Any:
         for batch in batches:
-            yield Embedded(np.tile(np.eye(4, dtype=np.float32)[0], (len(batch), 1)), ())
+            yield EmbeddedBatch(np.tile(np.eye(4, dtype=np.float32)[0], (len(batch), 1)), ())
 
     files = [CatalogueItem(name, Path("/photo.png")) for name in ("good", "bad\udcff.png", "\u00fcber \U0001f600")]
     done = index_items(gallery, "v1", embed, files)

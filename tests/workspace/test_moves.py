@@ -14,7 +14,7 @@ from fixstar.errors import FixstarError, InputError, ModelError
 from fixstar.images import ImageSource
 from fixstar.texts import Role
 from fixstar.workspace import Workspace, catalogue
-from fixstar.workspace.items import Embedded, LocalEmbedder
+from fixstar.workspace.items import EmbeddedBatch, LocalEmbedder
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_a_version_is_not_retired_while_items_are_embedded_with_it(space: Worksp
     refused: list[str] = []
 
     class Slow(LocalEmbedder):
-        def one(self, images: Sequence[ImageSource], role: Role = "item") -> Embedded:
+        def one(self, images: Sequence[ImageSource], role: Role = "item") -> EmbeddedBatch:
             with pytest.raises(InputError, match="v2 is in use: items are being embedded with it") as caught:
                 Workspace(space.path).retire("v2")
             refused.append(str(caught.value))

@@ -12,7 +12,7 @@ from fixstar.evaluation.trial import SHARES, Trial
 from fixstar.geometry import unit
 from fixstar.translation import Translation
 from fixstar.translation.fit import Pairs, fit_translations
-from fixstar.workspace.gate import Judged, _backfill_step, judge, proposals
+from fixstar.workspace.gate import GateResult, _backfill_step, judge, proposals
 from fixstar.workspace.pairs import Searched
 
 CLASSES = 40
@@ -37,7 +37,7 @@ def trial(turned: bool, noise: float, per_class: int = 20) -> Trial:
     return Trial(versions, labels, labels, {}, {})
 
 
-def held(given: Trial) -> Judged:
+def held(given: Trial) -> GateResult:
     """The verdict if v2 was held to v1's space, or was thought to be."""
     return judge(given, [Searched("v1", (Translation.between_shared("v1", "v2"),))])
 

@@ -20,10 +20,10 @@ from fixstar.durable import replace_file
 from fixstar.errors import InputError
 
 if TYPE_CHECKING:
-    from fixstar.benchmarks import Benchmark
-    from fixstar.benchmarks.comparison import Comparison, Line
-    from fixstar.benchmarks.jobs import Folders, Job
-    from fixstar.benchmarks.plan import Run
+    from fixstar.research.benchmarks import Benchmark
+    from fixstar.research.benchmarks.comparison import Comparison, Line
+    from fixstar.research.benchmarks.jobs import Folders, QueuedRun
+    from fixstar.research.benchmarks.plan import Run
 
 DataFolder = Annotated[Path, typer.Option(help="The folder with the datasets.")]
 BenchmarkName = Annotated[str, typer.Argument(help="See: fixstar bench list")]
@@ -45,7 +45,7 @@ def list_benchmarks(
     as_json: AsJson = False,
 ) -> None:
     """List the benchmarks: what each is, where it is printed, and whether it can be run with the data that is here."""
-    from fixstar.benchmarks import benchmark, catalogue
+    from fixstar.research.benchmarks import benchmark, catalogue
 
     if name is not None:
         shown = _details(benchmark(name), data)
@@ -182,10 +182,10 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Run a benchmark. Finished runs are skipped; the same command resumes after an interruption."""
-    from fixstar.benchmarks import benchmark
-    from fixstar.benchmarks.jobs import Folders
-    from fixstar.benchmarks.ledger import default_path, warnings_of
-    from fixstar.benchmarks.plan import plan
+    from fixstar.research.benchmarks import benchmark
+    from fixstar.research.benchmarks.jobs import Folders
+    from fixstar.research.benchmarks.ledger import default_path, warnings_of
+    from fixstar.research.benchmarks.plan import plan
     from fixstar.translation.translation import USUAL
 
     entry = benchmark(name)
@@ -221,7 +221,7 @@ def run(
 
 
 def _run_here(one: Run, folders: Folders, device: str, as_json: bool) -> None:
-    from fixstar.benchmarks.jobs import complete
+    from fixstar.research.benchmarks.jobs import complete
 
     before = folders.result(one).exists()
     result = complete(one, folders, device, progress=not as_json)
@@ -238,7 +238,7 @@ def _run_here(one: Run, folders: Folders, device: str, as_json: bool) -> None:
 
 
 def _run_jobs(runs: list[Run], folders: Folders, jobs: int, device: str, mps: bool, as_json: bool) -> None:
-    from fixstar.benchmarks.jobs import live_board, run_jobs, shared_gpu
+    from fixstar.research.benchmarks.jobs import live_board, run_jobs, shared_gpu
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as at Ctrl-C, no job is left behind
     sharing = mps and jobs > 1 and device != "cpu" and any(not folders.result(one).exists() for one in runs)
@@ -274,7 +274,7 @@ def _command(one: Run, folders: Folders, device: str) -> list[str]:
     return [*verb, *words, "--jobs", "1", "--device", device]
 
 
-def _job_json(job: Job, folders: Folders) -> dict[str, Any]:
+def _job_json(job: QueuedRun, folders: Folders) -> dict[str, Any]:
     return {
         "run": job.run.name,
         "state": job.state,
@@ -316,16 +316,16 @@ def table(
     as_json: AsJson = False,
 ) -> None:
     """Compare the runs of a benchmark with the published figures: mean and deviation over class orders and seeds."""
-    from fixstar.benchmarks import benchmark
-    from fixstar.benchmarks.comparison import compare, read_results
-    from fixstar.benchmarks.tables import draw
+    from fixstar.research.benchmarks import benchmark
+    from fixstar.research.benchmarks.comparison import compare, read_results
+    from fixstar.research.benchmarks.tables import draw
 
     entry = benchmark(name)
     comparison = compare(entry, read_results(entry, results))
     drawn = [] if pictures is None else draw(comparison, pictures)
     if markdown is not None:
-        from fixstar.benchmarks.tables import markdown as section
-        from fixstar.benchmarks.tables import put_section
+        from fixstar.research.benchmarks.tables import markdown as section
+        from fixstar.research.benchmarks.tables import put_section
 
         text = put_section(
             _text_of(markdown), entry.name, section(comparison, _commands(comparison), drawn, markdown.parent)
@@ -352,7 +352,7 @@ def _commands(comparison: Comparison) -> list[str]:
 
 
 def _options(entry: Benchmark, line: Line) -> tuple[str, ...]:
-    from fixstar.benchmarks.plan import SETTINGS, usual_epochs
+    from fixstar.research.benchmarks.plan import SETTINGS, usual_epochs
 
     known = {"translated": "--translate", "untranslated": "--no-translate"}
     translation = [known[word] for word in line.special if word in known]
@@ -414,7 +414,7 @@ def _line_json(line: Line) -> dict[str, Any]:
 
 
 def _print_comparison(comparison: Comparison, drawn: list[Path]) -> None:
-    from fixstar.benchmarks.tables import tables_of, what_differs
+    from fixstar.research.benchmarks.tables import tables_of, what_differs
 
     print(f"{comparison.benchmark.name}: {comparison.benchmark.title}")
     for title, head, body in tables_of(comparison):

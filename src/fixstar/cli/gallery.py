@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import sys
 import time
@@ -21,12 +20,12 @@ from fixstar.cli.app import AsJson, Verbs, WorkspacePath, app, examples, verb
 from fixstar.cli.output import print_result
 from fixstar.errors import DamagedItemError, FixstarError, InputError, plural
 from fixstar.progress import progress_bar
+from fixstar.workspace.registry import Registry, is_version_name
 
 if TYPE_CHECKING:
     from fixstar.gallery import Gallery
     from fixstar.workspace import Workspace
 
-OWN_NAME = re.compile(r"v[0-9]+")  # what a workspace calls its versions
 _BATCH = 1024
 _NAMED = 20  # unknown ids in a message
 
@@ -295,11 +294,10 @@ def _origin(workspace: Path, name: str) -> str | None:
 
     None for vectors of other systems, and if the workspace has no such version.
     """
-    if OWN_NAME.fullmatch(name) is None:
+    if not is_version_name(name):
         return None
-    kept, retired = workspace / "versions" / name / "card.json", workspace / "retired" / f"{name}.json"
-    try:  # the card alone: the registry would import torch
-        card = json.loads((retired if retired.is_file() else kept).read_text(encoding="utf-8"))
+    try:  # the file alone: to check the card would import torch
+        card = json.loads(Registry(workspace).card_file(name).read_text(encoding="utf-8"))
         return f"{name} {card['weights']['sha256']}"
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -307,7 +305,7 @@ def _origin(workspace: Path, name: str) -> str | None:
 
 def _require_own(workspace: Path, name: str, file: str, origin: str | None) -> None:
     """Refuse vectors under a name of the workspace's own versions, unless that version made them."""
-    if OWN_NAME.fullmatch(name) is None or (origin is not None and origin == _origin(workspace, name)):
+    if not is_version_name(name) or (origin is not None and origin == _origin(workspace, name)):
         return
     if origin is None:
         seen = f"{file} does not say that it holds {name} of this workspace"
@@ -421,7 +419,6 @@ def _kept(workspace: Path, target: str) -> str:
 def _own_versions(workspace: Path, gallery: Gallery) -> list[str]:
     """The versions of a workspace; refuses a gallery with vectors of other models under their names."""
     from fixstar.workspace.items import ensure_version
-    from fixstar.workspace.registry import Registry
 
     registry, held = Registry(workspace), {space.name for space in gallery.versions()}
     for name in registry.names():
@@ -456,7 +453,7 @@ def _differences(own: Sequence[str], there: Mapping[str, int], current: Mapping[
             found.append(f"{plural(there.get(name, 0), 'item')} of {name}, the current gallery {current[name]:,}")
     elif own and not set(own) & there.keys():
         found.append(f"no vectors of this workspace's versions ({', '.join(own)})")
-    foreign = [name for name in there if OWN_NAME.fullmatch(name) and name not in own]
+    foreign = [name for name in there if is_version_name(name) and name not in own]
     return found + [f"vectors of {name}, a version that this workspace does not have" for name in foreign]
 
 

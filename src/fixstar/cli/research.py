@@ -19,8 +19,8 @@ from fixstar.wording import percent
 if TYPE_CHECKING:
     from fixstar.evaluation import CrossTest, Difference
     from fixstar.evaluation.features import LabelFile, VersionFeatures
-    from fixstar.evaluation.theorem import DimensionCheck
     from fixstar.evaluation.trial import Trial
+    from fixstar.research.theorem import DimensionCheck
 
     Evidence = Mapping[tuple[int, int], Difference]
 
@@ -337,7 +337,7 @@ def theorem(
     """Check equations 1a and 1b of the stationarity theorem on features drawn around fixed simplex prototypes."""
     from math import radians
 
-    from fixstar.evaluation.theorem import check_theorem, draw_theorem
+    from fixstar.research.theorem import check_theorem, draw_theorem
 
     for option, angle in (("--old-angle", old_angle), ("--new-angle", new_angle)):
         if not 0 < angle <= 180:
@@ -406,7 +406,7 @@ def picture2d(
     as_json: AsJson = False,
 ) -> None:
     """Draw 2-d features of IFT, BCT and CoReS through two upgrades: which methods keep known classes in place."""
-    from fixstar.picture2d import run_picture2d
+    from fixstar.research.picture2d import run_picture2d
 
     picture = _picture_path(out, "features.png")
     picture.parent.mkdir(parents=True, exist_ok=True)  # before minutes of training

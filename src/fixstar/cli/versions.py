@@ -19,7 +19,7 @@ from fixstar.durable import replace_json
 from fixstar.errors import FixstarError, InputError, NextStep, plural
 from fixstar.trust import ADDRESSES, import_path, is_trusted, module_of, remember, remembered, trusting
 from fixstar.wording import percent
-from fixstar.workspace.registry import FIRST
+from fixstar.workspace.registry import FIRST, Registry
 
 if TYPE_CHECKING:
     from fixstar.data import ImageSet
@@ -314,7 +314,7 @@ def upgrade(
     if as_json or found is None:
         _print_version(version, space.path, f"fixstar check {version.name}", as_json, found)
         return
-    print(f"{version.name} is in {space.path / 'versions' / version.name}. On its held-out images:")
+    print(f"{version.name} is in {space.registry.directory(version.name)}. On its held-out images:")
     print_check(found, workspace, {})
 
 
@@ -553,7 +553,8 @@ def _announced(images: ImageSet) -> ImageSet:
 def _print_version(
     version: Version, workspace: Path, following: str, as_json: bool, check: Check | None = None
 ) -> None:
-    path, loss = workspace / "versions" / version.name, version.log[-1].loss
+    path = Registry(workspace).directory(version.name)
+    loss = version.log[-1].loss
     held_out = (workspace / "held-out" / f"{version.name}.safetensors").is_file()
     if as_json:
         trials = version.encoder.about.get("trials", [])
@@ -609,7 +610,6 @@ def slots(
 ) -> None:
     """Show the permanent slot of every class. Separate teams that share this manifest stay interoperable."""
     from fixstar.workspace.files import read_mark
-    from fixstar.workspace.registry import Registry
 
     read_mark(workspace)
     manifest = Registry(workspace).manifest()

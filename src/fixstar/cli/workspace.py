@@ -485,7 +485,7 @@ def _status_row(space: Workspace, state: Status, name: str, measured: Check | No
     """A version; ``measured`` is its check on the images that all figures are of."""
     card = space.registry.card(name)
     check = space.last_check(name)
-    made = datetime.fromtimestamp((space.registry.directory(name) / "card.json").stat().st_mtime, UTC)
+    made = datetime.fromtimestamp(space.registry.card_file(name).stat().st_mtime, UTC)
     outcome = "" if name == state.versions[0] else "not checked"
     colours = {"pass": "green", "refuse": "red", "missing evidence": "yellow"}
     alone = "" if measured is None or measured.self_test is None else percent(measured.self_test)

@@ -40,7 +40,7 @@ _HASHED = 4096  # images hashed at a time
 Bad = Literal["refuse", "skip"]
 
 
-class Loaded(NamedTuple):
+class ReadImages(NamedTuple):
     """The images that can be read, and an error for each of the others."""
 
     images: ImageSet
@@ -105,7 +105,7 @@ class ImageSet:
         kept = self.take(labels >= 0)
         return ImageSet(kept.images, labels[labels >= 0], tuple(names), self.name)
 
-    def load(self, inputs: Preprocessing | Prompts, bad: Bad = "refuse", progress: Advance = silent) -> Loaded:
+    def load(self, inputs: Preprocessing | Prompts, bad: Bad = "refuse", progress: Advance = silent) -> ReadImages:
         """All images in one array; of unreadable ones ``bad="refuse"`` lists all, ``"skip"`` returns the errors.
 
         Texts stay as they are, without those that cannot be embedded.
@@ -120,23 +120,23 @@ class ImageSet:
         shape = (len(self), *preprocessing.size, preprocessing.channels)
         if isinstance(self.images, np.ndarray) and self.images.shape == shape:
             progress(len(self))
-            return Loaded(self, ())
+            return ReadImages(self, ())
         pixels = _allocate(shape)
         unreadable = self._decode(preprocessing, bad, progress, pixels)
         labels = np.delete(self.labels, [image.index for image in unreadable])
-        return Loaded(ImageSet(pixels[: len(labels)], labels, self.classes, self.name), unreadable)
+        return ReadImages(ImageSet(pixels[: len(labels)], labels, self.classes, self.name), unreadable)
 
-    def readable(self, inputs: Preprocessing | Prompts, bad: Bad = "refuse", progress: Advance = silent) -> Loaded:
+    def readable(self, inputs: Preprocessing | Prompts, bad: Bad = "refuse", progress: Advance = silent) -> ReadImages:
         """The images that can be read, not kept in memory: ``load`` for sets that do not fit there."""
         preprocessing = self._fitting(inputs)
         if preprocessing is None:
             return self._checked_texts(bad, progress)
         if self.resident:
-            return Loaded(self, ())
+            return ReadImages(self, ())
         unreadable = self._decode(preprocessing, bad, progress)
         kept = np.ones(len(self), bool)
         kept[[image.index for image in unreadable]] = False
-        return Loaded(self.take(kept), unreadable)
+        return ReadImages(self.take(kept), unreadable)
 
     def _fitting(self, inputs: Preprocessing | Prompts) -> Preprocessing | None:
         """How the images are to be prepared, None for texts; refused if the model reads the other kind."""
@@ -145,7 +145,7 @@ class ImageSet:
         wanted, seen = ("texts", "images") if isinstance(inputs, Prompts) else ("images", "texts")
         raise InputError(f"the model reads {wanted}, and{self.name and ' ' + self.name} holds {seen}; give {wanted}")
 
-    def _checked_texts(self, bad: str, progress: Advance) -> Loaded:
+    def _checked_texts(self, bad: str, progress: Advance) -> ReadImages:
         """The texts that can be embedded, and the errors of the others."""
         wrong: list[ItemError] = []
         for index, text in enumerate(self.images):
@@ -158,7 +158,7 @@ class ImageSet:
             raise unreadable_error(wrong, len(self))
         kept = np.ones(len(self), bool)
         kept[[error.index for error in wrong]] = False
-        return Loaded(self.take(kept), tuple(wrong))
+        return ReadImages(self.take(kept), tuple(wrong))
 
     def _decode(
         self, preprocessing: Preprocessing, bad: str, progress: Advance, out: npt.NDArray[np.uint8] | None = None

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fixstar.data.image_set import ImageSet, Loaded
+from fixstar.data.image_set import ImageSet, ReadImages
 from fixstar.errors import DataError, ImageError, InputError
 from fixstar.images import Preprocessing, decode_ahead
 from fixstar.progress import progress_bar
@@ -221,7 +221,7 @@ def pixel_source(
     fits = needed <= (resident_budget(device) if budget is None else budget)
     look = images.load if fits else images.readable
     with progress_bar("reading images", len(images), "images", show_progress and not images.resident) as advance:
-        loaded: Loaded = look(preprocessing, bad, advance)
+        loaded: ReadImages = look(preprocessing, bad, advance)
     for image in loaded.bad:
         warnings.warn(f"left out {image.name}: {image.reason}", stacklevel=2)
     if fits:

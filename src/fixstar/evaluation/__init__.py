@@ -37,8 +37,8 @@ from fixstar.evaluation.report import RateTable, Report, Thumbnails, lost_querie
 from fixstar.evaluation.retrieval import ndcg, recall, reciprocal_rank, retrieval_measure, top_1
 from fixstar.evaluation.search import PROTOCOLS, cmc, mean_average_precision, nearest, store_search, templates
 from fixstar.evaluation.verification import (
-    Pairs,
     Split,
+    VerificationPairs,
     draw_pairs,
     gallery_query_split,
     kfold_accuracy,
@@ -57,12 +57,12 @@ __all__ = [
     "Difference",
     "Flips",
     "HitPicture",
-    "Pairs",
     "RateTable",
     "Relevant",
     "Report",
     "Split",
     "Thumbnails",
+    "VerificationPairs",
     "VersionFeatures",
     "accuracy_curves",
     "accuracy_panels",

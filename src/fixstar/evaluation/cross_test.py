@@ -35,7 +35,13 @@ from fixstar.evaluation.search import (
     rank_hits,
     searcher,
 )
-from fixstar.evaluation.verification import Pairs, kfold_accuracy, open_set_hits, pair_scores, threshold_at_far
+from fixstar.evaluation.verification import (
+    VerificationPairs,
+    kfold_accuracy,
+    open_set_hits,
+    pair_scores,
+    threshold_at_far,
+)
 
 Outcomes = NDArray[Any]
 Cell = tuple[int, int]
@@ -76,7 +82,7 @@ def cross_test(
     upper: bool = False,
     progress: Callable[[int, int], object] | None = None,
     *,
-    pairs: Pairs | None = None,
+    pairs: VerificationPairs | None = None,
     device: str | None = None,
     cameras: tuple[Labels, Labels] | None = None,
     relevant: Sequence[Indices] | None = None,
@@ -133,7 +139,7 @@ def cross_test(
     return CrossTest(tuple(version.name for version in versions), protocol, matrix, hits)
 
 
-def cross_test_scores(versions: Sequence[VersionFeatures], pairs: Pairs) -> dict[Cell, NDArray[np.float64]]:
+def cross_test_scores(versions: Sequence[VersionFeatures], pairs: VerificationPairs) -> dict[Cell, NDArray[np.float64]]:
     """The cosine of every pair, [pairs], by cell (t, k), t >= k: first image by version t, second by k."""
     return {cell: _pair_cosines(query, gallery, pairs) for cell, query, gallery in _cells(versions)}
 
@@ -186,7 +192,7 @@ def _cells(
             yield (t, k), versions[t], gallery
 
 
-def _pair_cosines(query: VersionFeatures, gallery: VersionFeatures, pairs: Pairs) -> NDArray[np.float64]:
+def _pair_cosines(query: VersionFeatures, gallery: VersionFeatures, pairs: VerificationPairs) -> NDArray[np.float64]:
     queries = query.queries_in(gallery)
     lengths = np.linalg.norm(queries, axis=1)  # of the part that the old space can hold; pair_scores divides by it
     return np.asarray(pair_scores(queries, gallery.gallery, pairs) * lengths[pairs.first])

@@ -18,7 +18,7 @@ from fixstar.evaluation.features import VersionFeatures
 from fixstar.evaluation.mixed import BackfillCurve, backfill_curve
 from fixstar.evaluation.report import RateTable, Report, Thumbnails, lost_queries
 from fixstar.evaluation.search import PROTOCOLS, Labels
-from fixstar.evaluation.verification import Pairs, Split, gallery_query_split, roc, sample_pairs, tar_at_far
+from fixstar.evaluation.verification import Split, VerificationPairs, gallery_query_split, roc, sample_pairs, tar_at_far
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -43,7 +43,7 @@ class Trial:
     gallery_labels: Labels
     classes: Mapping[int, str]
     facts: Mapping[str, str]
-    pairs: Pairs | None = None
+    pairs: VerificationPairs | None = None
     thumbnails: Thumbnails | None = None
 
     @property
@@ -183,7 +183,7 @@ def _kept_split(labels: Labels, path: Path | None, seed: int, open_set: bool) ->
     return split, f"from {path.name}"
 
 
-def kept_pairs(labels: Labels, path: Path | None, seed: int) -> tuple[Pairs, str]:
+def kept_pairs(labels: Labels, path: Path | None, seed: int) -> tuple[VerificationPairs, str]:
     """The pairs in a file, or new ones, which are saved there; and their origin as text."""
     if path is None or not path.exists():
         count = _pair_count(labels)
@@ -191,7 +191,7 @@ def kept_pairs(labels: Labels, path: Path | None, seed: int) -> tuple[Pairs, str
         if path is not None:
             pairs.save(path)
         return pairs, f"{count:,} genuine and {count:,} impostor, seed {seed}"
-    pairs = Pairs.load(path)
+    pairs = VerificationPairs.load(path)
     _check_rows(path, np.concatenate([pairs.first, pairs.second]), len(labels))
     if not np.array_equal(labels[pairs.first] == labels[pairs.second], pairs.same):
         raise DataError(f"{path} was drawn from other images: its genuine pairs are not of one class here")

@@ -61,7 +61,7 @@ class _RowFile:
             raise DataError(f"{path} holds one bare array, not {cls.content}", remake)
         if arrays.keys() != cls._names():  # never advise deleting a good file of something else
             steps = [cls._evaluate(..., "with another file; a missing file is created")]
-            other = next((kind for kind in (Pairs, Split) if arrays.keys() == kind._names()), None)
+            other = next((kind for kind in (VerificationPairs, Split) if arrays.keys() == kind._names()), None)
             steps += [other._evaluate(str(path), f"to use {path.name}")] if other else []
             found = other.content if other else ", ".join(sorted(arrays)) or "nothing"
             raise DataError(f"{path} holds {found}, not {cls.content}", *steps)
@@ -80,7 +80,7 @@ class _RowFile:
 
 
 @dataclass(frozen=True, eq=False)
-class Pairs(_RowFile):
+class VerificationPairs(_RowFile):
     """Rows ``first`` [N] (queries), ``second`` [N] (gallery) and ``same`` [N] bool: **genuine**, else **impostor**."""
 
     content, argument, others = "pairs", "pairs_file", {"protocol": "verification"}
@@ -119,7 +119,7 @@ class Split(_RowFile):
             raise InputError("each image appears once, in the gallery or among the queries; this split repeats one")
 
 
-def sample_pairs(labels: Labels, genuine: int = 3000, impostor: int = 3000, seed: int = 0) -> Pairs:
+def sample_pairs(labels: Labels, genuine: int = 3000, impostor: int = 3000, seed: int = 0) -> VerificationPairs:
     """Draw pairs of images, the genuine ones first; CoReS takes 3,000 + 3,000 from the CIFAR-10 test images.
 
     Uniform over all pairs of a kind. No image is paired with itself, and no pair occurs twice, in either order. The
@@ -143,7 +143,7 @@ def sample_pairs(labels: Labels, genuine: int = 3000, impostor: int = 3000, seed
     both = order[np.concatenate(drawn, axis=1)]
     swapped = rng.random(both.shape[1]) < 0.5
     first, second = np.where(swapped, both[::-1], both)
-    return Pairs(first, second, classes[first] == classes[second])
+    return VerificationPairs(first, second, classes[first] == classes[second])
 
 
 def _draw_pairs(start: Rows, stop: Rows, count: int, kind: str, rng: np.random.Generator) -> Rows:
@@ -161,7 +161,7 @@ def _draw_pairs(start: Rows, stop: Rows, count: int, kind: str, rng: np.random.G
     return np.stack([p, stop[p] - (ends[p] - numbers)])
 
 
-def draw_pairs(labels: Labels, genuine: int = 3000, impostor: int = 3000, seed: int = 0) -> Pairs:
+def draw_pairs(labels: Labels, genuine: int = 3000, impostor: int = 3000, seed: int = 0) -> VerificationPairs:
     """Draw two images at a time until there are enough pairs of both kinds, as the code of CoReS and CL2R does.
 
     Pairs stay in the order of drawing, so unstratified folds give numbers comparable with theirs.
@@ -182,7 +182,7 @@ def draw_pairs(labels: Labels, genuine: int = 3000, impostor: int = 3000, seed: 
         missing = {kind: count - int((same[kept] == kind).sum()) for kind, count in missing.items()}
         parts.append(drawn[kept])
     first, second = np.concatenate(parts).T
-    return Pairs(first, second, classes[first] == classes[second])
+    return VerificationPairs(first, second, classes[first] == classes[second])
 
 
 def gallery_query_split(labels: Labels, share: float = 0.5, seed: int = 0) -> Split:
@@ -229,10 +229,10 @@ class FoldAccuracy:
         return float(self.accuracies.std(ddof=1))
 
 
-def pair_scores(first: Floats, second: Floats, pairs: Pairs) -> Scores:
+def pair_scores(first: Floats, second: Floats, pairs: VerificationPairs) -> Scores:
     """[pairs] cosines of row ``pairs.first`` of ``first`` (new model) with row ``pairs.second`` of ``second`` (old).
 
-    >>> pairs = Pairs(np.array([0, 0]), np.array([1, 2]), np.array([True, False]))
+    >>> pairs = VerificationPairs(np.array([0, 0]), np.array([1, 2]), np.array([True, False]))
     >>> new, old = np.array([[2.0, 0.0]]), np.array([[0.0, 0.0], [5.0, 0.0], [0.0, 1.0]])
     >>> pair_scores(new, old, pairs)
     array([1., 0.])

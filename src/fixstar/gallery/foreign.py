@@ -24,7 +24,7 @@ from fixstar.gallery.addresses import QdrantAddress, parse_postgres_address, par
 from fixstar.gallery.filters import Payload
 from fixstar.gallery.postgres import require_psycopg, without_password
 from fixstar.gallery.store import Floats
-from fixstar.gallery.vector_files import Block, VectorSource
+from fixstar.gallery.vector_files import FileRows, VectorSource
 
 if TYPE_CHECKING:
     from qdrant_client import QdrantClient
@@ -99,14 +99,14 @@ class _QdrantCollection:
         if not self.ids:
             raise DataError(f"{self.name} is empty")
 
-    def blocks(self, rows: int) -> Iterator[Block]:
+    def blocks(self, rows: int) -> Iterator[FileRows]:
         """All points, ``rows`` at a time."""
         for page in self._pages(rows, payload=True, vectors=True if self._vector is None else [self._vector]):
             vectors = [r.vector.get(self._vector) if isinstance(r.vector, dict) else r.vector for r in page]
             if missing := [record.id for record, vector in zip(page, vectors, strict=True) if vector is None]:
                 raise DataError(f"{self.name}: point {missing[0]} has no vector; nothing was stored")
             matrix = np.array(vectors, np.float32)
-            yield Block([self._id(record) for record in page], matrix, [dict(r.payload or {}) for r in page])
+            yield FileRows([self._id(record) for record in page], matrix, [dict(r.payload or {}) for r in page])
 
     def _width(self, kinds: Any) -> int:
         if isinstance(kinds, dict):
@@ -169,7 +169,7 @@ class _PostgresTable:
         self.width = len(first[0])
         self.ids = [row[0] for row in self._rows("SELECT {id}::text FROM {table} ORDER BY {id}")]
 
-    def blocks(self, rows: int) -> Iterator[Block]:
+    def blocks(self, rows: int) -> Iterator[FileRows]:
         """All rows, ``rows`` at a time."""
         query = (
             "SELECT {id}::text, {vector}::real[], to_jsonb(t) - {id_text} - {vector_text} FROM {table} t ORDER BY {id}"
@@ -181,7 +181,7 @@ class _PostgresTable:
                     seen = "none" if vector is None else f"one of {len(vector)}"
                     raise DataError(f"{self.name}: {name!r} needs a vector of {self.width} components and has {seen}")
             payloads: list[Payload] = [{field: v for field, v in row[2].items() if v is not None} for row in some]
-            yield Block([row[0] for row in some], np.array([row[1] for row in some], np.float32), payloads)
+            yield FileRows([row[0] for row in some], np.array([row[1] for row in some], np.float32), payloads)
 
     def _columns(self) -> list[str]:
         found = self._rows(
@@ -250,7 +250,7 @@ class _FaissIndex:
             index.make_direct_map()
         self._index = index
 
-    def blocks(self, rows: int) -> Iterator[Block]:
+    def blocks(self, rows: int) -> Iterator[FileRows]:
         """All vectors, ``rows`` at a time."""
         for start in range(0, len(self.ids), rows):
             ids = self.ids[start : start + rows]
@@ -260,7 +260,7 @@ class _FaissIndex:
                 raise DataError(
                     f"{self.name}: this kind of index does not give its vectors back ({_last_line(error)})"
                 ) from error
-            yield Block(ids, vectors, [{}] * len(ids))
+            yield FileRows(ids, vectors, [{}] * len(ids))
 
 
 def _last_line(error: BaseException) -> str:

@@ -186,7 +186,7 @@ class Segment:
 _NOTHING = _Derived()
 
 
-class Part(NamedTuple):
+class SegmentPart(NamedTuple):
     """The first ``size`` rows of a segment, numbered from ``start``, without the removed ones (``gone`` [room])."""
 
     start: int
@@ -209,7 +209,9 @@ class Part(NamedTuple):
         return self.size - (0 if self.gone is None else int(np.count_nonzero(self.gone)))
 
 
-def _filled(part: Part, numbers: Sequence[int] | Numbers, ids: Strings, vectors: Floats, texts: Strings) -> Part:
+def _filled(
+    part: SegmentPart, numbers: Sequence[int] | Numbers, ids: Strings, vectors: Floats, texts: Strings
+) -> SegmentPart:
     """The part with more rows; its segment has room for them."""
     segment, size = part.segment, part.size + len(ids)
     segment.vectors[part.size : size] = vectors
@@ -219,7 +221,7 @@ def _filled(part: Part, numbers: Sequence[int] | Numbers, ids: Strings, vectors:
     return part._replace(size=size)
 
 
-def _find(parts: Sequence[Part], numbers: Numbers) -> Indices:
+def _find(parts: Sequence[SegmentPart], numbers: Numbers) -> Indices:
     row = np.full(len(numbers), -1, np.intp)
     firsts = np.array([part.numbers[0] for part in parts], np.int64)
     places = np.searchsorted(firsts, numbers, "right") - 1
@@ -232,7 +234,7 @@ def _find(parts: Sequence[Part], numbers: Numbers) -> Indices:
     return row
 
 
-def _of_part(part: Part, forward: Forward | None) -> Floats:
+def _of_part(part: SegmentPart, forward: Forward | None) -> Floats:
     """[size, width]: vectors as they are or under a map, without a copy."""
     return part.segment.vectors[: part.size] if forward is None else part.segment.mapped(forward, part.size)
 
@@ -266,7 +268,9 @@ class Rows:
     ``layout`` changes whenever a row moves. With a ``folder``, vectors are in files there and not in memory.
     """
 
-    def __init__(self, width: int, parts: Sequence[Part] = (), layout: int = 0, folder: Path | None = None) -> None:
+    def __init__(
+        self, width: int, parts: Sequence[SegmentPart] = (), layout: int = 0, folder: Path | None = None
+    ) -> None:
         self.width, self.parts, self.layout, self.folder = width, tuple(parts), layout, folder
         self.end = self.parts[-1].end if self.parts else 0
         self._live = sum(part.live() for part in self.parts)
@@ -460,7 +464,7 @@ class Draft:
         """Make room for what is expected, or double the space, up to a full segment: small versions stay small."""
         end = self._parts[-1].end if self._parts else 0
         room = min(self._full, max(wanted, self._expected - end, end, 1024))
-        self._parts.append(Part(end, Segment(room, self._width, self._folder), 0, None))
+        self._parts.append(SegmentPart(end, Segment(room, self._width, self._folder), 0, None))
 
     def remove(self, numbers: Sequence[int] | Numbers) -> None:
         """Remove rows; unknown numbers are ignored."""
@@ -501,7 +505,7 @@ class Draft:
         live = sum(part.live() for part in old)
         grows = place == len(self._parts) - 1  # the last segment takes new rows
         room = max(live, len(old[-1].segment.numbers) if grows else 1)
-        new = Part(0, Segment(room, self._width, self._folder), 0, None)
+        new = SegmentPart(0, Segment(room, self._width, self._folder), 0, None)
         copied: list[tuple[Segment, Indices]] = []
         for part in old:
             kept = np.arange(part.size) if part.gone is None else np.flatnonzero(~part.gone[: part.size])

@@ -55,7 +55,7 @@ _METADATA = (1 << 31) - 1  # a projection may be larger than the usual limit for
 _DAMAGE = (ValueError, EOFError, KeyError, TypeError, AttributeError, RecursionError)
 
 
-class Block(NamedTuple):
+class FileRows(NamedTuple):
     """Some rows: ids, vectors [n, width] as in the file, payloads."""
 
     ids: list[str]
@@ -75,7 +75,7 @@ class VectorSource(Protocol):
     projection: Floats | None
     origin: str | None  # what made the vectors, if the source knows
 
-    def blocks(self, rows: int) -> Iterator[Block]:
+    def blocks(self, rows: int) -> Iterator[FileRows]:
         """All rows, at most ``rows`` at a time."""
 
 
@@ -110,7 +110,7 @@ class VectorFile:
                     f"{path} has {plural(self.count, 'vector')} and {plural(len(of), what)}; each needs one"
                 )
 
-    def blocks(self, rows: int) -> Iterator[Block]:
+    def blocks(self, rows: int) -> Iterator[FileRows]:
         """All rows, ``rows`` at a time; raises at the end if the ids beside them belong to other vectors."""
         digest = hashlib.sha256()
         with self._reading(), self._open(_VECTORS) as stream, self._open(_PAYLOADS) as lines:
@@ -133,7 +133,7 @@ class VectorFile:
                         payload if label == "" else {"label": label, **payload}
                         for label, payload in zip(labels, payloads, strict=True)
                     ]
-                yield Block(ids, vectors, payloads)
+                yield FileRows(ids, vectors, payloads)
         if self._digest not in (None, digest.hexdigest()):
             beside = self.path.with_suffix(".jsonl")
             raise DataError(
@@ -296,7 +296,7 @@ class ParquetFile:
             if not self.width:
                 raise DataError(f"{path}: row 0 has no vector")
 
-    def blocks(self, rows: int) -> Iterator[Block]:
+    def blocks(self, rows: int) -> Iterator[FileRows]:
         """All rows, at most ``rows`` at a time."""
         start = 0
         with self._opened() as file:
@@ -305,7 +305,7 @@ class ParquetFile:
             for batch in file.iter_batches(rows, columns=[self._vector, *fields]):
                 ids = self.ids[start : start + len(batch)]
                 vectors = self._matrix(batch.column(self._vector), start)
-                yield Block(ids, vectors, self._payloads(batch.select(fields), start))
+                yield FileRows(ids, vectors, self._payloads(batch.select(fields), start))
                 start += len(batch)
 
     def _check_columns(self, schema: Any) -> None:

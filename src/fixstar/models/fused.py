@@ -37,7 +37,7 @@ def programs_for(total: int, tile: int) -> int:
     return -(-total // tile)
 
 
-class Layer(NamedTuple):
+class FusedLayer(NamedTuple):
     """A convolution and the batch norm after it, with the sides of its input."""
 
     conv: nn.Conv2d
@@ -77,20 +77,20 @@ class Layer(NamedTuple):
         return programs_for(total, tile * turns), turns
 
 
-def layers_of(net: CifarResNet, height: int, width: int) -> list[Layer]:
+def layers_of(net: CifarResNet, height: int, width: int) -> list[FusedLayer]:
     """Stem and blocks, in their order, for images of these sides."""
-    layers = [Layer(net.conv1, net.bn1, height, width)]
+    layers = [FusedLayer(net.conv1, net.bn1, height, width)]
     for block in net.blocks():
-        layers.append(Layer(block.conv1, block.bn1, height, width))
+        layers.append(FusedLayer(block.conv1, block.bn1, height, width))
         height, width = layers[-1].sides()
-        layers.append(Layer(block.conv2, block.bn2, height, width))
+        layers.append(FusedLayer(block.conv2, block.bn2, height, width))
     return layers
 
 
 class Gradients:
     """All gradients in one piece of memory, a layer's weights, gain and shift after another; and parts to sum."""
 
-    def __init__(self, layers: list[Layer], images: int, device: torch.device) -> None:
+    def __init__(self, layers: list[FusedLayer], images: int, device: torch.device) -> None:
         self.layers, self._device = layers, device
         sizes = [layer.size + 2 * layer.outputs for layer in layers]
         parts = [layer.chunks(images)[0] * layer.size for layer in layers]
@@ -132,7 +132,7 @@ def _in_blocks(programs: int) -> tuple[int, int]:
 class _Kept:
     """What the backward pass needs of one layer: its input, its raw output and that one's batch norm."""
 
-    layer: Layer
+    layer: FusedLayer
     weight: Tensor  # packed
     x: Tensor
     y: Tensor
@@ -204,14 +204,14 @@ class FusedCifarResNet:
             outs.append(self._activated(kept[-1], outs[-1], block.final_relu))
         return outs[-1].flatten(1, 2).mean(1, dtype=torch.float32), kept, outs[-1]
 
-    def _packed(self, layers: list[Layer]) -> list[Tensor]:
+    def _packed(self, layers: list[FusedLayer]) -> list[Tensor]:
         """The weights as the kernels read them: [output, tap, input], in the type of storage."""
         sources = [layer.conv.weight.detach().permute(0, 2, 3, 1) for layer in layers]
         packed = [torch.empty(w.shape, dtype=self._storage, device=w.device) for w in sources]
         torch._foreach_copy_(packed, sources)
         return packed
 
-    def _convolve(self, layer: Layer, weight: Tensor, x: Tensor) -> _Kept:
+    def _convolve(self, layer: FusedLayer, weight: Tensor, x: Tensor) -> _Kept:
         taps, tile, warps = _FORWARD[layer.outputs]
         y = torch.empty((len(x), *layer.sides(), layer.outputs), dtype=self._storage, device=x.device)
         total = y.numel() // layer.outputs

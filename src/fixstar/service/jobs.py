@@ -1003,7 +1003,7 @@ def _without_places(text: str, folders: Iterable[Path]) -> str:
 # --- vectors by version over time
 
 
-class Sample(NamedTuple):
+class HistoryPoint(NamedTuple):
     """Items by the version that made their vectors, at a time."""
 
     when: str
@@ -1016,7 +1016,7 @@ class History:
     def __init__(self, workspace: Workspace, interval: float = 5.0, most: int = 1000) -> None:
         self._workspace, self._interval, self._most = workspace, interval, most
         self._path = workspace.path / "state" / "history.json"
-        self._samples: WatchedFile[tuple[Sample, ...]] = WatchedFile(self._path, _parsed_samples, ())
+        self._samples: WatchedFile[tuple[HistoryPoint, ...]] = WatchedFile(self._path, _parsed_samples, ())
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -1033,7 +1033,7 @@ class History:
             self._thread.join(timeout)
             self._thread = None
 
-    def samples(self) -> list[Sample]:
+    def samples(self) -> list[HistoryPoint]:
         """All samples, oldest first; the last one is current."""
         self.look()
         return list(self._samples.content())
@@ -1045,7 +1045,7 @@ class History:
             known = list(self._samples.content())
             if (known[-1].vectors if known else {}) == vectors:
                 return
-            known.append(Sample(_now(), vectors))
+            known.append(HistoryPoint(_now(), vectors))
             if len(known) > self._most:  # the distant past is kept more coarsely
                 half = len(known) // 2
                 known[:half] = known[:half:2]
@@ -1062,8 +1062,10 @@ class History:
             self._stopped.wait(self._interval)
 
 
-def _parsed_samples(path: Path) -> tuple[Sample, ...]:
+def _parsed_samples(path: Path) -> tuple[HistoryPoint, ...]:
     try:
-        return tuple(Sample(one["when"], dict(one["vectors"])) for one in read_document(path, "history")["samples"])
+        return tuple(
+            HistoryPoint(one["when"], dict(one["vectors"])) for one in read_document(path, "history")["samples"]
+        )
     except (FixstarError, OSError, ValueError, KeyError, TypeError):  # only a picture is lost
         return ()

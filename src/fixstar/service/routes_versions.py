@@ -31,6 +31,7 @@ from fixstar.service.schemas import (
     Flip,
     FlipImage,
     Gain,
+    HistoryPoint,
     Job,
     MatrixCell,
     Move,
@@ -38,7 +39,6 @@ from fixstar.service.schemas import (
     Rollback,
     RollbackPreview,
     RollbackRequest,
-    Sample,
     TrainRequest,
     UpgradeRequest,
     Version,
@@ -61,6 +61,7 @@ from fixstar.workspace.checks import (
     listed_flips,
 )
 from fixstar.workspace.drift import drift_map
+from fixstar.workspace.registry import version_number
 
 router = APIRouter(prefix="/v1")
 
@@ -145,7 +146,7 @@ def _gain(found: SavedCheck | None) -> Gain | None:
 
 
 def _all(space: Workspace) -> list[str]:
-    return sorted({*space.versions(), *space.registry.retired()}, key=lambda name: int(name[1:]))
+    return sorted({*space.versions(), *space.registry.retired()}, key=version_number)
 
 
 def _known(space: Workspace, name: str) -> str:
@@ -482,9 +483,9 @@ def backfill(context: Shared) -> BackfillState:
 
 
 @router.get("/history", tags=["lifecycle"], dependencies=READ)
-def history(context: Shared) -> list[Sample]:
+def history(context: Shared) -> list[HistoryPoint]:
     """Items by the version that made their vectors, over time: a sample for every change."""
-    return [Sample.model_validate(sample) for sample in context.jobs.history.samples()]
+    return [HistoryPoint.model_validate(sample) for sample in context.jobs.history.samples()]
 
 
 @router.post("/snapshot", tags=["lifecycle"], status_code=202, responses=problem_responses(409))

@@ -678,7 +678,7 @@ class BackfillState(_Response):
     images_a_second: float | None = None
 
 
-class Sample(_Response):
+class HistoryPoint(_Response):
     """Items by the version that made their vectors, at a time."""
 
     when: str

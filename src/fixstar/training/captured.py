@@ -18,7 +18,7 @@ from torch import Tensor, nn, optim
 
 from fixstar.models import Backbone
 from fixstar.models.fused import FusedCifarResNet, called_by, fused
-from fixstar.training.run import Part, Training, lay_out_state, set_rate
+from fixstar.training.run import PlacedStage, Training, lay_out_state, set_rate
 from fixstar.training.steps import Shown, update
 
 _WARM_UP = 3  # steps, so that libraries choose their kernels and memory is laid out before the recording
@@ -31,7 +31,7 @@ _PROGRAMS: dict[str, Callable[[dict[str, Tensor], Tensor], Tensor]] = {}  # comp
 class CapturedSteps:
     """``Steps`` as a recorded graph. All pixels and the optimiser's learning rates must be on the device."""
 
-    def __init__(self, run: Training, part: Part, optimiser: optim.Optimizer) -> None:
+    def __init__(self, run: Training, part: PlacedStage, optimiser: optim.Optimizer) -> None:
         self._run, self._part, self._optimiser = run, part, optimiser
         device = run.encoder.device
         self._plan = part.batches.plan_on_device(part.first)

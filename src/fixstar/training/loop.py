@@ -20,7 +20,7 @@ from fixstar.progress import Advance, progress_bar
 from fixstar.training.captured import CapturedSteps
 from fixstar.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, weights_digest
 from fixstar.training.distributed import broadcast_from_rank_zero, from_rank_zero, require_same_on_all_ranks, world
-from fixstar.training.run import Part, Training, ValidationScores, create_optimiser, parts_of, selected_epoch
+from fixstar.training.run import PlacedStage, Training, ValidationScores, create_optimiser, parts_of, selected_epoch
 from fixstar.training.steps import EagerSteps, Steps
 
 _PAUSE = 5.0  # seconds between two checkpoints where an epoch may take less than writing one: a GPU, a frozen backbone
@@ -84,7 +84,7 @@ def train(run: Training) -> list[EpochLog]:
 
 def _run_part(
     run: Training,
-    part: Part,
+    part: PlacedStage,
     log: list[EpochLog],
     best: dict[str, Tensor],
     resumed: Checkpoint,
@@ -117,7 +117,7 @@ def _run_part(
             save_checkpoint(run.checkpoint, *state)
 
 
-def _require_same_start(run: Training, parts: Sequence[Part], log: list[EpochLog]) -> None:
+def _require_same_start(run: Training, parts: Sequence[PlacedStage], log: list[EpochLog]) -> None:
     if world().size > 1:
         facts = {"settings": run.fingerprint, "batches": [part.batches.per_epoch for part in parts]}
         require_same_on_all_ranks({**facts, "epochs done before": len(log), "weights": weights_digest(run.modules())})
@@ -130,7 +130,7 @@ def _scores(run: Training) -> ValidationScores:
     return ValidationScores(*from_rank_zero(lambda: select(run.encoder)))
 
 
-def _steps(run: Training, part: Part, optimiser: optim.Optimizer) -> Steps:
+def _steps(run: Training, part: PlacedStage, optimiser: optim.Optimizer) -> Steps:
     if run.encoder.device.type == "cuda" and part.batches.resident and world().size == 1:
         not_recorded: tuple[type[Exception], ...] = (RuntimeError, *build_errors())
         try:
@@ -145,7 +145,9 @@ def _entry(item: dict[str, Any]) -> EpochLog:
     return EpochLog(**{**item, "scores": None if scores is None else ValidationScores(*scores)})
 
 
-def _epoch(run: Training, part: Part, steps: Steps, epoch: int, advance: Advance, last: float | None) -> EpochLog:
+def _epoch(
+    run: Training, part: PlacedStage, steps: Steps, epoch: int, advance: Advance, last: float | None
+) -> EpochLog:
     # dropout and the like: the same after resuming, different for each process's share of a batch
     torch.manual_seed(run.seed * 1_000_003 + epoch + 15_485_863 * world().rank)
     place = f"{part.stage.name}, epoch {epoch - part.first + 1}/{part.recipe.epochs}"

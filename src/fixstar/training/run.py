@@ -93,7 +93,7 @@ def cpu_multiplies_bfloat16() -> bool:
     return any(known.get(name, False) for name in _BFLOAT16)
 
 
-class Part(NamedTuple):
+class PlacedStage(NamedTuple):
     """A stage with its place among all epochs of the run."""
 
     stage: Stage
@@ -122,7 +122,7 @@ class Part(NamedTuple):
         return epochs * self.batches.per_epoch * self.batches.batch_size
 
 
-def parts_of(run: Training) -> Iterator[Part]:
+def parts_of(run: Training) -> Iterator[PlacedStage]:
     """The stages of a run, one after the other."""
     first = 0
     for stage in run.objective.stages:
@@ -130,11 +130,11 @@ def parts_of(run: Training) -> Iterator[Part]:
         if stage.epochs != 1:
             recipe = recipe.shortened(max(1, round(recipe.epochs * stage.epochs)))
         recipe = replace(recipe, learning_rate=recipe.learning_rate * stage.learning_rate)
-        yield Part(stage, recipe, run.batches, first)
+        yield PlacedStage(stage, recipe, run.batches, first)
         first += recipe.epochs
 
 
-def create_optimiser(run: Training, part: Part) -> optim.Optimizer:
+def create_optimiser(run: Training, part: PlacedStage) -> optim.Optimizer:
     """The recipe's optimiser over what a stage trains; a group has one learning rate and one weight decay."""
     recipe = part.recipe
     backbone = {id(p) for p in run.encoder.backbone.parameters()}

@@ -21,7 +21,7 @@ from fixstar.errors import InputError
 from fixstar.methods import Step
 from fixstar.models import FrozenEncoder, Outputs
 from fixstar.training.distributed import collective, synchronised, world
-from fixstar.training.run import Part, Training, set_rate, take_step
+from fixstar.training.run import PlacedStage, Training, set_rate, take_step
 
 Shown = Callable[[int, str], object]
 """Called with the number of images trained on since the last call, and a note."""
@@ -39,7 +39,7 @@ _Outputs = tuple[Outputs, Outputs | None, Outputs | None]  # of the new, the pre
 
 def update(
     run: Training,
-    part: Part,
+    part: PlacedStage,
     optimiser: optim.Optimizer,
     batch: Batch,
     done: Tensor | float,
@@ -80,7 +80,7 @@ def _outputs(run: Training, batch: Batch, teacher_stream: Any) -> _Outputs:
 class EagerSteps:
     """Runs operation by operation; several processes share each batch."""
 
-    def __init__(self, run: Training, part: Part, optimiser: optim.Optimizer) -> None:
+    def __init__(self, run: Training, part: PlacedStage, optimiser: optim.Optimizer) -> None:
         self._run, self._part, self._optimiser = run, part, optimiser
 
     def epoch(self, number: int, shown: Shown) -> dict[str, Tensor]:

@@ -27,7 +27,7 @@ from fixstar.data.pixels import (
 )
 from fixstar.data.replay import HeldOut, ReplayMemory, hold_out
 from fixstar.errors import InputError, ModelError, NextStep
-from fixstar.evaluation import Pairs, VersionFeatures, cross_test
+from fixstar.evaluation import VerificationPairs, VersionFeatures, cross_test
 from fixstar.evaluation.features import version_features
 from fixstar.methods import METHODS, Method, OldVectors, Upgrade
 from fixstar.models import Encoder, FrozenEncoder, Slots
@@ -430,7 +430,7 @@ class Validation:
     queries: ImageSet
     gallery: ImageSet
     protocol: str = "template"
-    pairs: Pairs | None = None
+    pairs: VerificationPairs | None = None
 
     def __post_init__(self) -> None:
         if self.queries.classes != self.gallery.classes:

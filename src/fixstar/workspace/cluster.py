@@ -20,7 +20,7 @@ from fixstar.images import ImageSource
 from fixstar.models import Encoder
 from fixstar.models.encoder import read_card
 from fixstar.trust import remembered, trusted_modules, trusting
-from fixstar.workspace.items import Embedded, LocalEmbedder
+from fixstar.workspace.items import EmbeddedBatch, LocalEmbedder
 
 RETRIES = 2  # workers that may die on a batch before it counts as the cause
 _AHEAD = 2  # batches in progress per worker
@@ -44,7 +44,7 @@ class RayEmbedder:
         trusted = sorted(trusted_modules() | remembered(directory.absolute().parents[1]))  # of the workspace
         self._workers = [actor.remote(str(directory.absolute()), device, trusted) for _ in range(count)]
 
-    def __call__(self, batches: Iterable[Sequence[ImageSource]]) -> Iterator[Embedded]:
+    def __call__(self, batches: Iterable[Sequence[ImageSource]]) -> Iterator[EmbeddedBatch]:
         """One result per batch, in order."""
         in_progress: deque[Any] = deque()
         for number, batch in enumerate(batches):
@@ -56,7 +56,7 @@ class RayEmbedder:
         while in_progress:
             yield self._result(in_progress.popleft())
 
-    def _result(self, promise: Any) -> Embedded:
+    def _result(self, promise: Any) -> EmbeddedBatch:
         try:
             vectors, bad = self._ray.get(promise)
         except self._ray.exceptions.RayTaskError as failure:
@@ -65,7 +65,7 @@ class RayEmbedder:
         except self._ray.exceptions.RayActorError as death:
             reason = str(death).strip().partition("\n")[0]
             raise ModelError(f"{RETRIES + 1} workers died on the same images ({reason}); see Ray's logs") from None
-        return Embedded(np.array(vectors), bad)  # a copy: Ray's own is read-only
+        return EmbeddedBatch(np.array(vectors), bad)  # a copy: Ray's own is read-only
 
     def close(self) -> None:
         """End the workers; the cluster keeps running."""

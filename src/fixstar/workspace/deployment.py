@@ -45,7 +45,8 @@ class Rollout:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path, self._directory = path, path / "state"
+        self._registry = Registry(path)
+        self._directory = path / "state"
         self._file = self._directory / "deployment.json"
         self._start = Move("v1", "deploy", "")
         self._first = self._start
@@ -62,7 +63,7 @@ class Rollout:
     def _first_move(self) -> Move:
         """Where the pointer stands before any move: the same object as long as it is the same version."""
         number = 1
-        while (self._path / "retired" / f"v{number}.json").is_file():
+        while self._registry.is_retired(f"v{number}"):
             number += 1
         if self._first.version != f"v{number}":
             self._first = Move(f"v{number}", "deploy", "")
@@ -88,7 +89,7 @@ class Rollout:
         """
         with self.moving():
             self.require_deployed(deployed)
-            retired = Registry(self._path).retired()
+            retired = self._registry.retired()
             gone = [name for name in (version, *models) if name in retired]
             if gone:
                 raise ModelError(f"{gone[0]} was retired: its weights are gone; nothing was moved")
@@ -164,7 +165,7 @@ class Rollout:
         *earlier, last = stack
         if not earlier:
             raise InputError(f"{last.version} is the first version that was deployed; there is nothing to roll back to")
-        if (found := earlier[-1]).version in Registry(self._path).retired():
+        if (found := earlier[-1]).version in self._registry.retired():
             raise InputError(
                 f"{found.version}, which was deployed before {last.version}, was retired: its weights are gone, so "
                 "there is nothing to roll back to; deploy the version you want instead"

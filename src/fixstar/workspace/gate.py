@@ -96,7 +96,7 @@ class Finding(NamedTuple):
     next_steps: tuple[NextStep, ...] = ()
 
 
-class Judged(NamedTuple):
+class GateResult(NamedTuple):
     """A check, the trial that it judged, its cross-test, what was chosen, and accuracy over a backfill by version."""
 
     check: Check
@@ -136,7 +136,7 @@ def check_version(
         source = "held out"
         if isinstance(inputs, Preprocessing):  # nothing is trained on texts, so nothing is held out
             images, learnt_by = unlearnt_images(registry, version, names, inputs)
-    judged: Judged | None = None
+    judged: GateResult | None = None
     usable = images is not None and max(images.counts().values(), default=0) > 1
     if images is not None and usable:
         images = searchable(images, inputs, "skip")
@@ -186,7 +186,7 @@ def _about_texts(check: Check) -> Check:
     )
 
 
-def _with_files(check: Check, judged: Judged, keep: Callable[[Translation], str]) -> Check:
+def _with_files(check: Check, judged: GateResult, keep: Callable[[Translation], str]) -> Check:
     """The check with the names of the files in which the chosen translations are kept."""
     cells = []
     for cell in check.cells:
@@ -196,7 +196,7 @@ def _with_files(check: Check, judged: Judged, keep: Callable[[Translation], str]
     return replace(check, cells=tuple(cells))
 
 
-def judge(trial: Trial, searched: Sequence[Searched], rules: GateRules | None = None) -> Judged:
+def judge(trial: Trial, searched: Sequence[Searched], rules: GateRules | None = None) -> GateResult:
     """The verdict on a trial's last version: what its queries find among the vectors of each version searched."""
     rules = rules or GateRules()
     known = {one.name for one in trial.versions[:-1]}
@@ -255,7 +255,7 @@ def judge(trial: Trial, searched: Sequence[Searched], rules: GateRules | None = 
         next_steps=_distinct(steps),
         thresholds=catalogue_thresholds([*views, own], *labels, rules.seed),
     )
-    return Judged(check, trial, tested, chosen, curves)
+    return GateResult(check, trial, tested, chosen, curves)
 
 
 def _chosen_ways(
@@ -640,7 +640,7 @@ def _mixture_notes(newest: str, curves: Mapping[str, BackfillCurve], queries: in
             )
 
 
-def _report(judged: Judged, rules: GateRules) -> Report:
+def _report(judged: GateResult, rules: GateRules) -> Report:
     """The report of an evaluation, with the gate's intervals and its verdict."""
     check, trial, tested, chosen, curves = judged
     each = rules.shared(len(check.cells))
@@ -685,7 +685,7 @@ def _described(images: ImageSet | None, source: str) -> dict[str, Any]:
 # --- what would hold where the version's own queries do not: a backfill, or the old version
 
 
-def proposals(judged: Judged, deployed: str | None = None) -> tuple[NextStep, ...]:
+def proposals(judged: GateResult, deployed: str | None = None) -> tuple[NextStep, ...]:
     """Ways to get past a check that did not pass, for the vectors that lose most; empty if too little was measured.
 
     A version that is deployed cannot be dropped, and needs no way past the gate: only a backfill is proposed for it.

@@ -30,7 +30,7 @@ from fixstar.errors import ImageError, InputError, ModelError, NextStep, Unknown
 from fixstar.images import Preprocessing, decode_ahead
 from fixstar.images.reading import content
 from fixstar.workspace.files import require_writable
-from fixstar.workspace.registry import Registry
+from fixstar.workspace.registry import Registry, version_number
 
 SHARE = "hold_out"  # of a card's ``about``
 HELD_OUT = "held-out"  # the name of the images that training held out
@@ -161,7 +161,7 @@ def unlearnt_images(
 ) -> UnlearntImages:
     """What was held out up to a version and learnt neither by those versions, ``searched`` nor ``following``."""
     names = [*registry.retired(), *registry.names()]
-    earlier = [name for name in names if int(name[1:]) <= int(version[1:])]
+    earlier = [name for name in names if version_number(name) <= version_number(version)]
     asked = [name for name in names if name in earlier or name in searched]
     found, learnt_by = list[ImageSet](), set[str]()
     kept = list(_kept(registry.path, earlier))

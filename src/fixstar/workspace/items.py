@@ -268,7 +268,7 @@ def _png(image: Any) -> bytes:
     return buffer.getvalue()
 
 
-class Embedded(NamedTuple):
+class EmbeddedBatch(NamedTuple):
     """A batch's short forms [n, width]; rows of images that could not be read are NaN, and ``bad`` says why."""
 
     vectors: NDArray[np.float32]
@@ -278,7 +278,7 @@ class Embedded(NamedTuple):
 class Embedder(Protocol):
     """Makes vectors of one version. Batches may be embedded in parallel; results come in their order."""
 
-    def __call__(self, batches: Iterable[Sequence[ImageSource]]) -> Iterator[Embedded]:
+    def __call__(self, batches: Iterable[Sequence[ImageSource]]) -> Iterator[EmbeddedBatch]:
         """One result per batch."""
 
 
@@ -288,18 +288,18 @@ class LocalEmbedder:
     def __init__(self, encoder: Encoder, decode: Decode | None = None) -> None:
         self._encoder, self._decode = encoder, decode
 
-    def __call__(self, batches: Iterable[Sequence[ImageSource]]) -> Iterator[Embedded]:
+    def __call__(self, batches: Iterable[Sequence[ImageSource]]) -> Iterator[EmbeddedBatch]:
         """One result per batch, made when it is asked for."""
         for batch in batches:
             yield self.one(batch)
 
-    def one(self, images: Sequence[ImageSource], role: Role = "item") -> Embedded:
+    def one(self, images: Sequence[ImageSource], role: Role = "item") -> EmbeddedBatch:
         """The vectors of one batch, to be stored or to search with."""
         bad: list[ItemError] = []
         vectors = self._encoder.encode(
             images, form="short", bad="skip", on_bad=bad.append, decode=self._decode, role=role
         )
-        return Embedded(vectors, tuple(bad))
+        return EmbeddedBatch(vectors, tuple(bad))
 
 
 def ensure_version(gallery: Gallery, name: str, encoder: Encoder) -> None:

@@ -7,6 +7,7 @@ growth.json              simplices that were added to the first one, for version
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 Card = Callable[[str], dict[str, Any]]  # a version's card by its name
 
+_NAME = re.compile(r"v([0-9]+)")
 _WAIT = 10.0  # seconds for another process that retires a version
 FIRST = (  # how a workspace gets its first version
     NextStep("add", {"model": "efficientnet-lite0"}, "photos: a small pre-trained network"),
@@ -41,7 +43,7 @@ class Registry:
         """The finished versions whose weights are here, oldest first. A number missing in between is damage."""
         there, gone = self._numbers()
         if missing := sorted(set(range(1, max(there | gone, default=0) + 1)) - there - gone):
-            raise ModelError(f"{self.path / 'versions'} lacks v{missing[0]}; restore it from a copy first")
+            raise ModelError(f"{self.folders[0]} lacks v{missing[0]}; restore it from a copy first")
         return [f"v{number}" for number in sorted(there - gone)]
 
     def newest(self) -> str:
@@ -89,29 +91,46 @@ class Registry:
 
     def _numbers(self) -> tuple[set[int], set[int]]:
         """Of finished and of retired versions."""
-        return (
-            _version_numbers((self.path / "versions").glob("v*")),
-            _version_numbers((self.path / "retired").glob("v*.json")),
-        )
+        versions, retired = self.folders
+        there = {path.name for path in versions.glob("v*")}
+        gone = {path.name.removesuffix(".json") for path in retired.glob("v*.json")}
+        return _version_numbers(there), _version_numbers(gone)
+
+    @property
+    def folders(self) -> tuple[Path, Path]:
+        """The folder of finished versions, and that of the cards of retired ones: one changes if a version does."""
+        return self.path / "versions", self.path / "retired"
 
     def checked(self, name: str) -> str:
         """A version whose weights are here, or an error that names those."""
         if name in (known := self.names()):
             return name
-        if self._tombstone(name).is_file():
+        if self.is_retired(name):
             raise ModelError(f"{name} was retired: its weights are gone. There are: {', '.join(known)}")
         raise UnknownNameError("version", name, known, "", *(() if known else FIRST))
 
     def directory(self, name: str) -> Path:
         """Where a version's weights and card are."""
-        return self.path / "versions" / name
+        return self.folders[0] / name
+
+    def directories(self) -> list[Path]:
+        """The directories of versions as they lie on disk, without what a killed ``retire`` left behind."""
+        return [path for path in sorted(self.folders[0].glob("v*")) if not self.is_retired(path.name)]
+
+    def card_file(self, name: str) -> Path:
+        """Where a version's card is; it stays when the version is retired."""
+        return self._tombstone(name) if self.is_retired(name) else self.directory(name) / "card.json"
+
+    def is_retired(self, name: str) -> bool:
+        """Whether a version's weights were deleted, or are being deleted."""
+        return self._tombstone(name).is_file()
 
     def _tombstone(self, name: str) -> Path:
-        return self.path / "retired" / f"{name}.json"
+        return self.folders[1] / f"{name}.json"
 
     def card(self, name: str) -> dict[str, Any]:
         """What a version is: backbone, classifier, slots, and ``about``, where it comes from. Retired ones too."""
-        if self._tombstone(name).is_file():
+        if self.is_retired(name):
             return read_document(self._tombstone(name), "encoder")
         from fixstar.models.encoder import read_card
 
@@ -216,11 +235,11 @@ class Registry:
 
     def is_half_retired(self, name: str) -> bool:
         """Whether ``retire`` was killed half way."""
-        return self._tombstone(name).is_file() and self.directory(name).is_dir()
+        return self.is_retired(name) and self.directory(name).is_dir()
 
     def retire(self, name: str) -> None:
         """Delete a version's weights and memory; its card stays."""
-        if not self._tombstone(name).is_file():
+        if not self.is_retired(name):
             replace_json(self._tombstone(name), document("encoder", self.card(name)))
         (self.path / "memory" / f"{name}.safetensors").unlink(missing_ok=True)
         shutil.rmtree(self.directory(name))
@@ -234,6 +253,26 @@ def lineage(card: Card, name: str) -> list[str]:
     return line
 
 
-def _version_numbers(paths: Iterable[Path]) -> set[int]:
-    stems = (path.name.removesuffix(".json") for path in paths)
-    return {int(stem[1:]) for stem in stems if stem[1:].isascii() and stem[1:].isdigit()}
+def is_version_name(name: str) -> bool:
+    """Whether a workspace may call a version so; vectors of other systems have other names.
+
+    >>> is_version_name("v12"), is_version_name("clip"), is_version_name("clip@v1")
+    (True, False, False)
+    """
+    return _NAME.fullmatch(name) is not None
+
+
+def version_number(name: str) -> int:
+    """The number of a version, by which versions are ordered: a higher one is newer.
+
+    >>> sorted(["v10", "v9"], key=version_number)
+    ['v9', 'v10']
+    """
+    found = _NAME.fullmatch(name)
+    if found is None:
+        raise InputError(f"{name!r} is not a version of a workspace; these are called v1, v2, ...")
+    return int(found[1])
+
+
+def _version_numbers(names: Iterable[str]) -> set[int]:
+    return {version_number(name) for name in names if is_version_name(name)}

@@ -85,6 +85,7 @@ class Serving:
             known = self._loaded(version)
             if known is not None:  # another thread has loaded it meanwhile
                 return known
+            self.registry.newest()  # raises without a version
             encoder = self.registry.encoder(version, self.device)
             ensure_version(self.gallery, version, encoder)
             asking = len(self.asking()[1])
@@ -121,7 +122,7 @@ class Serving:
     def asking(self) -> tuple[Move, list[str]]:
         """The deployment now, and the versions that embed each query: the deployed one, then older ones."""
         move = self.rollout.current_move()
-        ways = self.translations.of(move.version)
+        ways = self.translations.of(move.version, move)
         helped = {name: way.source for name, way in ways.items() if len(way.models) > 1}
         if not helped:
             return move, [move.version]
@@ -137,7 +138,7 @@ class Serving:
         **options: Unpack[SearchOptions],
     ) -> SearchResult:
         """The nearest items of queries, as all versions of ``asking`` embedded them, [N, width] each."""
-        return self._counted(self._search(move.version, vectors, SearchRequest.of(request, **options)))
+        return self._counted(self._search(move.version, vectors, SearchRequest.of(request, **options), move))
 
     def search_vectors(
         self, version: str, vectors: Vectors, request: SearchRequest | None = None, **options: Unpack[SearchOptions]
@@ -184,7 +185,7 @@ class Serving:
             for name in models:
                 sides = [list(self.embed(name, some, decode)) if some else [] for some in pictures]
                 made[name] = _combined(*sides)
-            result = self._search(move.version, made, more)
+            result = self._search(move.version, made, more, move)
         if len(names) + len(positive.images) + len(negative.images) > 1:
             result = result._replace(thresholds={})  # they were measured with single images
         found = [hit for hit in result.hits[0] if hit.id not in items][: wanted.k]
@@ -202,9 +203,15 @@ class Serving:
             )
         return [path for path in found.values() if path is not None]
 
-    def _search(self, version: str, by_models: Mapping[str, Vectors], request: SearchRequest) -> SearchResult:
-        """Search with queries of a version, and with those of other models where translations need them."""
-        ways = self.translations.of(version)
+    def _search(
+        self, version: str, by_models: Mapping[str, Vectors], request: SearchRequest, move: Move | None = None
+    ) -> SearchResult:
+        """Search with queries of a version, and with those of other models where translations need them.
+
+        ``move`` is the deployment that the models were chosen by; without one, that of now.
+        """
+        move = move or self.rollout.current_move()
+        ways = self.translations.of(version, move)
         counts = self.gallery.count()
         live = [name for name, count in counts.items() if count]
         if request.versions is not None:
@@ -215,7 +222,7 @@ class Serving:
             if way is None:
                 continue
             asked[name] = way
-        scales = self.translations.scales(version, asked) if request.calibrate else Scales({})
+        scales = self.translations.scales(version, asked, move) if request.calibrate else Scales({})
         questions = []
         for name, way in asked.items():
             questions.append(_scaled(self._question(name, way, version, by_models), scales))

@@ -54,7 +54,7 @@ from fixstar.workspace.held_out import (
     unlearnt_images,
 )
 from fixstar.workspace.pairs import from_images
-from fixstar.workspace.registry import Registry
+from fixstar.workspace.registry import Registry, version_number
 from fixstar.workspace.translations import OLD_WIDTH, OWN_SPACE
 
 # What is tried beside the settings of the last version: settings that differ enough to tell them apart.
@@ -250,7 +250,8 @@ def _setup(registry: Registry, start: str, options: UpgradeOptions) -> Setup:
     )
     past, settings, method = _starting_point(past, settings, options.method or last_method, options)
     if options.keep_images:
-        past = replace(past, memory=ReplayMemory.load(RunDirectory(registry.path).memory(int(start[1:]))))
+        memory = RunDirectory(registry.path).memory(version_number(start))
+        past = replace(past, memory=ReplayMemory.load(memory))
     return Setup(f"as {start}", start, past, settings, method)
 
 

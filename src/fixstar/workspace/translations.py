@@ -75,16 +75,17 @@ class Translations:
 
     # --- the question
 
-    def of(self, version: str) -> Mapping[str, Translation]:
+    def of(self, version: str, move: Move | None = None) -> Mapping[str, Translation]:
         """How queries of a version search the vectors of each gallery version, itself included; some may be missing.
 
         The source of a translation is the version whose space the vectors lie in: v1 for those called NAME@v1.
+        ``move`` is the deployment, if it was read before: a search reads it once.
         """
         spaces = tuple(self._gallery.versions())
-        move = self._rollout.current_move()
+        move = move or self._rollout.current_move()
         check = self._checks.of(version)
         deployed = move if move.version == version else None
-        folders = (self._directory, self._registry.path / "versions", self._registry.path / "retired")
+        folders = (self._directory, *self._registry.folders)
         seen = (spaces, deployed, check, *map(file_stamp, folders))
         known = self._known.get(version)
         if known is None or known.seen != seen:
@@ -163,24 +164,27 @@ class Translations:
 
     # --- one scale
 
-    def scales(self, version: str, asked: Mapping[str, Translation]) -> Scales:
+    def scales(self, version: str, asked: Mapping[str, Translation], move: Move | None = None) -> Scales:
         """What ranks the vectors of several versions together, each asked through a translation.
 
         By calibrations if there are any for all of them, and for as many models per query; else without labels, by
         what unrelated items score; empty where neither is known, or only one version is searched.
+        ``move`` as in ``of``.
         """
         if len(asked) < 2:
             return Scales({})
-        fitted = self._calibrations(version, asked)
+        move = move or self._rollout.current_move()
+        fitted = self._calibrations(version, asked, move)
         if fitted:
             return Scales({name: Calibration(*fitted[name]) for name in asked}, calibrated=True)
-        return self._standardised(version, asked)
+        return self._standardised(version, asked, move)
 
-    def _calibrations(self, version: str, asked: Mapping[str, Translation]) -> Mapping[str, tuple[float, float]]:
+    def _calibrations(
+        self, version: str, asked: Mapping[str, Translation], move: Move
+    ) -> Mapping[str, tuple[float, float]]:
         """Those of the deployment, else of the last check, if they hold for these questions; else empty."""
-        move = self._rollout.current_move()
         if move.version == version and asked.keys() <= move.calibrations.keys():
-            deployed = self.of(version)
+            deployed = self.of(version, move)
             if all(deployed[name].models == way.models for name, way in asked.items()):
                 return move.calibrations
         check = self._checks.of(version)
@@ -191,13 +195,13 @@ class Translations:
             return {}
         return check.calibrations
 
-    def _standardised(self, version: str, asked: Mapping[str, Translation]) -> Scales:
+    def _standardised(self, version: str, asked: Mapping[str, Translation], move: Move) -> Scales:
         found: dict[str, Calibration] = {}
         for name, way in asked.items():
             key = ONE_SCALE if way.two is None and ONE_SCALE in way.about else SCALE
             if name != version and key in way.about:
                 found[name] = Calibration(*way.about[key])
-        ways = self.of(version).values()
+        ways = self.of(version, move).values()
         own = [way.about[TARGET_SCALE] for way in ways if TARGET_SCALE in way.about and way.target == version]
         if own:
             found[version] = Calibration(*own[0])

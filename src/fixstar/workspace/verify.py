@@ -16,6 +16,7 @@ from fixstar.models.encoder import verify_saved
 from fixstar.translation import load_translation
 from fixstar.workspace.backfill.run import PlanFiles
 from fixstar.workspace.files import open_workspace_gallery, require_plain_files
+from fixstar.workspace.registry import Registry
 from fixstar.workspace.translations import translation_files
 
 DOCUMENTS = {
@@ -64,9 +65,8 @@ def verify_files(path: Path) -> Iterator[str]:
         for pattern, kind in kinds.items():
             for file in sorted(path.glob(pattern)):
                 yield from _problem(partial(read, file, kind))
-    for directory in sorted((path / "versions").glob("v*")):
-        if not (path / "retired" / f"{directory.name}.json").is_file():  # else what a killed ``retire`` left behind
-            yield from _problem(partial(verify_saved, directory))
+    for directory in Registry(path).directories():
+        yield from _problem(partial(verify_saved, directory))
     for file in translation_files(path):
         yield from _problem(partial(load_translation, file))
     yield from _problem(PlanFiles(path).plan)

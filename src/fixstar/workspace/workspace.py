@@ -46,7 +46,7 @@ from fixstar.workspace.items import (
     update_payload,
 )
 from fixstar.workspace.pairs import FitOptions, Searched, fit, from_images, keep_fitted, searched_versions
-from fixstar.workspace.registry import Registry
+from fixstar.workspace.registry import Registry, version_number
 from fixstar.workspace.search import Examples, Serving
 from fixstar.workspace.translations import CHOSEN, Translations, home_of, sharing_space
 from fixstar.workspace.usage import Usage
@@ -315,7 +315,7 @@ class Workspace:
                 reasons[-1] += f", and after a rollback to {previous} its own queries would help to search them"
             if not reasons:
                 return reasons, steps
-            if int(deployed[1:]) >= int(name[1:]):
+            if version_number(deployed) >= version_number(name):
                 note = "once a newer version is deployed" if deployed == name else "re-embed them"
                 steps.append(NextStep("backfill", {"budget": "all"}, note))
             else:
@@ -386,7 +386,6 @@ class Workspace:
         self, images: Sequence[ImageSource], request: SearchRequest | None = None, **options: Unpack[SearchOptions]
     ) -> SearchResult:
         """The k nearest items of each image or text, whatever version made their vectors; see ``Serving``."""
-        self.deployed()
         return self.serving.search(images, request, **options)
 
     def like(self, item: str, request: SearchRequest | None = None, **options: Unpack[SearchOptions]) -> SearchResult:

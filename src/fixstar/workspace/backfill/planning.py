@@ -60,7 +60,7 @@ from fixstar.workspace.cluster import RayEmbedder
 from fixstar.workspace.held_out import unlearnt_images
 from fixstar.workspace.items import LABEL, Embedder, ImageStore, LocalEmbedder, text_of
 from fixstar.workspace.pairs import Sample, from_gallery
-from fixstar.workspace.registry import Registry
+from fixstar.workspace.registry import Registry, version_number
 from fixstar.workspace.search import Serving
 from fixstar.workspace.translations import CHOSEN
 from fixstar.workspace.usage import Usage
@@ -462,7 +462,8 @@ def _found_again(way: Translation, old: Any, new: Any) -> Any:
 
 def newer_versions(registry: Registry, target: str) -> list[str]:
     """The workspace's versions, retired too, newer than ``target``: a backfill leaves their vectors alone."""
-    return [name for name in (*registry.names(), *registry.retired()) if int(name[1:]) > int(target[1:])]
+    names = (*registry.names(), *registry.retired())
+    return [name for name in names if version_number(name) > version_number(target)]
 
 
 def _older(registry: Registry, target: str, counts: Mapping[str, int]) -> dict[str, int]:

@@ -36,7 +36,7 @@ from fixstar.errors import CheckpointError, InputError, ModelError
 from fixstar.gallery import Gallery, Item
 from fixstar.images import ImageSource
 from fixstar.progress import Advance
-from fixstar.workspace.items import Embedded, Embedder, ImageStore
+from fixstar.workspace.items import EmbeddedBatch, Embedder, ImageStore
 
 BUDGETS = (
     'a budget is a share such as "10%" (above 0%, up to 100%), a number of items such as "5000" (1 or more), "$2.50" '
@@ -269,7 +269,7 @@ class BackfillRun:
     def __post_init__(self) -> None:
         self._pace, self._stopped = Pace(self.rate), None  # type: Pace, str | None
         self._counts, self._waiting = Counter[str](), deque[_Batch]()
-        self._ready: list[tuple[_Batch, Embedded | None]] = []  # to be written together
+        self._ready: list[tuple[_Batch, EmbeddedBatch | None]] = []  # to be written together
         self._most = max(self._pace.batch, min(_WRITE, len(self.plan.ids) // 32))
         self._written = time.monotonic()
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fixstar.benchmarks.ledger import default_path, look_at, note, set_aside
-from fixstar.benchmarks.plan import Run
-from fixstar.benchmarks.result import RunResult
-from fixstar.benchmarks.runner import Progress, run_benchmark
+from fixstar.research.benchmarks.ledger import default_path, look_at, note, set_aside
+from fixstar.research.benchmarks.plan import Run
+from fixstar.research.benchmarks.result import RunResult
+from fixstar.research.benchmarks.runner import Progress, run_benchmark
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -54,7 +54,7 @@ class Folders:
 
 
 @dataclass
-class Job:
+class QueuedRun:
     """A run and its ``state``: waiting, running, done or failed."""
 
     run: Run
@@ -76,7 +76,7 @@ class Job:
         return max(0.0, self.seconds_at_share * (1 - self.first_share) / gained - self.seconds)
 
 
-Shown = Callable[[Sequence[Job], Job | None], object]
+Shown = Callable[[Sequence[QueuedRun], QueuedRun | None], object]
 """Called several times per second with all jobs, and with a job that has just changed its stage or state."""
 
 
@@ -98,15 +98,15 @@ def run_jobs(
     jobs: int = 1,
     shown: Shown = lambda *_: None,
     environment: Mapping[str, str] | None = None,
-) -> list[Job]:
+) -> list[QueuedRun]:
     """Run those that are not finished, ``jobs`` at a time, each by its ``command``; say how each ended."""
-    all_jobs = [Job(run) for run in runs]
+    all_jobs = [QueuedRun(run) for run in runs]
     for job in all_jobs:
         if folders.result(job.run).exists():
             job.state, job.share, job.note = "done", 1.0, "already"
             shown(all_jobs, job)
     waiting = [job for job in all_jobs if job.state == "waiting"]
-    running: list[Job] = []
+    running: list[QueuedRun] = []
     threads = str(max(1, (os.cpu_count() or 1) // max(1, min(jobs, len(waiting)))))
     inherited = {"OMP_NUM_THREADS": threads, **os.environ, **(environment or {})}
     try:
@@ -127,7 +127,9 @@ def run_jobs(
     return all_jobs
 
 
-def _start(job: Job, folders: Folders, command: Callable[[Run], list[str]], environment: Mapping[str, str]) -> Job:
+def _start(
+    job: QueuedRun, folders: Folders, command: Callable[[Run], list[str]], environment: Mapping[str, str]
+) -> QueuedRun:
     log = folders.log(job.run)
     log.parent.mkdir(parents=True, exist_ok=True)
     job.first_share = job.share = folders.progress(job.run).share
@@ -139,7 +141,7 @@ def _start(job: Job, folders: Folders, command: Callable[[Run], list[str]], envi
     return job
 
 
-def _look(job: Job, folders: Folders) -> bool:
+def _look(job: QueuedRun, folders: Folders) -> bool:
     """Bring a running job up to date; whether anything has changed."""
     assert job.process is not None, "only started jobs are looked at"
     code = job.process.poll()
@@ -162,7 +164,7 @@ def _last_line(log: Path) -> str:
     return lines[-1][:300] if lines else ""
 
 
-def _stop(job: Job) -> None:
+def _stop(job: QueuedRun) -> None:
     assert job.process is not None, "only started jobs are stopped"
     job.process.terminate()
     try:
@@ -225,7 +227,7 @@ def live_board() -> Iterator[Shown]:
         yield lambda jobs, _: live.update(table_of(jobs), refresh=True)
 
 
-def _print_change(_: Sequence[Job], job: Job | None) -> None:
+def _print_change(_: Sequence[QueuedRun], job: QueuedRun | None) -> None:
     if job is not None:
         words = job.stage if job.state == "running" else " ".join([job.state, job.note]).strip()
         left = job.seconds_left()
@@ -233,7 +235,7 @@ def _print_change(_: Sequence[Job], job: Job | None) -> None:
         print(f"{clock(job.seconds):>8}  {job.run.name}: {words}{rest}", file=sys.stderr, flush=True)
 
 
-def table_of(jobs: Sequence[Job]) -> Table:
+def table_of(jobs: Sequence[QueuedRun]) -> Table:
     """All runs: the stage of each, its progress, and the time left."""
     from rich.table import Table
 

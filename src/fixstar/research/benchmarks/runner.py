@@ -28,16 +28,11 @@ import torch
 from numpy.typing import NDArray
 
 from fixstar import __version__
-from fixstar.benchmarks.catalogue import Benchmark, Replacement
-from fixstar.benchmarks.datasets import Protocol, dataset
-from fixstar.benchmarks.plan import SEARCHES, Run
-from fixstar.benchmarks.result import TRANSLATED, RunResult, measured
-from fixstar.benchmarks.translations import VIEWS, embedded, fit_translations, read_translation
 from fixstar.data import ImageSet, TaskStream, class_order
 from fixstar.durable import exclusive, replace_json
 from fixstar.errors import CheckpointError
 from fixstar.evaluation import (
-    Pairs,
+    VerificationPairs,
     VersionFeatures,
     backfill_curve,
     cross_test,
@@ -52,6 +47,11 @@ from fixstar.evaluation.compatibility import lower_triangle
 from fixstar.evaluation.features import save_arrays
 from fixstar.methods import Method, Scenario, create_method
 from fixstar.models import Encoder
+from fixstar.research.benchmarks.catalogue import Benchmark, Replacement
+from fixstar.research.benchmarks.datasets import Protocol, dataset
+from fixstar.research.benchmarks.plan import SEARCHES, Run
+from fixstar.research.benchmarks.result import TRANSLATED, RunResult, measured
+from fixstar.research.benchmarks.translations import VIEWS, embedded, fit_translations, read_translation
 from fixstar.training import (
     Settings,
     TrainingContext,
@@ -67,7 +67,7 @@ PAIRS_SEED = 0  # the same pairs in every run
 
 
 @dataclass(frozen=True, eq=False)
-class Searched:
+class SearchedImages:
     """Queries and gallery (the same set for verification), and how they are measured.
 
     ``drawn`` are pairs in the order in which the code of CoReS and CL2R draws them, for "verification-published".
@@ -76,10 +76,10 @@ class Searched:
     queries: ImageSet
     gallery: ImageSet
     protocol: Protocol = field(default_factory=Protocol)
-    drawn: Pairs | None = None
+    drawn: VerificationPairs | None = None
 
     @classmethod
-    def open(cls, benchmark: Benchmark, data: str | Path) -> Searched:
+    def open(cls, benchmark: Benchmark, data: str | Path) -> SearchedImages:
         """The benchmark's splits of its evaluation dataset."""
         source = dataset(benchmark.evaluation)
         gallery = source.open(data, benchmark.gallery_split)
@@ -189,12 +189,12 @@ class Searched:
         }
 
     def _by_folds(
-        self, versions: Sequence[VersionFeatures], drawn: Sequence[Pairs], stratified: bool
+        self, versions: Sequence[VersionFeatures], drawn: Sequence[VerificationPairs], stratified: bool
     ) -> NDArray[np.float64]:
         """C of each draw of pairs, [draws, T, T]; a cell's cosines are computed once for all draws."""
         first, second, same = (np.concatenate([getattr(one, rows) for one in drawn]) for rows in _PAIRS)
         matrices = np.full((len(drawn), len(versions), len(versions)), np.nan)
-        for cell, scores in cross_test_scores(versions, Pairs(first, second, same)).items():
+        for cell, scores in cross_test_scores(versions, VerificationPairs(first, second, same)).items():
             for matrix, pairs, own in zip(matrices, drawn, np.split(scores, len(drawn)), strict=True):
                 matrix[cell] = kfold_accuracy(own, pairs.same, stratified=stratified).mean
         return matrices
@@ -341,7 +341,7 @@ def run_benchmark(
 def _run(run: Run, data: Path, folder: Path, device: str, progress: bool) -> RunResult:
     state = Progress.read(folder / "progress.json")
     state.restarts += 1
-    searched, stream, settings = Searched.open(run.benchmark, data), run.stream(data), run.settings(device)
+    searched, stream, settings = SearchedImages.open(run.benchmark, data), run.stream(data), run.settings(device)
     state.passes = _passes(run, stream, searched, data)
     state.save("training v1")
     features = []
@@ -403,7 +403,7 @@ def _is_lifelong(run: Run) -> bool:
     return run.benchmark.scenario != "retraining" and run.create().initialisation == "previous"
 
 
-def _passes(run: Run, stream: TaskStream, searched: Searched, data: Path) -> list[float]:
+def _passes(run: Run, stream: TaskStream, searched: SearchedImages, data: Path) -> list[float]:
     """Passes through a network for each version and models before it: three per image trained on, one per embedding."""
     new = [len(task.images) for task in stream]
     shown = list(itertools.accumulate(new))  # all images so far
@@ -436,7 +436,7 @@ def _record(version: Version, stream: TaskStream, seconds: float) -> dict[str, A
     }
 
 
-def _features(version: Version, searched: Searched, path: Path, progress: bool) -> VersionFeatures:
+def _features(version: Version, searched: SearchedImages, path: Path, progress: bool) -> VersionFeatures:
     """Short forms of queries and gallery; after a restart they are read back."""
     encoder = version.encoder
     if not path.exists():

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fixstar.benchmarks.catalogue import Benchmark, MethodChoice, Replacement
-from fixstar.benchmarks.datasets import dataset, divide_classes
 from fixstar.data import TaskStream
 from fixstar.errors import InputError, UnknownNameError
 from fixstar.methods import METHODS, Method
 from fixstar.models.classifiers import CLASSIFIERS
+from fixstar.research.benchmarks.catalogue import Benchmark, MethodChoice, Replacement
+from fixstar.research.benchmarks.datasets import dataset, divide_classes
 from fixstar.training import Recipe, Settings
 from fixstar.translation.translation import USUAL
 
@@ -266,7 +266,7 @@ def searches(benchmark: Benchmark) -> bool:
 def translation_words(benchmark: Benchmark, method: str, weight: float | None) -> list[str]:
     """What is special about a run's translations of this weight, or about a run without them (None).
 
-    >>> from fixstar.benchmarks import benchmark
+    >>> from fixstar.research.benchmarks import benchmark
     >>> seven = benchmark("cifar100-10/7")
     >>> translation_words(seven, "hoc", 0.6), translation_words(seven, "vega", None)
     (['translated'], ['untranslated'])

@@ -14,11 +14,17 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fixstar.benchmarks.catalogue import Benchmark
-from fixstar.benchmarks.plan import changed_settings, file_stem, method_choice, translation_words, usual_capacity
-from fixstar.benchmarks.published import Figure, Row, published
-from fixstar.benchmarks.result import METRICS, RunResult
 from fixstar.evaluation.compatibility import Spread, summarise, summarise_matrices
+from fixstar.research.benchmarks.catalogue import Benchmark
+from fixstar.research.benchmarks.plan import (
+    changed_settings,
+    file_stem,
+    method_choice,
+    translation_words,
+    usual_capacity,
+)
+from fixstar.research.benchmarks.published import Figure, Row, published
+from fixstar.research.benchmarks.result import METRICS, RunResult
 
 _RENAMED = {"AM": "AA", "self": "C[2,2]", "cross": "C[2,1]"}  # CoReS, eq. 8; CL2R, tables 2 and 4
 _OLD_AND_NEW = {"phi_old": 1, "phi_new": 2}

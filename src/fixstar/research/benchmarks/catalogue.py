@@ -17,11 +17,11 @@ from fractions import Fraction
 from importlib.resources import files
 from typing import Any, Literal
 
-from fixstar.benchmarks.datasets import Dataset, dataset
 from fixstar.data import Augmentation, ImageSet, TaskStream, class_and_sample_stream, class_order, sample_stream
 from fixstar.errors import InputError, UnknownNameError
 from fixstar.images import Preprocessing
 from fixstar.methods import Method, create_method
+from fixstar.research.benchmarks.datasets import Dataset, dataset
 from fixstar.training import Recipe, Settings
 
 Kind = Literal["lifelong", "retraining", "replacing"]
@@ -263,7 +263,7 @@ def _entry(name: str, content: Mapping[str, Mapping[str, Any]]) -> Benchmark:
     return Benchmark(name=name, ablations=variants, **_read(own))
 
 
-_CONTENT = tomllib.loads(files("fixstar.benchmarks").joinpath("catalogue.toml").read_text(encoding="utf-8"))
+_CONTENT = tomllib.loads(files("fixstar.research.benchmarks").joinpath("catalogue.toml").read_text(encoding="utf-8"))
 _CATALOGUE = {name: _entry(name, _CONTENT) for name in _CONTENT}
 
 

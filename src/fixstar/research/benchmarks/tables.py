@@ -6,13 +6,13 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from fixstar.benchmarks.comparison import Comparison, Line
-from fixstar.benchmarks.plan import file_stem
-from fixstar.benchmarks.published import Figure
-from fixstar.benchmarks.result import METRICS, TRANSLATED, RunResult
 from fixstar.evaluation import accuracy_panels, side_by_side
 from fixstar.evaluation.compatibility import format_spread
 from fixstar.evaluation.curves import COLOURS, accuracy_curves, metric_curve
+from fixstar.research.benchmarks.comparison import Comparison, Line
+from fixstar.research.benchmarks.plan import file_stem
+from fixstar.research.benchmarks.published import Figure
+from fixstar.research.benchmarks.result import METRICS, TRANSLATED, RunResult
 
 _FRACTIONS = {"AC": 2, "BC": 3, "FC": 3}  # digits; the others are percent, as most tables print them
 _NOTHING = "—"

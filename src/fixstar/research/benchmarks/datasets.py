@@ -28,7 +28,7 @@ from fixstar.data.formats import (
     omniglot_folder,
 )
 from fixstar.errors import DataError, UnknownNameError, plural
-from fixstar.evaluation import Pairs
+from fixstar.evaluation import VerificationPairs
 
 Loader = Callable[[Path, str], ImageSet]
 
@@ -36,7 +36,7 @@ _SHOWN = 5  # names that a message lists
 
 
 @dataclass(frozen=True)
-class Part:
+class DatasetFile:
     """A file (of ``size`` bytes) or folder (of ``classes``, or with ``images``) that must be there, or ``instead``."""
 
     path: str
@@ -83,7 +83,7 @@ class Dataset:
     url: str
     licence: str
     layout: str
-    parts: tuple[Part, ...]
+    parts: tuple[DatasetFile, ...]
     load: Loader
 
     def check(self, folder: str | Path) -> list[str]:
@@ -361,7 +361,7 @@ class Protocol:
     ``media`` are what the frames of a template come from.
     """
 
-    pairs: Pairs | None = None
+    pairs: VerificationPairs | None = None
     cameras: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
     relevant: Sequence[NDArray[np.int64]] | None = None
     media: NDArray[np.int64] | None = None
@@ -373,7 +373,7 @@ def lfw_protocol(folder: Path, queries: ImageSet, _: ImageSet) -> Protocol:
     pairs, same = lfw_pairs(folder)
     row = {path: i for i, path in enumerate(queries.images)}
     first, second = (np.array([row[pair[side]] for pair in pairs], np.int64) for side in (0, 1))
-    return Protocol(Pairs(first, second, same))
+    return Protocol(VerificationPairs(first, second, same))
 
 
 def gldv2_protocol(folder: Path, queries: ImageSet, gallery: ImageSet) -> Protocol:
@@ -399,7 +399,7 @@ def ijbc_protocol(folder: Path, queries: ImageSet, _: ImageSet) -> Protocol:
 
     file = meta / "ijbc_template_pair_label.txt"
     first, second, same = zip(*_table(file, 3), strict=True)
-    pairs = Pairs(rows_of(file, first), rows_of(file, second), np.array(same) == "1")
+    pairs = VerificationPairs(rows_of(file, first), rows_of(file, second), np.array(same) == "1")
 
     def people(file: Path) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Templates as rows and whose they are; the file has a line per face."""
@@ -421,7 +421,7 @@ def omniglot(folder: Path, split: str) -> ImageSet:
     return omniglot_folder(folder / "omniglot" / OMNIGLOT_PARTS[split])
 
 
-_CONTENT = tomllib.loads(files("fixstar.benchmarks").joinpath("datasets.toml").read_text(encoding="utf-8"))
+_CONTENT = tomllib.loads(files("fixstar.research.benchmarks").joinpath("datasets.toml").read_text(encoding="utf-8"))
 _LISTS: dict[str, tuple[str, ...]] = {name: tuple(classes) for name, classes in _CONTENT.pop("class_lists").items()}
 TINYIMAGENET20, IMAGENET20 = _LISTS["tinyimagenet20"], _LISTS["imagenet20"]
 
@@ -459,8 +459,8 @@ _PROTOCOLS: dict[str, Callable[[Path, ImageSet, ImageSet], Protocol]] = {
 }
 
 
-def _part(classes: int | str | None = None, **fields: Any) -> Part:
-    return Part(**fields, classes=_LISTS[classes] if isinstance(classes, str) else classes)
+def _part(classes: int | str | None = None, **fields: Any) -> DatasetFile:
+    return DatasetFile(**fields, classes=_LISTS[classes] if isinstance(classes, str) else classes)
 
 
 DATASETS: dict[str, Dataset] = {

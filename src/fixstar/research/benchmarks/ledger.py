@@ -19,11 +19,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fixstar.benchmarks.catalogue import SET_ASIDE_ORDERS
-from fixstar.benchmarks.plan import Run
-from fixstar.benchmarks.result import METRICS, RunResult
 from fixstar.durable import exclusive, replace_file
 from fixstar.errors import DataError
+from fixstar.research.benchmarks.catalogue import SET_ASIDE_ORDERS
+from fixstar.research.benchmarks.plan import Run
+from fixstar.research.benchmarks.result import METRICS, RunResult
 
 Entry = dict[str, Any]
 
@@ -53,7 +53,7 @@ class Look:
 
 def default_path() -> Path:
     """The ledger of the source tree; where fixstar is installed without one, that of the working folder."""
-    tree = Path(__file__).parents[3]
+    tree = Path(__file__).parents[4]
     root = tree if (tree / "benchmarks" / "results").is_dir() else Path()
     return root / "benchmarks" / "looks.json"
 

@@ -1,0 +1,75 @@
+"""The table of nouns in CONTRIBUTING.md is what the code says: one word per thing, one file that owns it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+
+import fixstar
+
+SOURCE = Path(fixstar.__file__).parent
+CONTRIBUTING = SOURCE.parents[1] / "CONTRIBUTING.md"
+JSON = "service/schemas.py"  # the class of a noun is its JSON there
+NAMED_BY_OTHERS = {"FixstarVectorStore"}  # one per connected library, as each calls such a class
+
+
+def definitions(folder: Path) -> dict[str, list[str]]:
+    """The files that define each public class, those of JSON left out."""
+    found = defaultdict(list)
+    for path in sorted(folder.rglob("*.py")):
+        place = path.relative_to(folder).as_posix()
+        if place == JSON:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found[node.name].append(place)
+    return dict(found)
+
+
+def nouns(text: str) -> list[tuple[str, str]]:
+    """Noun and owner of each row of the table."""
+    section = text.partition("\n## Nouns\n")[2].partition("\n## ")[0]
+    return re.findall(r"^\| `(\w+)` \| `([\w/.]+)` \| \S", section, flags=re.MULTILINE)
+
+
+def wrong_owners(table: list[tuple[str, str]], defined: Mapping[str, list[str]]) -> list[str]:
+    return [
+        f"{noun} is said to be in {owner}, and is defined in {defined.get(noun, [])}"
+        for noun, owner in table
+        if defined.get(noun, []) != [owner]
+    ]
+
+
+def shared_names(defined: Mapping[str, list[str]]) -> list[str]:
+    return [f"{name} has several meanings: {files}" for name, files in defined.items() if len(files) > 1]
+
+
+def test_every_noun_is_defined_by_its_owner_and_nowhere_else() -> None:
+    table = nouns(CONTRIBUTING.read_text())
+    assert 20 <= len(table) <= 35
+    assert len(dict(table)) == len(table)
+    wrong = wrong_owners(table, definitions(SOURCE))
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_class_name_has_two_meanings() -> None:
+    defined = definitions(SOURCE)
+    assert defined.keys() >= NAMED_BY_OTHERS
+    wrong = shared_names({name: files for name, files in defined.items() if name not in NAMED_BY_OTHERS})
+    assert not wrong, "\n".join(wrong)
+
+
+def test_a_second_meaning_and_a_wrong_owner_are_seen(tmp_path: Path) -> None:
+    (tmp_path / "service").mkdir()
+    for name in ("one.py", "two.py", JSON):
+        (tmp_path / name).write_text("class Part: ...\nclass _Own: ...\n")
+    defined = definitions(tmp_path)
+    assert defined == {"Part": ["one.py", "two.py"]}
+    assert shared_names(defined) == ["Part has several meanings: ['one.py', 'two.py']"]
+    rows = "| `Part` | `one.py` | a part |\n| `Gone` | `one.py` | gone |"
+    table = nouns(f"# A\n## Nouns\n| noun |\n|---|\n{rows}\n## B\n| `X` | `y.py` | another table |")
+    assert table == [("Part", "one.py"), ("Gone", "one.py")]
+    assert len(wrong_owners(table, defined)) == 2
