@@ -19,6 +19,7 @@ from fixstar.service.intake import Intake
 from fixstar.service.monitoring import Metrics
 from fixstar.service.problems import Problem
 from fixstar.service.settings import ServiceSettings
+from fixstar.texts import Role
 from fixstar.workspace import Workspace, catalogue
 from fixstar.workspace.items import LocalEmbedder
 
@@ -36,9 +37,9 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     seen: list[int] = []
     real = LocalEmbedder.one
 
-    def counted(self: LocalEmbedder, images: Any) -> Any:
+    def counted(self: LocalEmbedder, images: Any, role: Role = "item") -> Any:
         seen.append(len(images))
-        return real(self, images)
+        return real(self, images, role)
 
     monkeypatch.setattr(LocalEmbedder, "one", counted)
     return seen
@@ -128,10 +129,10 @@ def test_an_image_that_breaks_the_encoder_fails_alone(space: Workspace, monkeypa
     poison = np.asarray(0)
     real = LocalEmbedder.one
 
-    def fragile(self: LocalEmbedder, images: Any) -> Any:
+    def fragile(self: LocalEmbedder, images: Any, role: Role = "item") -> Any:
         if any(np.array_equal(one, poison) for one in images):
             raise RuntimeError("out of memory")
-        return real(self, images)
+        return real(self, images, role)
 
     async def together(batcher: QueryBatcher) -> Any:
         nonlocal poison
@@ -147,6 +148,8 @@ def test_an_image_that_breaks_the_encoder_fails_alone(space: Workspace, monkeypa
 
 def test_a_model_that_makes_no_vector_fails_that_query_alone() -> None:
     class Empty:
+        reads = "images"
+
         def encode(self, images: Any, *_: object, **__: object) -> Any:
             vectors = np.ones((len(images), 2), np.float32)
             vectors[1] = np.nan
@@ -160,9 +163,9 @@ def test_too_many_waiting_are_told_to_come_again(space: Workspace, monkeypatch: 
     release = threading.Event()
     real = LocalEmbedder.one
 
-    def slow(self: LocalEmbedder, images: Any) -> Any:
+    def slow(self: LocalEmbedder, images: Any, role: Role = "item") -> Any:
         release.wait(120)
-        return real(self, images)
+        return real(self, images, role)
 
     monkeypatch.setattr(LocalEmbedder, "one", slow)
 

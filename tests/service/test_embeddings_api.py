@@ -17,6 +17,7 @@ from service_clients import async_client, client, picture
 from shops import pictures, shop
 
 from fixstar.service.keys import Keys
+from fixstar.texts import Role
 from fixstar.translation import Map, Translation
 from fixstar.workspace import Workspace, catalogue
 from fixstar.workspace.items import LocalEmbedder
@@ -181,9 +182,9 @@ def test_images_of_several_requests_share_batches_with_queries(
     sizes: list[int] = []
     real = LocalEmbedder.one
 
-    def counted(self: LocalEmbedder, images: Any) -> Any:
+    def counted(self: LocalEmbedder, images: Any, role: Role = "item") -> Any:
         sizes.append(len(images))
-        return real(self, images)
+        return real(self, images, role)
 
     async def work() -> list[int]:
         async with async_client(space, batch_wait=0.5, batch=8) as (http, _):

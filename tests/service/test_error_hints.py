@@ -187,7 +187,7 @@ def test_unknown_query_parameters_are_refused(http: TestClient, method: str, pat
 
 
 IMAGE, IMAGES = {"image": picture()}, {"images": picture()}
-SEARCH_FORM, ITEMS_FORM = "this takes: image, k, where, exact, min_score", "this takes: images, payloads, ids"
+SEARCH_FORM, ITEMS_FORM = "this takes: image, text, k, where, exact, min_score", "this takes: images, payloads, ids"
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from fixstar.service.intake import Intake, Turns
 from fixstar.service.keys import Keys, set_calling
 from fixstar.service.limits import BodyLimit, ByteBudget, TokenBuckets
 from fixstar.service.settings import ServiceSettings
+from fixstar.texts import Role
 from fixstar.workspace import Workspace
 from fixstar.workspace.items import LocalEmbedder
 
@@ -206,9 +207,9 @@ def test_one_caller_does_not_use_up_the_places_of_all(space: Workspace, monkeypa
     release = threading.Event()
     real = LocalEmbedder.one
 
-    def slow(self: LocalEmbedder, images: Any) -> Any:
+    def slow(self: LocalEmbedder, images: Any, role: Role = "item") -> Any:
         release.wait(120)
-        return real(self, images)
+        return real(self, images, role)
 
     monkeypatch.setattr(LocalEmbedder, "one", slow)
 

@@ -113,7 +113,7 @@ def test_images_and_items_of_several_versions_are_embedded_by_the_deployed_one(
     assert names(found) == [hit.id for hit in truth.hits[0] if hit.id != "hat/0.png"]
     space.gallery.upsert("v1", ["bare"], hat[None], [{}])
     refused = http.post("/v1/search/examples", json={"positive": {"ids": ["bare"], "images": [image]}})
-    assert (refused.status_code, "no image here" in refused.json()["detail"]) == (400, True)
+    assert (refused.status_code, "no image or text here" in refused.json()["detail"]) == (400, True)
 
 
 def test_one_example_image_is_a_plain_search(http: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -765,8 +765,8 @@ def _check_canary(encoder: Encoder, expected: Vectors, directory: Path) -> None:
             cause = "its server has another model under the same name"
             remedy = "Ask for the earlier model there"
         raise ModelError(
-            f"{directory} no longer makes the vectors it made when it was saved ({seen}): {cause}, and its stored vectors "
-            f"would be searched wrongly. {remedy}, or add the changed model as a new version",
+            f"{directory} no longer makes the vectors it made when it was saved ({seen}): {cause}, and its stored "
+            f"vectors would be searched wrongly. {remedy}, or add the changed model as a new version",
             NextStep("add", {"model": ...}),
         )
 

@@ -147,12 +147,22 @@ class SearchForm(BaseModel):
     min_score: MinScore = None
 
 
+def _search_form() -> dict[str, Any]:
+    """The form of a search as OpenAPI describes it: an image or a text, one of them."""
+    schema = SearchForm.model_json_schema()
+    fields = schema["properties"]
+    fields["image"] = {"type": "string", "format": "binary", "description": fields["image"]["description"]}
+    fields["text"] = {"type": "string", "description": fields["text"]["description"]}
+    schema["oneOf"] = [{"required": ["image"]}, {"required": ["text"]}]
+    return schema
+
+
 _SEARCH_DOCUMENT = {
     "parameters": [
         {"name": name, "in": "query", "description": schema.pop("description"), "schema": schema}
         for name, schema in SearchParameters.model_json_schema()["properties"].items()
     ],
-    "requestBody": {"required": True, "content": {"multipart/form-data": {"schema": SearchForm.model_json_schema()}}},
+    "requestBody": {"required": True, "content": {"multipart/form-data": {"schema": _search_form()}}},
 }
 
 

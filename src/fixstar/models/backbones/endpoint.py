@@ -138,8 +138,8 @@ class EndpointBackbone(TextBackbone):
                 time.sleep(min(_LONGEST_PAUSE, asked if asked is not None else pause * random.uniform(0.5, 1.0)))
                 pause *= 2
         raise EmbeddingServerError(
-            f"{self.url} did not embed with {self.model} in {_ATTEMPTS} attempts ({failure}). What is stored stays as it "
-            "is: repeat the command when the server answers, and it goes on where it was"
+            f"{self.url} did not embed with {self.model} in {_ATTEMPTS} attempts ({failure}). What is stored stays "
+            "as it is: repeat the command when the server answers, and it goes on where it was"
         )
 
     def _hint(self, response: Any) -> str:

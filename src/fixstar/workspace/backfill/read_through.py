@@ -17,6 +17,7 @@ import numpy as np
 from fixstar.errors import InputError
 from fixstar.gallery import Hit, Item
 from fixstar.workspace.items import ImageStore, LocalEmbedder
+from fixstar.workspace.registry import is_version_name, version_number
 
 if TYPE_CHECKING:
     from fixstar.workspace.search import Serving
@@ -86,8 +87,9 @@ class ReadThrough:
 
     def _is_older(self, item: Item, deployed: str) -> bool:
         """Whether an item's vector is of an older version, or of a model that was never here."""
-        newer = [name for name in self._serving.registry.names() if int(name[1:]) > int(deployed[1:])]
-        return item.version != deployed and item.version not in newer
+        if item.version == deployed:
+            return False
+        return not is_version_name(item.version) or version_number(item.version) < version_number(deployed)
 
     def _due(self) -> list[str]:
         """The ids that may be embedded now; they no longer wait."""
