@@ -24,6 +24,7 @@ from typing import Any
 
 import change_model
 import numpy as np
+import read_through
 import refit
 import scifact
 from claims import README, ROOT, Claim, Quote, problems, uncovered
@@ -854,6 +855,9 @@ def generated() -> dict[str, tuple[str, str]]:
         found[mark] = (there.strip(), write(runs))
     there = page.partition("<!-- refitted -->\n")[2].partition("<!-- end of refitted -->")[0]
     found["refitted"] = (there.strip(), refit.table(content("refit.json")["runs"]))
+    backfill = (ROOT / "docs/appendix/backfill.md").read_text(encoding="utf-8")
+    met = backfill.partition("<!-- met -->\n")[2].partition("<!-- end of met -->")[0]
+    found["met"] = (met.strip(), read_through.table(content("read_through.json")["runs"]))
     there = page.partition("<!-- scifact -->\n")[2].partition("<!-- end of scifact -->")[0]
     found["scifact"] = (there.strip(), scifact.table(content("scifact.json")["runs"]))
     return found

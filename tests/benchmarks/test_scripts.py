@@ -210,3 +210,29 @@ def test_a_tool_that_is_not_installed_is_named(
     assert [path.name for path in (tmp_path / "a").glob("*.npz")] == ["1.npz"]
     assert rival_maps.padded(np.eye(3), 5).shape == (3, 5)
     assert rival_maps.padded(np.eye(3), 0).shape == (3, 3)
+
+
+def test_what_traffic_meets_is_embedded_in_the_order_in_which_it_is_met(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(SCRIPTS)
+    read_through = importlib.import_module("read_through")
+    search = read_through.Search.__new__(read_through.Search)
+    search.old = np.array([[0.9, 0.1, 0.5, 0.2], [0.1, 0.2, 0.3, 0.9]])
+    search.new = np.array([[0.0, 0.0, 0.0, 0.0], [0.8, 0.7, 0.6, 1.0]])
+    search.right = np.array([[True, False, False, False], [False, True, False, False]])
+    order = read_through.met(search, np.array([0, 1]), 4, depth=2, rng=np.random.default_rng(0))
+    assert order[:3] == [0, 2, 3]  # the second query meets 0, as it is embedded now, and 3
+    assert sorted(order) == [0, 1, 2, 3]
+    nobody = np.zeros(4, bool)
+    assert search.accuracy(nobody, np.array([0, 1])) == 0.5  # the second finds item 3
+    assert search.accuracy(~nobody, np.array([1])) == 0.0
+
+
+def test_uneven_traffic_asks_for_the_first_class_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(SCRIPTS)
+    read_through = importlib.import_module("read_through")
+    labels = np.array(["a", "b", "c", "d"] * 50)
+    rows = np.arange(200)
+    asked = read_through.drawn_queries(labels, rows, "zipf", 4000, np.array([3, 0, 1, 2]), seed=0)
+    counts = [int((labels[asked] == name).sum()) for name in ("b", "c", "d", "a")]
+    assert counts == sorted(counts, reverse=True)
+    assert counts[0] / counts[1] == pytest.approx(2.0, rel=0.15)

@@ -76,7 +76,7 @@ def test_the_whole_upgrade(notes: Path, tmp_path: Path) -> None:
 
 def test_a_backfill_may_have_a_budget_in_money(notes: Path) -> None:
     with embeddings_server(width=32, salt="two") as better:
-        words = ["add", better.url("better"), "--trust", better.address, "-w", notes]
+        words: list[str | Path] = ["add", better.url("better"), "--trust", better.address, "-w", notes]
         assert typed(*words, "--price", "1000").code == 0
         assert typed("deploy", "v2", "--force", "a try", "-w", notes).code == 0
         lengths = [len(text) for text, _ in topic_texts(20)]
