@@ -6,6 +6,7 @@ followed by a passed one: ``deploy`` is typed as the page has it.
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,6 +20,7 @@ from command_blocks import ROOT, lines
 from onnx import TensorProto, helper
 from PIL import Image
 from shops import shop
+from text_models import bert_folder, topic_texts
 from typed import typed
 
 from fixstar.models import Encoder
@@ -105,9 +107,13 @@ def onnx_model(seed: int) -> onnx.ModelProto:
 
 
 def models_and_pairs() -> None:
-    """What the README has at hand: images, a model, and vectors of the same items by two others."""
+    """What the README has at hand: images, a model, texts, and vectors of the same items by two others."""
     models()
     pairs(width=8)
+    for seed, name in enumerate(("old-model", "new-model")):
+        bert_folder(Path(name), seed=seed, pooling="mean_tokens")
+    rows = [{"url": f"faq/{row}", "body": text} for row, (text, _) in enumerate(topic_texts(2))]
+    Path("notes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def two_models() -> None:

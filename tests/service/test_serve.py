@@ -208,7 +208,7 @@ def test_a_port_in_use_and_an_untrained_workspace_are_told(space: Workspace, tmp
             serve(space, ServiceSettings(port=taken.getsockname()[1]))
     with pytest.raises(InputError, match="no version yet") as untrained:
         serve(Workspace.create(tmp_path / "empty"), ServiceSettings(port=0))
-    assert [step.action for step in untrained.value.next_steps] == ["train", "add"]
+    assert [step.action for step in untrained.value.next_steps] == ["add", "train", "add"]
 
 
 def test_whatever_hangs_the_process_ends_after_its_grace_period() -> None:

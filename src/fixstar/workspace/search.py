@@ -227,7 +227,9 @@ class Serving:
         for name, way in asked.items():
             questions.append(_scaled(self._question(name, way, version, by_models), scales))
         used = {version, *(model for way in asked.values() for model in way.models)}
-        noted = self.read_through if version == self.rollout.current() else None
+        noted = self.read_through
+        if noted is not None and version != self.rollout.current():
+            noted = None
         depth = request.k if noted is None else max(request.k, DEPTH)
         plain = replace(request, k=depth, min_score=None, versions=None)
         hits = self.gallery.ask(questions, plain) if questions else [[] for _ in by_models[version]]

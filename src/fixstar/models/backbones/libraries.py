@@ -146,6 +146,8 @@ def _sentence_transformer(name: str) -> LibraryModel:
 
 
 def _downloaded(name: str) -> Path:
+    if name.startswith(("/", ".", "~")) or name.count("/") > 1:
+        raise ModelError(f"there is no folder {name}; give one that sentence-transformers wrote, or a name on the hub")
     hub = importlib.import_module("huggingface_hub")  # sentence-transformers depends on it
     full = name if "/" in name else f"sentence-transformers/{name}"
     return Path(hub.snapshot_download(full, ignore_patterns=_PICKLED))
