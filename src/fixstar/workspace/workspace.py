@@ -309,7 +309,7 @@ class Workspace:
                 reasons.append(f"the gallery holds {plural(count, 'vector')} of {name}")
             if asks:
                 reasons[-1] += ", and its own queries help to search them, which takes its weights"
-                if deployed != name and not would_ask and self._one_model_asks(deployed, name):
+                if deployed != name and self._one_model_asks(deployed, name):
                     steps.append(self.deploy_step(deployed, "one model per query: it is not needed", queries="one"))
             elif would_ask:
                 reasons[-1] += f", and after a rollback to {previous} its own queries would help to search them"
@@ -320,10 +320,7 @@ class Workspace:
                 steps.append(NextStep("backfill", {"budget": "all"}, note))
             else:
                 reasons[-1] += f". A backfill to {deployed}, which is deployed, never replaces newer vectors"
-                again = NextStep(
-                    "index", {"items": ..., "again": True}, f"embed them with {deployed}, and then drop it"
-                )
-                steps += [again, self.deploy_step(name, "or deploy it again")]
+                steps.append(self.deploy_step(name, "deploy it again"))
             steps.append(NextStep("delete-items", {"version": name}, "or delete these items"))
         return reasons, steps
 
