@@ -14,6 +14,12 @@ It then searches classes that neither version has seen, by nearest image and by 
     unsure      the same, vectors first whose translation is expected to be furthest off
     fastfill    the same in the order of FastFill (Jaeckle et al. 2023): by a variance that a perceptron has learnt
     rotation, low-rank, mlp     maps of Drift-Adapter: v2's query in v1's space, and nothing else
+    plain area  as area, but v1's vectors are searched as they are: what a rival of one shared space has
+
+``--way independent`` also has the rivals that start from such a model (``benchmarks/rivals.py``):
+
+    fct, side   v2's queries on v1's vectors carried by FCT, without and with side information; "fct area", "side area"
+    bt2         queries of BT2's network on v1's vectors; "bt2 v2" with all re-embedded by it, "bt2 area"
 
 The translation is what the workspace has after a check with images that were held out, before any searched image is
 shown. Rivals' maps and orders are fitted on the images that v2 was trained on, in the same views.
@@ -57,6 +63,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from rivals import Training, bt2, fct, side_vectors
 
 from fixstar.cli.versions import train
 from fixstar.data import Augmentation, ImageSet, ReplayMemory, concatenate, from_arrays
@@ -74,7 +81,7 @@ from fixstar.models import Encoder
 from fixstar.models.backbones import create_backbone
 from fixstar.models.slots import CAPACITY
 from fixstar.research.benchmarks.ledger import Look, default_path, known_looks, note, warning
-from fixstar.research.benchmarks.translations import VIEWS, embedded, views_of
+from fixstar.research.benchmarks.translations import VIEWS, drawn, embedded, views_of
 from fixstar.training import Settings, paper_recipe
 from fixstar.translation import Map, Pairs, Translation, fit_map
 from fixstar.translation.calibrate import standardised
@@ -90,10 +97,11 @@ Record = dict[str, Any]
 PROTOCOLS = {"image": "nearest image", "template": "class template"}
 HEADLINE = ("v1", "one", "two", "v2")
 DETAILS = ("direct", "half", "scaled", "area", "unsure", "fastfill", "rotation", "low-rank", "mlp")
-GAINS = ("one", "two", "half", "direct")  # whose difference to v1 is kept too
+GAINS = ("one", "two", "half", "direct", "fct", "side", "bt2")  # whose difference to v1 is kept too
 SHARES = np.linspace(0, 1, 11)  # of the gallery that is re-embedded
 HALF = 5  # the place of one half in them
 RANDOM_ORDERS = 3
+MOST_PAIRED = 10_000  # images that rivals' maps are fitted on, each also in a few crops
 REMEMBERED = 20  # images of a class of v1 that its replay memory has
 HOLD_OUT = 0.1  # the command line's default
 OUTCOMES = ("pass", "missing evidence", "refuse")
@@ -123,6 +131,7 @@ class Case:
     flip: bool = True
     confirm: bool = False
     gpu: bool = False  # too slow for a CPU
+    learnt: bool = False  # searched are other images of the learnt classes, not other classes
 
     def inputs(self) -> Preprocessing:
         """The backbone's own preprocessing, at the size of this case."""
@@ -133,6 +142,8 @@ class Case:
         """As it reads back from JSON."""
         kind = "new classes" if not self.more else "both" if self.new else "more images"
         content: Record = json.loads(json.dumps({"kind": kind, **asdict(self)}))
+        if not self.learnt:
+            del content["learnt"]  # runs that were kept before there were such cases do not have it
         return content
 
 
@@ -147,6 +158,14 @@ CASES: dict[str, Case] = {
     "photos-both": _photos(20, 20, (100, 100), epochs=20, more=True),
     "photos-resnet20": _photos(20, 20, (100, 100), epochs=15, backbone="resnet20"),
     "photos-resnet32": _photos(30, 30, (500, 500), epochs=40, backbone="resnet32", batch_size=128, gpu=True),
+    "photos-50+50": Case(
+        *("photos", 50, 50, (400, 400), 100, 50, 50),
+        epochs=15,
+        backbone="resnet32",
+        batch_size=128,
+        gpu=True,
+        learnt=True,
+    ),
     "drawings-100+100": _drawings(100, 100, (15, 15)),
     "drawings-200+200": _drawings(200, 200, (10, 10)),
     "faces-70+70": Case("faces", 70, 70, (25, 25), searched=60, gallery=10, queries=20, epochs=30),
@@ -180,8 +199,10 @@ class Images(NamedTuple):
 def draw_images(name: str, case: Case, seed: int, data: Path) -> Images:
     """The images of one run, at the model's size."""
     rng = np.random.default_rng([seed, *name.encode()])
-    most = max(case.images[0] + case.images[1] * case.more, case.images[1], case.gallery + case.queries)
-    wanted = case.old + case.new + case.searched
+    shown = max(case.images[0] + case.images[1] * case.more, case.images[1])
+    found = case.gallery + case.queries
+    most = shown + found if case.learnt else max(shown, found)
+    wanted = case.old + case.new + (0 if case.learnt else case.searched)
     if case.source == "characters":
         alphabet = [character for script in SCRIPTS.values() for character in script]
         classes = [alphabet[i] for i in rng.permutation(len(alphabet))[:wanted]]
@@ -193,18 +214,24 @@ def draw_images(name: str, case: Case, seed: int, data: Path) -> Images:
         if len(enough) < wanted:
             raise DataError(f"{name} needs {wanted} classes of {most} images; {data / folder} has {len(enough)}")
         classes = [enough[i] for i in rng.permutation(len(enough))[:wanted]]
-    rows = {one: rng.permutation(np.flatnonzero(pool.labels == label)) for label, one in enumerate(pool.classes)}
     inputs = case.inputs()
+
+    rows = {one: rng.permutation(np.flatnonzero(pool.labels == label)) for label, one in enumerate(pool.classes)}
 
     def part(names: Sequence[str], start: int, count: int) -> ImageSet:
         chosen = np.concatenate([rows[one][start : start + count] for one in names])
         return pool.take(chosen).of_classes(names).load(inputs).images
 
-    old, new, searched = classes[: case.old], classes[case.old : -case.searched], classes[-case.searched :]
+    old = classes[: case.old]
+    new = classes[case.old : case.old + case.new]
+    searched = classes if case.learnt else classes[-case.searched :]
+    begin = shown if case.learnt else 0
+    first = part(old, 0, case.images[0])
     later = [part(old, *case.images)] if case.more else []
     later += [part(new, 0, case.images[1])] if new else []
-    gallery, queries = part(searched, 0, case.gallery), part(searched, case.gallery, case.queries)
-    return Images(part(old, 0, case.images[0]), concatenate(later), gallery, queries)
+    gallery = part(searched, begin, case.gallery)
+    queries = part(searched, begin + case.gallery, case.queries)
+    return Images(first, concatenate(later), gallery, queries)
 
 
 @dataclass(frozen=True)
@@ -353,13 +380,13 @@ def _of_rank(pairs: Pairs, rank: int) -> Map:
     return Map.linear(reduced, found.y - found.x @ reduced)
 
 
-def rival_maps(pairs: Pairs) -> dict[str, Map]:
+def rival_maps(pairs: Pairs, device: str) -> dict[str, Map]:
     """Drift-Adapter's maps from v2's queries to v1's space."""
     back = pairs.reversed
     return {
         "rotation": fit_map("rotation", back).map,
         "low-rank": low_rank(back),
-        "mlp": fit_map("residual", back).map,
+        "mlp": fit_map("residual", back, device=device).map,
     }
 
 
@@ -461,12 +488,18 @@ def area(curve: Floats) -> float:
     return round(float(np.mean((curve[1:] + curve[:-1]) / 2)), 5)
 
 
-def measure(searched: Measured, way: Translation, pairs: Pairs | None = None) -> Record:
-    """Top-1 accuracy of every kind of query, by protocol; rivals need ``pairs`` to be fitted on."""
+def measure(
+    searched: Measured,
+    way: Translation,
+    pairs: Pairs | None = None,
+    rivals: Mapping[str, Rival] | None = None,
+    device: str = "cpu",
+) -> Record:
+    """Top-1 accuracy of every kind of query, by protocol; rivals' maps need ``pairs`` to be fitted on."""
     old, new = searched.old, searched.new
     asked = {models: with_models(way, models) for models in ("one", "two")}
     views = {models: translated(one, old, new) for models, one in asked.items() if one is not None}
-    maps = {} if pairs is None else rival_maps(pairs)
+    maps = {} if pairs is None else rival_maps(pairs, device)
     orders: dict[str, Indices] = {}
     if way.uncertainty is not None:
         orders["unsure"] = np.argsort(-way.uncertainty(unit(np.asarray(old.gallery, np.float32))), kind="stable")
@@ -482,15 +515,69 @@ def measure(searched: Measured, way: Translation, pairs: Pairs | None = None) ->
             figures[models] = searched.accuracy(view.queries, view.gallery, protocol)
         if new.comparable_with(old):
             figures["direct"] = searched.accuracy(new.searching(old), old.gallery, protocol)
+            as_they_are = Translation.between_shared(way.source, way.target)
+            figures["plain area"] = area(searched.curve(as_they_are, None, protocol))
         for name, one in maps.items():
             mapped = one(unit(np.asarray(new.queries, np.float32)))
             figures[name] = searched.accuracy(mapped, old.gallery, protocol)
+        for name, rival in (rivals or {}).items():
+            figures |= rival.figures(name, searched, protocol)
         served = asked["one"] or asked["two"]
         assert served is not None
         figures |= backfilled(searched, served, orders, protocol)
         figures |= {f"{kind} - v1": figures[kind] - figures["v1"] for kind in GAINS if kind in figures}
         found[protocol] = figures
     return found
+
+
+class Rival(NamedTuple):
+    """Vectors of a way of its own: queries, what v1 stored as they are compared with it, and all re-embedded."""
+
+    queries: Floats
+    stored: Floats
+    renewed: Floats
+
+    def figures(self, name: str, searched: Measured, protocol: str) -> Record:
+        """On v1's vectors, with all re-embedded, and the mean accuracy on the way."""
+        found = [searched.accuracy(self.queries, gallery, protocol) for gallery in (self.stored, self.renewed)]
+        runs = []
+        for seed in range(RANDOM_ORDERS):
+            place = np.random.default_rng(seed).permutation(len(self.stored))
+            mixed = [
+                np.where((place < round(share * len(place)))[:, None], self.renewed, self.stored) for share in SHARES
+            ]
+            runs.append([searched.accuracy(self.queries, gallery, protocol) for gallery in mixed])
+        curve: Floats = np.mean(runs, axis=0, dtype=np.float32)
+        return {name: found[0], f"{name} v2": found[1], f"{name} area": area(curve)}
+
+
+def trained_rivals(
+    case: Case, images: Images, done: Upgraded, searched: Measured, *, seed: int, device: str
+) -> dict[str, Rival]:
+    """FCT without and with side information, and BT2: all start from the independent model that v2 is."""
+    learnt = done.learnt
+    inputs = case.inputs()
+    how = Training(2 * case.epochs, case.batch_size, Augmentation(flip=case.flip), device, seed)
+    body: Record = {"backbone": case.backbone, "options": case.backbone_options, "inputs": inputs, "how": how}
+    pixels = views_of(drawn(learnt, MOST_PAIRED, seed), how.augmentation, seed)
+    stored, new = (unit(embedded(encoder, pixels)) for encoder in done.encoders)
+    whole = [unit(embedded(encoder, learnt.images)) for encoder in done.encoders]
+    side = side_vectors(images.first, **body)
+    beside = side(pixels)
+    gallery = unit(np.asarray(searched.old.gallery, np.float32))
+    queries = unit(np.asarray(searched.new.queries, np.float32))
+    renewed = unit(np.asarray(searched.new.gallery, np.float32))
+    alone = fct(stored, stored, new, device=device, seed=seed)
+    with_side = fct(stored, beside, new, device=device, seed=seed)
+    merged = bt2(learnt, whole[0], whole[1], **body)
+    asked = unit(merged(images.queries.images))
+    again = unit(merged(images.gallery.images))
+    padded = np.hstack([gallery, np.zeros((len(gallery), again.shape[1] - gallery.shape[1]), np.float32)])
+    return {
+        "fct": Rival(queries, alone(gallery, gallery), renewed),
+        "side": Rival(queries, with_side(gallery, side(images.gallery.images)), renewed),
+        "bt2": Rival(asked, padded, again),
+    }
 
 
 def backfilled(searched: Measured, way: Translation, orders: Mapping[str, Indices], protocol: str) -> Record:
@@ -513,10 +600,15 @@ def run(name: str, case: Case, seed: int, way: Way, data: Path, device: str) -> 
         version_features(called, encoder, images.queries, images.gallery)
         for called, encoder in zip(("v1", "v2"), done.encoders, strict=True)
     )
-    pairs = pairs_of(done.encoders, done.learnt, Augmentation(flip=case.flip), seed)
+    augmentation = Augmentation(flip=case.flip)
+    pairs = pairs_of(done.encoders, drawn(done.learnt, MOST_PAIRED, seed), augmentation, seed)
     searched = Measured(old, new, images.queries.labels, images.gallery.labels)
+    rivals = {}
+    if way.method == "itm":
+        rivals = trained_rivals(case, images, done, searched, seed=seed, device=device)
     about = {"case": name, "seed": seed, "way": str(way), "device": device, "queries": len(images.queries)}
-    return {**about, **measure(searched, done.translation, pairs), **done.facts, "definition": case.described()}
+    figures = measure(searched, done.translation, pairs, rivals, device)
+    return {**about, **figures, **done.facts, "definition": case.described()}
 
 
 def set_aside(name: str) -> str:
@@ -631,6 +723,139 @@ def tables(summary: Record) -> str:
         gates = "".join(f"{'/'.join(str(gate.get(one, 0)) for one in OUTCOMES):>12s}" for gate in row["gate"].values())
         lines.append(f"{name:16s}{deviations} {gates}" + "".join(f"{one:6.0f}" for one in row["seconds"]))
     return "\n".join(lines)
+
+
+class Row(NamedTuple):
+    """A line of the tables of rivals: a way of training, and the kinds of figures that it is judged by."""
+
+    label: str
+    way: str
+    at_once: str
+    area: str = ""
+    again: str = "v2"
+
+
+RIVALS = (
+    Row("BCT", "bct", "direct", "plain area"),
+    Row("d-Simplex-HOC, K = 1,000", "hoc", "direct", "plain area"),
+    Row("Polaris", "polaris", "direct", "plain area"),
+    Row("independent, FCT", "independent", "fct", "fct area"),
+    Row("independent, FCT with side information", "independent", "side", "side area"),
+    Row("independent, BT2", "independent", "bt2", "bt2 area", "bt2 v2"),
+    Row("independent, our translation, two models", "independent", "two"),
+    Row("free, Drift-Adapter: rotation", "free", "rotation"),
+    Row("free, Drift-Adapter: low rank", "free", "low-rank"),
+    Row("free, Drift-Adapter: MLP", "free", "mlp"),
+    Row("free, our translation, one model", "free", "one", "area"),
+    Row("free, our translation, two models", "free", "two"),
+    Row("**Vega**, one model per query", "vega", "one", "area"),
+    Row("**Vega**, two models per query", "vega", "two"),
+)
+SHORT = tuple(row.label for row in RIVALS if "Drift" not in row.label and "our" not in row.label)
+LEARNT = "photos-50+50"
+GROUPS: dict[str, tuple[str, ...]] = {
+    "photos": tuple(name for name in CASES if name.startswith("photos-") and name not in (LEARNT, "photos-resnet32")),
+    "characters": tuple(name for name in CASES if name.startswith("characters-")),
+    "drawings": tuple(name for name in CASES if name.startswith("drawings-")),
+    "faces": tuple(name for name in CASES if name.startswith("faces-")),
+    "birds": ("birds-60+60",),
+}
+ORDINARY = tuple(name for names in GROUPS.values() for name in names)
+
+
+def runs_of(runs: Sequence[Record], way: str, cases: Sequence[str]) -> list[list[Record]]:
+    """The runs of a way, case by case."""
+    named = str(WAYS[way])
+    return [[run for run in runs if run["way"] == named and run["case"] == case] for case in cases]
+
+
+def level(groups: Sequence[Sequence[Record]], kind: str, protocol: str) -> float:
+    """The mean over cases, in percent; every case has runs."""
+    return 100 * float(np.mean([np.mean([run[protocol][kind] for run in mine]) for mine in groups]))
+
+
+def rivals_table(runs: Sequence[Record]) -> str:
+    """Means over the ordinary cases: v1, at once, while everything is embedded again, and then.
+
+    The area is that by nearest image: a class template of items in two spaces at once is no good measure.
+    """
+    lines = [
+        "| way | runs | image: v1 | at once | area | embedded again | template: v1 | at once | embedded again |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in RIVALS:
+        mine = runs_of(runs, row.way, ORDINARY)
+        places = [("v1", "image"), (row.at_once, "image"), (row.area, "image"), (row.again, "image")]
+        places += [("v1", "template"), (row.at_once, "template"), (row.again, "template")]
+        cells = [row.label, str(sum(map(len, mine)))]
+        cells += [f"{level(mine, kind, protocol):.1f}" if kind else "" for kind, protocol in places]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def short_table(runs: Sequence[Record]) -> str:
+    """The README's: points over v1 in the mean over the ordinary cases."""
+    lines = [
+        "| | at once: nearest image | class template | everything embedded again: nearest image | class template |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for row in RIVALS:
+        if row.label not in SHORT:
+            continue
+        mine = runs_of(runs, row.way, ORDINARY)
+        cells = [row.label]
+        for kind in (row.at_once, row.again):
+            for protocol in PROTOCOLS:
+                cells.append(f"{level(mine, kind, protocol) - level(mine, 'v1', protocol):+.1f}")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def gains_table(runs: Sequence[Record]) -> str:
+    """Points over v1, by nearest image and by template, at once and embedded again, by the kind of images."""
+    titles = [f"{group} ({len(names)})" for group, names in GROUPS.items()]
+    lines = [f"| way | {' | '.join([*titles, LEARNT])} |", "|---|" + "---|" * (len(titles) + 1)]
+    for row in RIVALS:
+        cells = [row.label]
+        for names in (*GROUPS.values(), (LEARNT,)):
+            mine = runs_of(runs, row.way, names)
+            if not all(mine):
+                cells.append("")
+                continue
+            both = []
+            for kind in (row.at_once, row.again):
+                gains = [level(mine, kind, protocol) - level(mine, "v1", protocol) for protocol in PROTOCOLS]
+                both.append(f"{gains[0]:+.1f} ({gains[1]:+.1f})")
+            cells.append(", then ".join(both))
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def vega_table(runs: Sequence[Record]) -> str:
+    """Each case with the default method: v1, at once, embedded again, beside Polaris and the control; and the gate."""
+    lines = [
+        "| case | runs | v1 | Polaris at once | one model | two models | embedded again | control embedded again "
+        "| gate, labelled: pass, undecided, refused | gate, held out |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---|---|",
+    ]
+    for case in (*ORDINARY, LEARNT):
+        mine, held, free = (runs_of(runs, way, [case]) for way in ("vega", "polaris", "free"))
+        name = f"{case}, set aside" if CASES[case].confirm else case
+        cells = [name, str(len(mine[0]))]
+        start = [level(mine, "v1", protocol) for protocol in PROTOCOLS]
+        cells.append(f"{start[0]:.1f} ({start[1]:.1f})")
+        for found, kind in ((held, "direct"), (mine, "one"), (mine, "two"), (mine, "v2"), (free, "v2")):
+            gains = [level(found, kind, protocol) - level(found, "v1", protocol) for protocol in PROTOCOLS]
+            cells.append(f"{gains[0]:+.1f} ({gains[1]:+.1f})")
+        for evidence in ("labelled", "held out"):
+            counts = Counter(run["gate"][evidence] for run in mine[0])
+            cells.append(", ".join(str(counts[outcome]) for outcome in OUTCOMES))
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+TABLES = {"rivals": rivals_table, "rivals' gains": gains_table, "ordinary upgrades": vega_table}
+"""What docs/appendix/translation.md shows, by its mark."""
 
 
 def accuracies(found: Record, kinds: Sequence[str], width: int = 6) -> str:
