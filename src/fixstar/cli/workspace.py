@@ -220,7 +220,9 @@ def _ask_to_replace(space: Workspace, found: list[CatalogueItem]) -> None:
         f"  {name}: {item.payload.get(IMAGE, 'a vector')} would become {here[name]}" for name, item in first.items()
     ]
     lines += [f"  ... and {len(twice) - _SHOWN:,} more"] if len(twice) > _SHOWN else []
-    seen = "\n".join([f"the gallery holds other images under {plural(len(twice), 'id')} of these:", *lines])
+    seen = "\n".join(
+        [f"the gallery holds other {space.registry.reads()} under {plural(len(twice), 'id')} of these:", *lines]
+    )
     if not sys.stdin.isatty():
         raise InputError(
             seen,
@@ -467,8 +469,8 @@ def _print_status(space: Workspace, state: Status) -> None:
     if measured:
         images = next(iter(measured.values())).images
         print_wrapped(
-            f"check: the one that counts. Figures of one set of images ({images}). alone: accuracy on own vectors. on "
-            "old: the worst difference on vectors of older versions, in points"
+            f"check: the one that counts. Figures of one set of {space.registry.reads()} ({images}). alone: accuracy "
+            "on own vectors. on old: the worst difference on vectors of older versions, in points"
         )
     for name, count in state.vectors.items():
         if count and name not in state.versions:

@@ -20,10 +20,10 @@ tell a match from what is probably not in the gallery; no verdict depends on the
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -35,7 +35,7 @@ from fixstar.evaluation.trial import SHARES, Trial, searchable, trial_of_images
 from fixstar.evaluation.verdicts import GateRules, halves, in_points, judged_difference, missing_evidence
 from fixstar.images import Preprocessing
 from fixstar.models.encoder import inputs_of
-from fixstar.texts import Prompts
+from fixstar.texts import Prompts, in_words_of
 from fixstar.translation import Evidence, Translation, by_class, choose, translated
 from fixstar.translation.calibrate import (
     LEAST,
@@ -174,10 +174,7 @@ def check_version(
 
 def _about_texts(check: Check) -> Check:
     """The same check with the word for what was searched: its sentences are written for images."""
-
-    def worded(sentence: str) -> str:
-        return re.sub(r"\bimage(s?)\b", r"text\1", sentence)
-
+    worded = partial(in_words_of, "texts")
     return replace(
         check,
         reasons=tuple(map(worded, check.reasons)),
