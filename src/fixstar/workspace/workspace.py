@@ -310,7 +310,8 @@ class Workspace:
             if asks:
                 reasons[-1] += ", and its own queries help to search them, which takes its weights"
                 if deployed != name and self._one_model_asks(deployed, name):
-                    steps.append(self.deploy_step(deployed, "one model per query: it is not needed", queries="one"))
+                    note = f"one model per query: searches no longer need {name}"
+                    steps.append(self.deploy_step(deployed, note, queries="one"))
             elif would_ask:
                 reasons[-1] += f", and after a rollback to {previous} its own queries would help to search them"
             if not reasons:
@@ -320,7 +321,8 @@ class Workspace:
                 steps.append(NextStep("backfill", {"budget": "all"}, note))
             else:
                 reasons[-1] += f". A backfill to {deployed}, which is deployed, never replaces newer vectors"
-                steps.append(self.deploy_step(name, "deploy it again"))
+                note = f"embed them with {deployed}; then repeat this command"
+                steps.append(NextStep("index", {"items": ..., "again": True}, note))
             steps.append(NextStep("delete-items", {"version": name}, "or delete these items"))
         return reasons, steps
 
