@@ -123,6 +123,21 @@ def test_texts_that_cannot_be_embedded_are_named_and_the_others_stored(notes: Pa
     assert "1 item embedded" in done.out
 
 
+def test_broken_rows_are_named_and_the_others_stored(notes: Path, tmp_path: Path) -> None:
+    lines = ['{"id": "good", "text": "rain"}', '{"id": "cut', '{"id": "other", "body": "x"}', '{"id": "n", "text": 3}']
+    (tmp_path / "mixed.jsonl").write_text("\n".join(lines) + "\n")
+    done = typed("index", tmp_path / "mixed.jsonl", "-w", notes)
+    assert done.code == 0, done.err
+    assert "1 item embedded" in done.out
+    assert "3 unreadable" in done.out
+    for line, reason in ((2, "is not JSON"), (3, "no field 'text'"), (4, "text is 3, not a text")):
+        (told,) = [shown for shown in done.err.splitlines() if f"mixed.jsonl, line {line}" in shown]
+        assert told.startswith("left out ")
+        assert reason in told
+    again = json.loads(typed("index", tmp_path / "mixed.jsonl", "-w", notes, "--json").out)
+    assert (again["unchanged"], len(again["bad"])) == (1, 3)
+
+
 def test_options_of_images_and_texts_are_not_mixed(notes: Path, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("rain")
     assert "--label is for folders of images" in typed("index", tmp_path, "--label", "top", "-w", notes).err
