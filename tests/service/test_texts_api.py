@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -192,3 +193,20 @@ def test_an_upgrade_of_texts_over_http(http: TestClient, notes: Workspace) -> No
         assert http.get("/v1/status").json()["vectors"] == {"v1": 0, "v2": 20}
         answer = http.post("/v1/search", files=said("rain storm")).json()
         assert {hit["version"] for hit in answer["hits"]} == {"v2"}
+
+
+def test_a_check_by_relevant_items_is_told(http: TestClient, notes: Workspace, tmp_path: Path) -> None:
+    texts = topic_texts(5)
+    asked = [{"_id": f"q{row}", "text": text} for row, (text, _) in enumerate(topic_texts(10, seed=4))]
+    labels = [label for _, label in topic_texts(10, seed=4)]
+    (tmp_path / "queries.jsonl").write_text("".join(json.dumps(one) + "\n" for one in asked))
+    pairs = [(row, place) for row, label in enumerate(labels) for place, one in enumerate(texts) if one[1] == label]
+    (tmp_path / "qrels.tsv").write_text("".join(f"q{row}\tnote-{place}\t1\n" for row, place in pairs))
+    with embeddings_server(width=32, salt="two") as better:
+        notes.add_version(better.url("better"))
+        notes.check("v2", relevant=[tmp_path / "queries.jsonl", tmp_path / "qrels.tsv"], progress=False)
+    told = http.get("/v1/versions/v2/check").json()
+    assert set(told["cells"][0]["measured"]) == {"nDCG@10", "Recall@10", "MRR", "top-1"}
+    assert told["cells"][0]["measured"]["nDCG@10"]["after"] == told["cells"][0]["cross_test"]
+    (measured,) = http.get("/v1/compatibility").json()["measured_on"].values()
+    assert measured["source"] == "relevant"

@@ -16,7 +16,7 @@ import fixstar
 from fixstar.cli.app import AsJson, Confidence, Device, LabelOption, Tolerance, WorkspacePath, verb
 from fixstar.cli.next_steps import next_lines
 from fixstar.cli.output import STYLES, Cell, print_json, print_table, print_wrapped
-from fixstar.errors import NextStep, plural
+from fixstar.errors import InputError, NextStep, plural
 from fixstar.progress import progress_bar
 from fixstar.texts import in_words_of
 from fixstar.wording import percent, points
@@ -41,6 +41,7 @@ KEPT_SHOWN = 20  # items that keep their old vectors, named
     "fixstar check -w shop --data photos/autumn --name autumn",
     "fixstar check v2 -w shop --images photos/unlabelled",
     "fixstar check v2 -w shop --bridge old-to-new.npz",
+    "fixstar check v2 -w notes --relevant queries.jsonl qrels/test.tsv",
     "fixstar check v3 -w shop --confidence 0.99 --json",
 )
 def check(
@@ -65,6 +66,14 @@ def check(
     confidence: Confidence = 0.95,
     tolerance: Tolerance = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of the split into gallery and queries and of the bootstrap.")] = 0,
+    relevant: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(
+            help="For texts, instead of --data: BEIR's queries.jsonl, and what each query should find among the stored "
+            "items (qrels: query-id, corpus-id, score; TREC; or query and item).",
+            show_default=False,
+        ),
+    ] = None,
     images: Annotated[
         Path | None,
         typer.Option(help="Images without labels for both models to embed: translations are fitted on them too."),
@@ -103,6 +112,8 @@ def check(
     if history:
         _print_history(workspace, version, as_json)
         return
+    if relevant is not None and (data is not None or name is not None):
+        raise InputError("a check is judged by labels (--data, --name) or by --relevant; give one of them")
     labelled = None if data is None or name is not None else open_images(data, split, label)
     unlabelled = None if images is None else unlabelled_images(images)
     fitting = FitOptions(unlabelled, pairs, sample, seed, refit)
@@ -112,7 +123,15 @@ def check(
             space.pin_images(name, data, split, label)
         if bridge is not None:
             space.install_translation(bridge, None, version or space.newest())
-        found = space.check(version, labelled, rules, fitting=fitting, report=report, progress=not as_json)
+        found = space.check(
+            version,
+            labelled,
+            rules,
+            fitting=fitting,
+            report=report,
+            progress=not as_json,
+            relevant=relevant or (),
+        )
     if as_json:
         print_json(found.to_json())
     else:
@@ -156,6 +175,7 @@ def print_check(found: Check, workspace: Path, typed: Mapping[str, object]) -> N
     _print_cells(found, Registry(workspace).reads())
     for cell in found.cells:
         print_wrapped(gain_sentence(found.version, cell), f"{cell.version}: ")
+    _print_measured(found)
     for reason in found.reasons:
         print_wrapped(reason, "- ")
     for note in found.notes:
@@ -216,6 +236,19 @@ def _print_cells(found: Check, reads: Reads) -> None:
         f"{plural(found.queries, 'query')}, {plural(found.gallery, f'gallery {kind}')} ({found.images}); "
         f"{100 * found.confidence:g} % confidence, differences in points"
     )
+
+
+def _print_measured(found: Check) -> None:
+    """Further measures, where relevant items are known; the first one decides."""
+    heads = ("now", "at once", "all embedded\nagain")
+    rows: list[tuple[Cell, ...]] = []
+    for cell in found.cells:
+        for measure, values in cell.measured.items():
+            figures = [percent(values[name]) for name in ("before", "after", "reembedded")]
+            rows.append((measure, cell.version, *figures))
+    if rows:
+        print_table(("measure", "vectors of", *heads), rows, right=heads)
+        print_wrapped(f"{rows[0][0]} decides; all other figures here are of this measure too")
 
 
 def _one_model_row(cell: CheckedCell) -> list[tuple[Cell, ...]]:

@@ -162,7 +162,7 @@ export function showMatrix({ versions = [], cells = [], measured_on: measured = 
     el("tbody", {}, versions.map((query) => el("tr", {}, el("th", { scope: "row" }, badge(query)), versions.map((gallery) => box(found.get(`${query}\n${gallery}`), level))))),
   );
   walk(table);
-  renew(place, el("p", { class: "note", id: "matrix-images" }, imagesOf(Object.values(measured)[0])), el("div", { class: "wide" }, table), panel, legend(), el("p", { class: "note" }, "Per cent of queries that find their class first. Rows ask, columns are asked."));
+  renew(place, el("p", { class: "note", id: "matrix-images" }, imagesOf(Object.values(measured)[0])), el("div", { class: "wide" }, table), panel, legend(), el("p", { class: "note" }, `${isByRelevance(measured) ? "" : "Per cent of queries that find their class first. "}Rows ask, columns are asked.`));
 }
 
 /** Arrows move to the next measured cell in their direction; one cell is in the tab order. */
@@ -209,8 +209,11 @@ function sentence(cell) {
 
 const legend = () => el("ul", { class: "legend", "aria-label": "Marks" }, LEGEND.map(([kind, words]) => el("li", {}, verdictMark(kind), ` ${words}`)));
 
+const isByRelevance = (measured) => Object.values(measured)[0]?.source === "relevant";
+
 function imagesOf(measured) {
   if (!measured) return "";
+  if (measured.source === "relevant") return `All figures are nDCG@10 of ${count(measured.queries)} queries with known relevant ones among ${count(measured.gallery)} stored ${itemKind()}s.`;
   const source = measured.source === "held out" ? " held out from training" : "";
   const classes = measured.classes ? ` of ${count(measured.classes)} classes` : "";
   return `All figures are of one set: ${count(measured.images ?? measured.queries + measured.gallery)} labelled ${itemKind()}s${classes}${source}.`;
