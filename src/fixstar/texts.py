@@ -6,6 +6,7 @@ A text is a ``str``. Models that search often want other words in front of a que
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -53,6 +54,15 @@ class Prompts:
         'query: red shoes'
         """
         return (self.query if role == "query" else self.item) + text
+
+
+def in_words_of(reads: Reads, sentence: str) -> str:
+    """A sentence that was written for images, in the words of what a workspace holds.
+
+    >>> in_words_of("texts", "4 labelled images, and no image of v1")
+    '4 labelled texts, and no text of v1'
+    """
+    return sentence if reads == "images" else re.sub(r"\bimage(s?)\b", r"text\1", sentence)
 
 
 def checked_text(text: object, index: int = 0, name: str | None = None) -> str:

@@ -165,3 +165,12 @@ def test_relevant_items_in_a_file_of_qrels(files: Path, tmp_path: Path) -> None:
     assert "reaches an nDCG@10 of " in done.out
     found = typed(*words, "--json").json
     assert (found["evidence"], found["measure"], found["queries"]) == ("relevance", "nDCG@10", 150)
+
+
+def test_the_table_stays_one_at_80_columns(files: Path) -> None:
+    with patch("typed.COLUMNS", "80"):
+        shown = bridge(files / "poor.npz", files / "good.npz")
+    heads = [line for line in shown.out.splitlines() if line.startswith("search")]
+    assert len(heads) == 1
+    assert heads[0].split() == ["search", "finds", "difference", "from", "to", "w", "verdict"]
+    assert all(len(line.rstrip()) <= 80 for line in shown.out.splitlines())

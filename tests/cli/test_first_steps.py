@@ -123,3 +123,11 @@ def test_half_a_condition_is_refused_and_its_text_can_be_asked_for(tmp_path: Pat
     found = typed(*search, 'label="[hat"', "--json")
     assert (found.code, found.json["queries"][0]["hits"]) == (0, [])
     assert len(typed(*search, "label=hat", "--json").json["queries"][0]["hits"]) == 2
+
+
+def test_init_says_that_a_workspace_is_there_already(tmp_path: Path) -> None:
+    assert "is ready" in typed("init", tmp_path / "shop").out
+    again = typed("init", tmp_path / "shop")
+    assert again.code == 0
+    assert "exists already, with no version yet" in again.out
+    assert "is ready" not in again.out

@@ -170,21 +170,48 @@ def test_what_a_rollback_suggests(unrelated: Path) -> None:
         assert space.deployed() == "v2"
 
 
-def test_what_a_refused_drop_suggests(unrelated: Path) -> None:
-    typed("deploy", "v2", "--force", "a test", "-w", unrelated)
-    typed("backfill", "--budget", "all", "--anyway", "-w", unrelated)
-    typed("rollback", "-w", unrelated)
-    shown = typed("drop", "v2", "-w", unrelated)
+def refused_drop(path: Path, budget: str, connected: bool) -> list[list[str]]:
+    """What is suggested where v2 made some of the vectors and v1 is deployed again."""
+    typed("deploy", "v2", "--force", "a test", "-w", path)
+    typed("backfill", "--budget", budget, "--anyway", "-w", path)
+    if connected:
+        with Workspace(path, "cpu") as space:
+            fitted(space, "v2", "v1")
+    typed("rollback", "-w", path)
+    shown = typed("drop", "v2", "-w", path)
     assert shown.code == 1
-    commands = suggested(shown)
-    assert [words[0] for words in commands] == ["deploy", "gallery"]  # nothing lets v1 alone ask v2's vectors
-    assert typed(*commands[0]).code == 0
-    with Workspace(unrelated, "cpu") as space:
-        fitted(space, "v2", "v1")
-    typed("rollback", "-w", unrelated)
-    one, *_ = suggested(typed("drop", "v2", "-w", unrelated))
-    assert one[:4] == ["deploy", "v1", "--queries", "one"]
-    assert typed(*one).code == 0
+    return suggested(shown)
+
+
+@pytest.mark.parametrize("budget", ["all", "50%"])
+@pytest.mark.parametrize(
+    ("connected", "steps"),
+    [
+        (False, ["index", "gallery"]),  # nothing lets v1 alone ask v2's vectors
+        (True, ["deploy", "index", "gallery"]),
+    ],
+)
+def test_what_a_refused_drop_suggests(
+    unrelated: Path, photos: Path, budget: str, connected: bool, steps: list[str]
+) -> None:
+    commands = refused_drop(unrelated, budget, connected)
+    assert [words[0] for words in commands] == steps
+    *before, again, _ = commands
+    for one in before:
+        assert one[:4] == ["deploy", "v1", "--queries", "one"]
+        assert typed(*one).code == 0
+        assert suggested(typed("drop", "v2", "-w", unrelated))[0] == again  # and not the same step again
+    done = typed(*[str(photos) if word == "IMAGES" else word for word in again])
+    assert done.code == 0
+    dropped = typed("drop", "v2", "-w", unrelated)
+    assert dropped.code == 0, dropped.err
+    assert typed("search", photos / "hat" / "1.png", "-w", unrelated).code == 0
+
+
+def test_a_drop_after_its_items_were_deleted(unrelated: Path) -> None:
+    *_, delete = refused_drop(unrelated, "50%", connected=False)
+    assert typed(*delete, "--yes").code == 0
+    assert typed("drop", "v2", "-w", unrelated).code == 0
 
 
 def test_what_is_suggested_about_a_model_that_was_added(unrelated: Path, photos: Path) -> None:

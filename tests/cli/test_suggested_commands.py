@@ -29,6 +29,7 @@ from fixstar.models.backbones.pretrained import PRETRAINED, at_hand
 from fixstar.training import loop
 from fixstar.training.loop import EpochLog
 from fixstar.workspace import Workspace, catalogue
+from fixstar.workspace.backfill.planning import BackfillOptions
 
 Shape = tuple[str, ...]  # the action, and the names of its arguments in order
 TRAIN = "--backbone tiny --method hoc --capacity 20 --epochs 1 --batch-size 8 --hold-out 0"
@@ -105,6 +106,13 @@ def pairs(old: int, new: int) -> None:
 def deployed_by_force() -> None:
     indexed()
     typed("deploy", "v2", "--force", "a test", "-w", "shop")
+
+
+def rolled_back_after_a_backfill() -> None:
+    deployed_by_force()
+    with Workspace(Path("shop"), "cpu") as space:
+        space.backfill(BackfillOptions(budget="all", anyway=True))
+        space.rollback()
 
 
 def losing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,6 +283,9 @@ CASES = {
         "deploy v2 --queries one -w shop", ("deploy version", "deploy version queries force"), two_models
     ),
     "deployed": Case('deploy v2 --force "a test" -w shop', ("backfill", "rollback"), indexed),
+    "vectors of a newer version": Case(
+        "drop v2 -w shop", ("index items again", "delete-items version"), rolled_back_after_a_backfill
+    ),
     "a needed version": Case("drop v1 -w shop", ("backfill budget", "delete-items version"), deployed_by_force),
     "a damaged item": Case("search photos/hat/1.png -w shop", ("delete-items id",), damaged_item),
     "a missing gallery": Case("status -w shop", ("use-gallery address",), without_gallery),

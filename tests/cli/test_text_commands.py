@@ -7,18 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from text_models import FakeServer, embeddings_server, topic_texts, write_jsonl
+from text_models import FakeServer, embeddings_server, own_settings, topic_texts, write_jsonl
 from typed import typed
 
-from fixstar.models.backbones import endpoint
-from fixstar.trust import VARIABLE
-
-
-@pytest.fixture(autouse=True)
-def _own_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(endpoint, "_FIRST_PAUSE", 0.001)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.delenv(VARIABLE, raising=False)
+__all__ = ["own_settings"]  # a fixture
+pytestmark = pytest.mark.usefixtures("own_settings")
 
 
 @pytest.fixture
@@ -66,8 +59,12 @@ def test_the_whole_upgrade(notes: Path, tmp_path: Path) -> None:
         checked = typed("check", "v2", "--data", labelled, "-w", notes)
         assert checked.code == 0, checked.out + checked.err
         assert "PASS" in checked.out
+        assert "gallery texts (" in checked.out
         assert typed("deploy", "v2", "-w", notes).code == 0
-        assert typed("backfill", "--budget", "50%", "-w", notes).code == 0
+        filled = typed("backfill", "--budget", "50%", "-w", notes)
+        assert filled.code == 0
+        told = [checked, filled, typed("status", "-w", notes), typed("check", "v2", "--history", "-w", notes)]
+        assert not [line for one in told for line in one.out.splitlines() if "image" in line]
         counts = json.loads(typed("status", "-w", notes, "--json").out)["vectors"]
         assert counts == {"v1": 40, "v2": 40}
         assert typed("rollback", "-w", notes).code == 0
@@ -124,6 +121,21 @@ def test_texts_that_cannot_be_embedded_are_named_and_the_others_stored(notes: Pa
     assert "left out long: it has 200,000 characters" in done.err
     assert "left out blank: it is empty" in done.err
     assert "1 item embedded" in done.out
+
+
+def test_broken_rows_are_named_and_the_others_stored(notes: Path, tmp_path: Path) -> None:
+    lines = ['{"id": "good", "text": "rain"}', '{"id": "cut', '{"id": "other", "body": "x"}', '{"id": "n", "text": 3}']
+    (tmp_path / "mixed.jsonl").write_text("\n".join(lines) + "\n")
+    done = typed("index", tmp_path / "mixed.jsonl", "-w", notes)
+    assert done.code == 0, done.err
+    assert "1 item embedded" in done.out
+    assert "3 unreadable" in done.out
+    for line, reason in ((2, "is not JSON"), (3, "no field 'text'"), (4, "text is 3, not a text")):
+        (told,) = [shown for shown in done.err.splitlines() if f"mixed.jsonl, line {line}" in shown]
+        assert told.startswith("left out ")
+        assert reason in told
+    again = json.loads(typed("index", tmp_path / "mixed.jsonl", "-w", notes, "--json").out)
+    assert (again["unchanged"], len(again["bad"])) == (1, 3)
 
 
 def test_options_of_images_and_texts_are_not_mixed(notes: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from typed import typed
 from typer.testing import CliRunner
 
 from fixstar.cli import app
@@ -367,3 +368,18 @@ def test_the_table_of_trials_fits_into_80_columns(
     (chosen,) = [line for line in shown if line.rstrip().endswith("chosen")]
     assert chosen.split() == ["hold=40", "60.0", "%", "61.2", "%", "71.0", "%", "70.0", "%", "75.0", "%", "chosen"]
     assert sum(line.startswith(names) for line in shown) == 4
+
+
+def test_how_long_an_upgrade_trains_is_said(space: Path, shop: Path) -> None:
+    words = shlex.split("--method vega --option rotated=false --epochs 1 --try off")
+    shown = typed("upgrade", shop / "second", "-w", space, *words)
+    assert shown.code == 0, shown.err
+    assert (
+        "2 epochs: vega trains an upgrade 2 times as long as the recipe's 1 (--option longer=1 for these)" in shown.err
+    )
+    assert "epoch 2/2" in shown.err
+    assert "loss" not in shown.out
+    assert "v2 is in " in shown.out
+    as_given = typed("upgrade", shop / "second", "-w", space, *words, "--option", "longer=1", "--seed", "3")
+    assert as_given.code == 0, as_given.err
+    assert "times as long" not in as_given.err

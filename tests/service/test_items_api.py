@@ -131,7 +131,7 @@ def test_lists_that_do_not_fit_store_nothing(http: TestClient, space: Workspace,
 
 
 def test_too_many_images_are_refused(space: Workspace) -> None:
-    with client(space, images_at_once=2) as http:
+    with client(space, items_at_once=2) as http:
         answer = posted(http, *[picture(i) for i in range(3)])
     assert answer.status_code == 422
     assert "/v1/items/async" in answer.json()["hint"]

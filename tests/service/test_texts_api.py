@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from fastapi.testclient import TestClient
-from service_clients import client, ended, picture
+from service_clients import ADDRESS, client, ended, picture
 from shops import shop
-from text_models import FakeServer, embeddings_server, topic_texts
+from text_models import FakeServer, embeddings_server, own_settings, topic_texts
 
 from fixstar.models.backbones import endpoint
+from fixstar.service.app import create_app
+from fixstar.service.client import Client, ImagesLeftOutError
+from fixstar.service.galleries import Galleries
+from fixstar.service.keys import Keys
+from fixstar.service.settings import ServiceSettings
 from fixstar.workspace import Workspace
 from fixstar.workspace.items import text_item
+
+__all__ = ["own_settings"]  # a fixture
+pytestmark = pytest.mark.usefixtures("own_settings")
 
 
 def said(text: str) -> dict[str, Any]:
@@ -24,9 +34,7 @@ def said(text: str) -> dict[str, Any]:
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeServer]:
-    monkeypatch.setattr(endpoint, "_FIRST_PAUSE", 0.001)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+def server() -> Iterator[FakeServer]:
     with embeddings_server(width=24) as fake:
         yield fake
 
@@ -78,6 +86,38 @@ def test_bad_texts_are_named_and_the_others_stored(http: TestClient) -> None:
     nothing = http.post("/v1/items/texts", json={"items": items[:1]})
     assert nothing.status_code == 422
     assert nothing.json()["bad"][0]["id"] == "a"
+    assert nothing.json()["type"] == "/problems/no-usable-text"
+    assert "image" not in nothing.text
+
+
+def test_the_client_speaks_of_texts(http: TestClient) -> None:
+    def handed_on(request: httpx.Request) -> httpx.Response:
+        headers = dict(request.headers)
+        answer = http.request(request.method, request.url.path, content=request.content, headers=headers)
+        return httpx.Response(answer.status_code, content=answer.content, headers=dict(answer.headers))
+
+    with Client(ADDRESS, transport=httpx.MockTransport(handed_on)) as texts:
+        with pytest.raises(ImagesLeftOutError, match="1 of 2 texts cannot be used, the other 1 are stored") as some:
+            texts.add_texts({"a": " ", "b": "rain"})
+        with pytest.raises(ImagesLeftOutError, match="1 of 1 text cannot be used, nothing was stored") as none:
+            texts.add_texts({"a": " "})
+    assert "image" not in str(some.value) + str(none.value)
+
+
+def test_a_gallery_of_texts_is_listed_with_its_texts(notes: Workspace) -> None:
+    keys = Keys(notes.path)
+    app = create_app(notes, ServiceSettings(gallery="notes"), keys)
+    listed = Galleries({"notes": app}, {"notes": keys}, ServiceSettings())
+    with TestClient(listed, ADDRESS, client=("127.0.0.1", 50000)) as several:
+        assert "20 texts, v1 deployed" in several.get("/").text
+
+
+def test_too_many_texts_at_once_are_refused(notes: Workspace) -> None:
+    with client(notes, items_at_once=2) as few:
+        refused = few.post("/v1/items/texts", json={"items": [{"text": "rain"}] * 3})
+        inputs = few.post("/v1/embeddings", json={"model": "v1", "input": ["rain"] * 3})
+    assert refused.json()["detail"] == "3 texts; up to 2 may come at once"
+    assert inputs.json()["detail"] == "3 inputs; up to 2 may come at once"
 
 
 @pytest.mark.parametrize(
@@ -153,3 +193,20 @@ def test_an_upgrade_of_texts_over_http(http: TestClient, notes: Workspace) -> No
         assert http.get("/v1/status").json()["vectors"] == {"v1": 0, "v2": 20}
         answer = http.post("/v1/search", files=said("rain storm")).json()
         assert {hit["version"] for hit in answer["hits"]} == {"v2"}
+
+
+def test_a_check_by_relevant_items_is_told(http: TestClient, notes: Workspace, tmp_path: Path) -> None:
+    texts = topic_texts(5)
+    asked = [{"_id": f"q{row}", "text": text} for row, (text, _) in enumerate(topic_texts(10, seed=4))]
+    labels = [label for _, label in topic_texts(10, seed=4)]
+    (tmp_path / "queries.jsonl").write_text("".join(json.dumps(one) + "\n" for one in asked))
+    pairs = [(row, place) for row, label in enumerate(labels) for place, one in enumerate(texts) if one[1] == label]
+    (tmp_path / "qrels.tsv").write_text("".join(f"q{row}\tnote-{place}\t1\n" for row, place in pairs))
+    with embeddings_server(width=32, salt="two") as better:
+        notes.add_version(better.url("better"))
+        notes.check("v2", relevant=[tmp_path / "queries.jsonl", tmp_path / "qrels.tsv"], progress=False)
+    told = http.get("/v1/versions/v2/check").json()
+    assert set(told["cells"][0]["measured"]) == {"nDCG@10", "Recall@10", "MRR", "top-1"}
+    assert told["cells"][0]["measured"]["nDCG@10"]["after"] == told["cells"][0]["cross_test"]
+    (measured,) = http.get("/v1/compatibility").json()["measured_on"].values()
+    assert measured["source"] == "relevant"

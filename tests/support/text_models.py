@@ -16,6 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
+
+from fixstar.models.backbones import endpoint
+from fixstar.trust import VARIABLE
 
 TOPICS = {
     "shoes": "return shoes boots sandals laces sole heel leather size",
@@ -23,6 +27,14 @@ TOPICS = {
     "rain": "rain weather storm cloud umbrella forecast wind wet",
     "bread": "bread flour oven bake yeast dough crust butter",
 }
+
+
+@pytest.fixture
+def own_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No trusted server but those of the test, and next to no pause before a server is asked again."""
+    monkeypatch.setattr(endpoint, "_FIRST_PAUSE", 0.001)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.delenv(VARIABLE, raising=False)
 
 
 def topic_texts(per_topic: int, seed: int = 0) -> list[tuple[str, str]]:

@@ -8,24 +8,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from text_models import FakeServer, bert_folder, embeddings_server, topic_texts, write_jsonl
+from text_models import FakeServer, bert_folder, embeddings_server, own_settings, topic_texts, write_jsonl
 
 from fixstar.data import open_images
 from fixstar.errors import InputError, ModelError, UntrustedCodeError
 from fixstar.models import Encoder
 from fixstar.models.backbones import endpoint
 from fixstar.texts import Prompts
-from fixstar.trust import VARIABLE
 from fixstar.workspace import Workspace
 from fixstar.workspace.backfill.planning import BackfillOptions
 from fixstar.workspace.items import text_catalogue, text_item, text_of, text_stamp
 
-
-@pytest.fixture(autouse=True)
-def _own_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(endpoint, "_FIRST_PAUSE", 0.001)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.delenv(VARIABLE, raising=False)
+__all__ = ["own_settings"]  # a fixture
+pytestmark = pytest.mark.usefixtures("own_settings")
 
 
 @pytest.fixture

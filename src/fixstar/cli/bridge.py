@@ -171,7 +171,7 @@ def _print_measured(found: Bridged) -> None:
             "won",
         )
     rows = [(name, *_figures(row), (row.verdict, STYLES.get(row.verdict, ""))) for name, row in found.measured.items()]
-    print_table(("search", *heads, "verdict"), rows, right=heads)
+    print_table(("search", *heads, "verdict"), rows, right=heads, optional=("lost", "won"))
 
 
 def _figures(row: Measured) -> tuple[Cell, ...]:

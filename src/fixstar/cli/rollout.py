@@ -16,13 +16,15 @@ import fixstar
 from fixstar.cli.app import AsJson, Confidence, Device, LabelOption, Tolerance, WorkspacePath, verb
 from fixstar.cli.next_steps import next_lines
 from fixstar.cli.output import STYLES, Cell, print_json, print_table, print_wrapped
-from fixstar.errors import NextStep, plural
+from fixstar.errors import InputError, NextStep, plural
 from fixstar.progress import progress_bar
+from fixstar.texts import in_words_of
 from fixstar.wording import percent, points
 from fixstar.workspace.checks import gain_sentence
 from fixstar.workspace.registry import Registry
 
 if TYPE_CHECKING:
+    from fixstar.texts import Reads
     from fixstar.workspace import Backfilled, Check
     from fixstar.workspace.backfill.planning import PlannedBackfill, PredictedCurve
     from fixstar.workspace.checks import CheckedCell
@@ -39,6 +41,7 @@ KEPT_SHOWN = 20  # items that keep their old vectors, named
     "fixstar check -w shop --data photos/autumn --name autumn",
     "fixstar check v2 -w shop --images photos/unlabelled",
     "fixstar check v2 -w shop --bridge old-to-new.npz",
+    "fixstar check v2 -w notes --relevant queries.jsonl qrels/test.tsv",
     "fixstar check v3 -w shop --confidence 0.99 --json",
 )
 def check(
@@ -63,6 +66,14 @@ def check(
     confidence: Confidence = 0.95,
     tolerance: Tolerance = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of the split into gallery and queries and of the bootstrap.")] = 0,
+    relevant: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(
+            help="For texts, instead of --data: BEIR's queries.jsonl, and what each query should find among the stored "
+            "items (qrels: query-id, corpus-id, score; TREC; or query and item).",
+            show_default=False,
+        ),
+    ] = None,
     images: Annotated[
         Path | None,
         typer.Option(help="Images without labels for both models to embed: translations are fitted on them too."),
@@ -101,6 +112,8 @@ def check(
     if history:
         _print_history(workspace, version, as_json)
         return
+    if relevant is not None and (data is not None or name is not None):
+        raise InputError("a check is judged by labels (--data, --name) or by --relevant; give one of them")
     labelled = None if data is None or name is not None else open_images(data, split, label)
     unlabelled = None if images is None else unlabelled_images(images)
     fitting = FitOptions(unlabelled, pairs, sample, seed, refit)
@@ -110,7 +123,15 @@ def check(
             space.pin_images(name, data, split, label)
         if bridge is not None:
             space.install_translation(bridge, None, version or space.newest())
-        found = space.check(version, labelled, rules, fitting=fitting, report=report, progress=not as_json)
+        found = space.check(
+            version,
+            labelled,
+            rules,
+            fitting=fitting,
+            report=report,
+            progress=not as_json,
+            relevant=relevant or (),
+        )
     if as_json:
         print_json(found.to_json())
     else:
@@ -145,15 +166,16 @@ def _print_history(workspace: Path, version: str | None, as_json: bool) -> None:
         for row, found in enumerate(checks)
     ]
     numbers = ("queries", "classes", "tolerance")
-    print_table(("when (UTC)", "outcome", *numbers, "galleries", "images"), rows, right=numbers)
+    print_table(("when (UTC)", "outcome", *numbers, "galleries", "measured on"), rows, right=numbers)
     print("* the check that counts. Tolerance in points")
 
 
 def print_check(found: Check, workspace: Path, typed: Mapping[str, object]) -> None:
     """What a check found, and what to do next."""
-    _print_cells(found)
+    _print_cells(found, Registry(workspace).reads())
     for cell in found.cells:
         print_wrapped(gain_sentence(found.version, cell), f"{cell.version}: ")
+    _print_measured(found)
     for reason in found.reasons:
         print_wrapped(reason, "- ")
     for note in found.notes:
@@ -185,7 +207,7 @@ def print_check(found: Check, workspace: Path, typed: Mapping[str, object]) -> N
         print(line)
 
 
-def _print_cells(found: Check) -> None:
+def _print_cells(found: Check, reads: Reads) -> None:
     if found.self_test is None:
         return
     numbers = ("its own\nqueries", f"queries\nby {found.version}", "difference", "from", "to", "lost", "won")
@@ -209,10 +231,24 @@ def _print_cells(found: Check) -> None:
     print_table(("vectors of", *numbers, "verdict"), [*rows, own], right=numbers, optional=("lost", "won"))
     for cell in found.cells:
         print_wrapped(asked_by(cell.version, cell.models))
+    kind = reads.removesuffix("s")
     print_wrapped(
-        f"{plural(found.queries, 'query')}, {plural(found.gallery, 'gallery image')} ({found.images}); "
+        f"{plural(found.queries, 'query')}, {plural(found.gallery, f'gallery {kind}')} ({found.images}); "
         f"{100 * found.confidence:g} % confidence, differences in points"
     )
+
+
+def _print_measured(found: Check) -> None:
+    """Further measures, where relevant items are known; the first one decides."""
+    heads = ("now", "at once", "all embedded\nagain")
+    rows: list[tuple[Cell, ...]] = []
+    for cell in found.cells:
+        for measure, values in cell.measured.items():
+            figures = [percent(values[name]) for name in ("before", "after", "reembedded")]
+            rows.append((measure, cell.version, *figures))
+    if rows:
+        print_table(("measure", "vectors of", *heads), rows, right=heads)
+        print_wrapped(f"{rows[0][0]} decides; all other figures here are of this measure too")
 
 
 def _one_model_row(cell: CheckedCell) -> list[tuple[Cell, ...]]:
@@ -380,7 +416,7 @@ def backfill(
         if planned.predicted is not None:
             draw_curves(picture, planned.predicted)
         if not as_json:
-            _print_plan(planned, picture, plan_only)
+            _print_plan(planned, picture, plan_only, space.registry.reads())
         done = None
         if not plan_only and planned.plan.ids:
             if not anyway:
@@ -400,10 +436,11 @@ def backfill(
         raise typer.Exit(1)
 
 
-def _print_plan(planned: PlannedBackfill, picture: Path, plan_only: bool) -> None:
+def _print_plan(planned: PlannedBackfill, picture: Path, plan_only: bool, reads: Reads) -> None:
     plan = planned.plan
     if plan.without_image:
-        print_wrapped(f"{plural(plan.without_image, 'item')} without an image: the old vectors stay")
+        kind = "an image" if reads == "images" else "a text"
+        print_wrapped(f"{plural(plan.without_image, 'item')} without {kind}: the old vectors stay")
     if not plan.ids:
         other = "No other item" if plan.without_image else "No item"
         print_wrapped(f"{other} within the budget {plan.budget} has a vector older than {plan.target}'s")
@@ -414,11 +451,10 @@ def _print_plan(planned: PlannedBackfill, picture: Path, plan_only: bool) -> Non
         f"{plan.target}{done}"
     )
     if planned.predicted is None:
-        print_wrapped(
-            f"The gain is unknown: {planned.unpredicted or 'there are no labelled images. Give some with --data'}"
-        )
+        why = planned.unpredicted or "there are no labelled images. Give some with --data"
+        print_wrapped(f"The gain is unknown: {in_words_of(reads, why)}")
         return
-    _print_prediction(planned.predicted, planned.share)
+    _print_prediction(planned.predicted, planned.share, reads)
     print(f"Picture: {picture}")
     if planned.loss is not None and not planned.loses:
         print_wrapped(f"This plan is predicted to {planned.loss}. That may be chance")
@@ -426,9 +462,10 @@ def _print_plan(planned: PlannedBackfill, picture: Path, plan_only: bool) -> Non
         print_wrapped(f"This plan is predicted to {planned.loss}: choose a larger budget, or no backfill")
 
 
-def _print_prediction(predicted: PredictedCurve, share: float) -> None:
+def _print_prediction(predicted: PredictedCurve, share: float, reads: Reads) -> None:
     asked, judged = predicted.images
-    print(f"Predicted accuracy, {plural(judged, 'held-out query')} on {plural(asked, 'held-out image')}:")
+    kind = reads.removesuffix("s")
+    print(f"Predicted accuracy, {plural(judged, 'held-out query')} on {plural(asked, f'held-out {kind}')}:")
     rows = []
     for part in shown_shares(predicted.planned.shares.tolist(), share):
         planned, random = predicted.at(part)

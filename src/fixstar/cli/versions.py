@@ -246,7 +246,12 @@ def upgrade(
     ] = None,
     *,
     images: ImageOptions,
-    epochs: Annotated[int | None, typer.Option(help="Another number of epochs.")] = None,
+    epochs: Annotated[
+        int | None,
+        typer.Option(
+            help="Another number of epochs. vega trains an upgrade twice as long as that; --option longer=1 does not."
+        ),
+    ] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Another initial learning rate.")] = None,
     changes: RecipeOptions,
     seed: Annotated[int | None, typer.Option(help="Another seed.")] = None,
@@ -307,6 +312,7 @@ def upgrade(
         select=select,
     )
     wanted = _parsed_trials(trials)
+    _say_how_long(options.method or space.method(start), recipe.epochs)
     version = space.upgrade(_announced(open_images(data, label=label)), options, wanted, say)
     found = _checked_at_once(space, version) if version.encoder.about.get("trials") else None
     if not as_json:
@@ -316,6 +322,16 @@ def upgrade(
         return
     print(f"{version.name} is in {space.registry.directory(version.name)}. On its held-out images:")
     print_check(found, workspace, {})
+
+
+def _say_how_long(method: Method, epochs: int) -> None:
+    """Say before an upgrade that its method trains for another number of epochs than the recipe has."""
+    longer = cast(float, method.options.get("longer", 1.0))
+    if longer != 1:
+        say(
+            f"{plural(max(1, round(epochs * longer)), 'epoch')}: {method.name} trains an upgrade {longer:g} times as "
+            f"long as the recipe's {epochs:,} (--option longer=1 for these)"
+        )
 
 
 def _checked_at_once(space: Workspace, version: Version) -> Check | None:
@@ -561,7 +577,7 @@ def _print_version(
         known = {"version": version.name, "path": str(path), "loss": loss, "held_out": held_out, "trials": trials}
         print_json({**known, "check": None if check is None else check.to_json()})
         return
-    print(f"{version.name} is in {path} (loss {loss:.3f})")
+    print(f"{version.name} is in {path}")
     if held_out:
         print("The images held out from training are kept for: fixstar check")
     print(f"Next: {following} -w {workspace}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 import time
@@ -19,7 +20,7 @@ from fixstar.cli.gallery import confirm
 from fixstar.cli.next_steps import next_lines
 from fixstar.cli.output import Cell, print_json, print_result, print_table, print_wrapped, say, visible, wrapped
 from fixstar.cli.rollout import print_searched_by
-from fixstar.errors import InputError, NextStep, plural
+from fixstar.errors import DataError, InputError, ItemError, NextStep, plural
 from fixstar.progress import progress_bar
 from fixstar.trust import is_trusted, module_of, remember, remembered, trusting
 from fixstar.wording import percent, points, rounded
@@ -27,6 +28,8 @@ from fixstar.workspace.checks import checks_on_one_set
 from fixstar.workspace.registry import FIRST
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from fixstar.demo import DemoResult
     from fixstar.gallery import Hit, SearchResult
     from fixstar.images import ImageSource
@@ -87,6 +90,7 @@ def init(
     from fixstar.workspace.files import create_mark
     from fixstar.workspace.registry import Registry
 
+    existed = (path / "workspace.json").exists()
     create_mark(path, None)
     for module in trust or ():
         remember(path, module)
@@ -96,6 +100,8 @@ def init(
         print(f"Next: fixstar index CATALOGUE -w {path}\n      fixstar status -w {path}")
     elif training := registry.unfinished():
         print(f"workspace {path} exists already. {_unfinished(training)}")
+    elif existed:
+        print(f"workspace {path} exists already, with no version yet", *next_lines(FIRST, path), sep="\n")
     else:
         print(f"workspace {path} is ready", *next_lines(FIRST, path), sep="\n")
 
@@ -142,7 +148,7 @@ def index(
     """Embed images or texts with the deployed version. Items that are indexed already and unchanged are skipped.
 
     An id that the gallery holds with another image is replaced only with --replace, or if you say so when asked.
-    Images that cannot be read are named and left out. Exit code 1 if no image can be read.
+    Images that cannot be read, and broken rows of a file of texts, are named and left out. Exit code 1 if none is good.
     """
     from fixstar.workspace.items import vanished_items
 
@@ -150,11 +156,12 @@ def index(
         raise InputError(f"--sync compares a folder of images with the gallery, and {items} is not one")
 
     with fixstar.Workspace(workspace, device) as space:
+        broken: list[DataError] = []
         version = space.deployed()  # once: embedder and gallery must agree, whatever is deployed meanwhile
         if labelled:
             found = _labelled(space, items, prefix, label)
         else:
-            found = _catalogue(space, items, prefix, label=label, text=text, key=key)
+            found = _catalogue(space, items, prefix, label=label, text=text, key=key, on_bad=broken.append)
         if not replace:
             _ask_to_replace(space, found)
         gone = vanished_items(space.gallery, items, prefix, found) if sync else []
@@ -169,10 +176,20 @@ def index(
         deleted = space.gallery.delete(gone)
         spent = _spent(space.serving.encoder(version))
         total = sum(space.gallery.count().values())
+        done = dataclasses.replace(done, bad=(*_rows_left_out(broken), *done.bad))
         _print_indexed(done, deleted, total, space.path, as_json, space.registry.reads())
         if spent and done.added and not as_json:
             print(spent)
     raise typer.Exit(1 if done.bad and not (done.added or done.unchanged) else 0)
+
+
+def _rows_left_out(broken: Sequence[DataError]) -> list[ItemError]:
+    """Broken rows of a file, as items that were left out: each says its file and line."""
+    found = []
+    for error in broken:
+        place, _, reason = str(error).partition(": ")
+        found.append(ItemError(place, reason))
+    return found
 
 
 def _spent(encoder: Encoder) -> str:
@@ -188,7 +205,14 @@ def _spent(encoder: Encoder) -> str:
 
 
 def _catalogue(
-    space: Workspace, items: Path, prefix: str, *, label: str | None, text: str | None, key: str | None
+    space: Workspace,
+    items: Path,
+    prefix: str,
+    *,
+    label: str | None,
+    text: str | None,
+    key: str | None,
+    on_bad: Callable[[DataError], None],
 ) -> list[CatalogueItem]:
     """The items of a file or folder: images, or texts where the models read texts."""
     from fixstar.data.texts import TABLES, TEXT_EXTENSIONS
@@ -197,7 +221,7 @@ def _catalogue(
     if space.registry.reads() == "texts":
         if label is not None:
             raise InputError("--label is for folders of images; the label of a text is its field label")
-        return list(text_catalogue(items, prefix, text, key))
+        return list(text_catalogue(items, prefix, text, key, on_bad))
     if text is not None or key is not None:
         raise InputError(f"--text and --id are for texts, and the models of {space.path} read images")
     if items.is_file() and items.suffix.lower() in (TABLES | TEXT_EXTENSIONS) - {".csv"}:
@@ -220,7 +244,9 @@ def _ask_to_replace(space: Workspace, found: list[CatalogueItem]) -> None:
         f"  {name}: {item.payload.get(IMAGE, 'a vector')} would become {here[name]}" for name, item in first.items()
     ]
     lines += [f"  ... and {len(twice) - _SHOWN:,} more"] if len(twice) > _SHOWN else []
-    seen = "\n".join([f"the gallery holds other images under {plural(len(twice), 'id')} of these:", *lines])
+    seen = "\n".join(
+        [f"the gallery holds other {space.registry.reads()} under {plural(len(twice), 'id')} of these:", *lines]
+    )
     if not sys.stdin.isatty():
         raise InputError(
             seen,
@@ -467,8 +493,8 @@ def _print_status(space: Workspace, state: Status) -> None:
     if measured:
         images = next(iter(measured.values())).images
         print_wrapped(
-            f"check: the one that counts. Figures of one set of images ({images}). alone: accuracy on own vectors. on "
-            "old: the worst difference on vectors of older versions, in points"
+            f"check: the one that counts. Figures of one set of {space.registry.reads()} ({images}). alone: accuracy "
+            "on own vectors. on old: the worst difference on vectors of older versions, in points"
         )
     for name, count in state.vectors.items():
         if count and name not in state.versions:

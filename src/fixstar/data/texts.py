@@ -1,7 +1,7 @@
 """Files of texts: JSON lines, comma- or tab-separated values, Parquet, and folders of .txt and .md files.
 
 A row has a text, maybe an id and a label, and any other fields, which are kept. Everything is checked before anything
-is used: a broken row is named by its line.
+is used: a broken row is named by its line, and refused or left out.
 """
 
 from __future__ import annotations
@@ -39,11 +39,18 @@ class TextRow:
     fields: Mapping[str, Any]
 
 
-def text_rows(source: str | Path, text: str | None = None, key: str | None = None) -> list[TextRow]:
+OnBad = Callable[[DataError], None]
+"""Is told about a row that is left out."""
+
+
+def text_rows(
+    source: str | Path, text: str | None = None, key: str | None = None, on_bad: OnBad | None = None
+) -> list[TextRow]:
     """All texts at ``source``. ``text`` and ``key`` name the fields of a text and of its id.
 
     Without ``key`` it is the field id, else the name of the file and the line. In a folder the id is the path below
-    it, and the first folder below it is the label.
+    it, and the first folder below it is the label. A broken row of a table raises; with ``on_bad`` it is left out, as
+    long as one is good. Two rows with one id always raise: which of them is meant cannot be known.
     """
     path = Path(source)
     if path.is_dir():
@@ -58,7 +65,7 @@ def text_rows(source: str | Path, text: str | None = None, key: str | None = Non
     if suffix not in TABLES:
         raise InputError(f"{path} is not a file of texts; give {_ACCEPTED}")
     rows = list(_READERS[suffix](path))
-    return _checked(path, rows, text or TEXT, key)
+    return _checked(path, rows, text or TEXT, key, on_bad)
 
 
 def labelled_texts(source: str | Path, text: str | None = None, label: str | None = None) -> ImageSet:
@@ -131,30 +138,50 @@ def _content(path: Path) -> str:
 Row = tuple[int, dict[str, Any]]  # the number of its line, and its fields
 
 
-def _checked(path: Path, rows: list[Row], text: str, key: str | None) -> list[TextRow]:
+def _checked(
+    path: Path, rows: list[Row | DataError], text: str, key: str | None, on_bad: OnBad | None
+) -> list[TextRow]:
     if not rows:
         raise DataError(f"{path} has no rows")
     found: list[TextRow] = []
+    broken: list[DataError] = []
     seen: dict[str, int] = {}
-    for line, fields in rows:
-        if text not in fields:
-            there = ", ".join(sorted(fields)) or "nothing"
-            raise DataError(f"{path}, line {line}: no field {text!r}; it has {there}. Say which field is the text")
-        item = _id(path, line, fields, key)
-        if seen.setdefault(item, line) != line:
+    for row in rows:
+        if isinstance(row, DataError):
+            broken.append(row)
+            continue
+        line, fields = row
+        try:
+            good = _row(path, line, fields, text, key)
+        except DataError as error:
+            broken.append(error)
+            continue
+        if seen.setdefault(good.id, line) != line:
             raise DataError(
-                f"{path}, line {line}: duplicate id {item!r} (first used on line {seen[item]}). Ids must be distinct"
+                f"{path}, line {line}: duplicate id {good.id!r} (first used on line {seen[good.id]}). Ids must be "
+                "distinct"
             )
-        content = fields[text]
-        if not isinstance(content, str):
-            raise DataError(f"{path}, line {line}: {text} is {content!r}, not a text")
-        others = {
-            field: value for field, value in fields.items() if field not in (text, key or ID) and value is not None
-        }
-        if TEXT in others:
-            raise DataError(f"{path}, line {line}: the field {TEXT} is where the text is kept; give yours another name")
-        found.append(TextRow(item, content, others))
+        found.append(good)
+    if broken and (on_bad is None or not found):
+        raise broken[0]
+    for one in broken:
+        assert on_bad is not None
+        on_bad(one)
     return found
+
+
+def _row(path: Path, line: int, fields: Mapping[str, Any], text: str, key: str | None) -> TextRow:
+    if text not in fields:
+        there = ", ".join(sorted(fields)) or "nothing"
+        raise DataError(f"{path}, line {line}: no field {text!r}; it has {there}. Say which field is the text")
+    item = _id(path, line, fields, key)
+    content = fields[text]
+    if not isinstance(content, str):
+        raise DataError(f"{path}, line {line}: {text} is {content!r}, not a text")
+    others = {field: value for field, value in fields.items() if field not in (text, key or ID) and value is not None}
+    if TEXT in others:
+        raise DataError(f"{path}, line {line}: the field {TEXT} is where the text is kept; give yours another name")
+    return TextRow(item, content, others)
 
 
 def _id(path: Path, line: int, fields: Mapping[str, Any], key: str | None) -> str:
@@ -166,24 +193,28 @@ def _id(path: Path, line: int, fields: Mapping[str, Any], key: str | None) -> st
     return str(value)
 
 
-def _jsonl(path: Path) -> Iterator[Row]:
+def _jsonl(path: Path) -> Iterator[Row | DataError]:
     with path.open("rb") as file:
         number = 0
         while line := file.readline(_LONGEST_LINE + 1):
             number += 1
             if len(line) > _LONGEST_LINE:
                 raise DataError(f"{path}, line {number}: longer than {_LONGEST_LINE >> 20} MB")
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except UnicodeDecodeError as error:
-                raise DataError(f"{path}, line {number} is not UTF-8 ({error.reason}); save it as UTF-8") from error
-            except (ValueError, RecursionError) as error:
-                raise DataError(f"{path}, line {number} is not JSON: {error}") from error
-            if not isinstance(row, dict):
-                raise DataError(f"{path}, line {number}: expected an object, got {type(row).__name__}")
-            yield number, row
+            if line.strip():
+                yield _json_row(path, number, line)
+
+
+def _json_row(path: Path, number: int, line: bytes) -> Row | DataError:
+    """The fields of a line; the error, if it is broken: other lines may be fine."""
+    try:
+        row = json.loads(line)
+    except UnicodeDecodeError as error:
+        return DataError(f"{path}, line {number} is not UTF-8 ({error.reason}); save it as UTF-8")
+    except (ValueError, RecursionError) as error:
+        return DataError(f"{path}, line {number} is not JSON: {error}")
+    if not isinstance(row, dict):
+        return DataError(f"{path}, line {number}: expected an object, got {type(row).__name__}")
+    return number, row
 
 
 def _separated(path: Path, by: str) -> Iterator[Row]:
@@ -217,7 +248,7 @@ def _parquet(path: Path) -> Iterator[Row]:
         raise DataError(f"{path} cannot be read as Parquet: {error}") from error
 
 
-_READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
+_READERS: dict[str, Callable[[Path], Iterator[Row | DataError]]] = {
     ".jsonl": _jsonl,
     ".csv": lambda path: _separated(path, ","),
     ".tsv": lambda path: _separated(path, "\t"),

@@ -60,7 +60,23 @@ def query_ids(relevant: Relevance | None) -> list[str] | None:
     if relevant is None or isinstance(relevant, Mapping):
         return None
     texts = _files(relevant)[1]
-    return None if texts is None else _read_query_ids(texts)
+    return None if texts is None else list(_read_queries(texts))
+
+
+def query_texts(relevant: Sequence[str | Path]) -> dict[str, str]:
+    """The texts of BEIR's ``queries.jsonl`` by their ids; it must be among these files."""
+    place = _files(relevant)[1]
+    if place is None:
+        raise InputError(
+            f"the texts of the queries are missing: give BEIR's queries.jsonl beside {', '.join(map(str, relevant))}"
+        )
+    found: dict[str, str] = {}
+    for query, record in _read_queries(place).items():
+        text = record.get("text")
+        if not isinstance(text, str) or not text.strip():
+            raise DataError(f"{place}: query {query!r} has no text; got {text!r:.80}")
+        found[query] = text
+    return found
 
 
 def _files(relevant: str | Path | Sequence[str | Path]) -> tuple[Path, Path | None]:
@@ -76,9 +92,10 @@ def _files(relevant: str | Path | Sequence[str | Path]) -> tuple[Path, Path | No
     return judged[0], texts[0] if texts else None
 
 
-def _read_query_ids(place: Path) -> list[str]:
-    """A JSON object with ``_id`` per line."""
+def _read_queries(place: Path) -> dict[str, dict[str, Any]]:
+    """A JSON object with ``_id`` per line, by that id."""
     first: dict[str, int] = {}
+    found: dict[str, dict[str, Any]] = {}
     for number, line in _lines(place):
         try:
             record = json.loads(line)
@@ -92,9 +109,10 @@ def _read_query_ids(place: Path) -> list[str]:
         if str(known) in first:
             raise DataError(f"{place}, line {number}: duplicate id {known!r} (first used on line {first[str(known)]})")
         first[str(known)] = number
+        found[str(known)] = record
     if not first:
         raise DataError(f"{place} has no queries")
-    return list(first)
+    return found
 
 
 class Relevant(NamedTuple):

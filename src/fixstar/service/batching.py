@@ -85,9 +85,8 @@ class QueryBatcher:
         self._inside = 0
         self._of_caller: Counter[str] = Counter()
         self._deployed = ""  # when the last batch was embedded
-        self._known: dict[
-            str, Preprocessing | Prompts
-        ] = {}  # by version; if another is deployed meanwhile, see _pixels
+        # What each version reads. If another is deployed meanwhile, see _pixels.
+        self._known: dict[str, Preprocessing | Prompts] = {}
         self._embedding = ThreadPoolExecutor(1, thread_name_prefix="fixstar-embed")
         self._searching = ThreadPoolExecutor(1, thread_name_prefix="fixstar-search")
         self._batches = asyncio.Semaphore(2)  # one is embedded while one is searched

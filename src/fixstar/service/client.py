@@ -86,14 +86,21 @@ class ServiceError(FixstarError):
 
 
 class ImagesLeftOutError(ServiceError):
-    """Images cannot be used: ``bad`` names them with why. ``added`` are the ids of the others, which are stored."""
+    """Images or texts cannot be used: ``bad`` names them with why.
 
-    def __init__(self, added: tuple[str, ...], bad: tuple[BadImage, ...], status: int | None = 200) -> None:
+    ``added`` are the ids of the others, which are stored.
+    """
+
+    def __init__(
+        self, added: tuple[str, ...], bad: tuple[BadImage, ...], status: int | None = 200, kind: str = "image"
+    ) -> None:
         named = "; ".join(f"{one.title}: {one.reason}" for one in bad[:_NAMED])
         more = f"; and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
         stored = f"the other {len(added):,} are stored" if added else "nothing was stored"
-        hint = "send these again; add(..., leave_out=True) names them in its answer instead" if added else ""
-        title = f"{len(bad):,} of {plural(len(added) + len(bad), 'image')} cannot be used, {stored}"
+        hint = "send these again" if added else ""
+        if added and kind == "image":
+            hint += "; add(..., leave_out=True) names them in its answer instead"
+        title = f"{len(bad):,} of {plural(len(added) + len(bad), kind)} cannot be used, {stored}"
         super().__init__(title, named + more, hint, status)
         self.added, self.bad = added, bad
 
@@ -140,9 +147,8 @@ class Client:
 
         With a ``version`` that one alone embeds the query, deployed or not.
         """
-        files = {"image": (_file_name(image), _content(image))}
         params = _given(where, k=k, exact=exact, min_score=min_score, version=version)
-        return self._ask(SearchResponse, "POST", "/v1/search", again=True, files=files, params=params)
+        return self._search_with("image", (_file_name(image), _content(image)), params)
 
     def search_text(
         self,
@@ -155,7 +161,11 @@ class Client:
     ) -> SearchResponse:
         """The items nearest to a text, of a service whose models read texts; the rest is as in ``search``."""
         params = _given(where, k=k, exact=exact, min_score=min_score, version=version)
-        files = {"text": (None, text)}
+        return self._search_with("text", (None, text), params)
+
+    def _search_with(self, field: str, content: tuple[Any, Any], params: Mapping[str, Any]) -> SearchResponse:
+        """Search with one field of a form: an image or a text."""
+        files = {field: content}
         return self._ask(SearchResponse, "POST", "/v1/search", again=True, files=files, params=params)
 
     def search_batch(
@@ -263,7 +273,7 @@ class Client:
         again = isinstance(texts, Mapping)  # with ids of its own a repeated call stores nothing twice
         added = self._ask(Added, "POST", "/v1/items/texts", again, json={"items": items})
         if added.bad:
-            raise ImagesLeftOutError(added.added, added.bad)
+            raise ImagesLeftOutError(added.added, added.bad, kind="text")
         return added
 
     def add_later(
@@ -461,7 +471,8 @@ def _answered(answer: httpx.Response) -> Any:
     if not isinstance(content, dict) or "title" not in content:
         content = {"title": f"The answer was {answer.status_code}, and not of a fixstar service"}
     if bad := content.get("bad"):
-        raise ImagesLeftOutError((), tuple(map(BadImage.model_validate, bad)), answer.status_code)
+        kind = "text" if content.get("type") == "/problems/no-usable-text" else "image"
+        raise ImagesLeftOutError((), tuple(map(BadImage.model_validate, bad)), answer.status_code, kind)
     raise ServiceError.of(content, answer.status_code)
 
 

@@ -19,7 +19,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.routing import Router
 from starlette.types import Message, Receive, Scope, Send
 
-from fixstar.errors import FixstarError, InputError
+from fixstar.errors import FixstarError, InputError, plural
 from fixstar.service.app import html_page, readyz
 from fixstar.service.keys import Keys
 from fixstar.service.limits import BodyLimit, SecurityHeaders, TokenBuckets, address, foreign_request, too_often
@@ -155,7 +155,7 @@ def _line(name: str, app: FastAPI | None) -> str:
         seen = app.state.context.workspace.status()
     except FixstarError:
         return f'<a href="/g/{escape(name)}/">{escape(name)}</a> <span>cannot be read now</span>'
-    number = sum(seen.vectors.values())
-    images = "1 image" if number == 1 else f"{number:,} images"
+    kind = app.state.context.workspace.registry.reads().removesuffix("s")
+    stored = plural(sum(seen.vectors.values()), kind)
     deployed = f"{seen.deployed} deployed" if seen.deployed else "no version yet"
-    return f'<a href="/g/{escape(name)}/">{escape(name)}</a> <span>{images}, {escape(deployed)}</span>'
+    return f'<a href="/g/{escape(name)}/">{escape(name)}</a> <span>{stored}, {escape(deployed)}</span>'

@@ -115,6 +115,7 @@ _TYPES: dict[str, tuple[int, str, str]] = {
     "wrong-kind": (422, "This gallery holds another kind of items", "see reads in GET /v1/status"),
     "invalid-request": (422, "The request is not as documented", _SEE_DOCS),
     "no-usable-image": (422, "No image can be used", "see bad for what to do about each"),
+    "no-usable-text": (422, "No text can be used", "see bad for what to do about each"),
     "too-many-results": (422, "Too many results", "ask for fewer; to list all items: GET /v1/items"),
     "wrong-vector": (422, "The vector does not fit", "send the short form of a vector of that version"),
     "too-many-jobs": (429, "Too many jobs", "try again when some are done"),

@@ -45,9 +45,9 @@ class _Model(NamedTuple):
 async def embeddings(context: Shared, wanted: EmbeddingRequest) -> EmbeddingResponse:
     """The vectors of images by a version, or, with ``v2->v1``, its queries for another version's vectors."""
     texts = [wanted.input] if isinstance(wanted.input, str) else wanted.input
-    most = min(context.settings.images_at_once, context.settings.waiting)
+    most = min(context.settings.items_at_once, context.settings.waiting)
     if len(texts) > most:
-        raise Problem("invalid-request", f"{len(texts)} images; up to {most} may come at once", "send several requests")
+        raise Problem("invalid-request", f"{len(texts)} inputs; up to {most} may come at once", "send several requests")
     model = await run_in_threadpool(_chosen, context.workspace, wanted.model)
     given: Sequence[bytes | str] = texts
     if await run_in_threadpool(context.workspace.registry.reads) == "images":

@@ -233,7 +233,7 @@ def _as_json(answer: SearchResponse) -> Response:
 async def search_batch(context: Shared, images: Images, request: Options) -> list[SearchResponse]:
     """The items nearest to each of several images, in their order. One bad image fails the request."""
     began = time.perf_counter()
-    most = min(context.settings.images_at_once, context.settings.waiting)
+    most = min(context.settings.items_at_once, context.settings.waiting)
     if len(images) > most:
         raise _invalid(f"{len(images)} images; up to {most} may come at once", "send several requests")
     data = [await read_upload(image, context.settings) for image in images]
@@ -247,8 +247,8 @@ async def search_examples(context: Shared, query: ExampleQuery) -> SearchRespons
     """The items most like the positive examples and unlike the negative ones, these left out."""
     began = time.perf_counter()
     request = _request(context, query)
-    if (count := len(query.positive.images) + len(query.negative.images)) > context.settings.images_at_once:
-        raise _invalid(f"{count} images; up to {context.settings.images_at_once} may come at once", "send fewer")
+    if (count := len(query.positive.images) + len(query.negative.images)) > context.settings.items_at_once:
+        raise _invalid(f"{count} images; up to {context.settings.items_at_once} may come at once", "send fewer")
     positive = await _examples(context, "positive", query.positive)
     negative = await _examples(context, "negative", query.negative)
     search, decode = context.workspace.search_examples, context.intake.processes.pixels
@@ -621,28 +621,29 @@ async def add_items(context: Shared, images: Images, payloads: Payloads = None, 
 
     If none can be used the answer is a problem, which names them too.
     """
-    most = context.settings.images_at_once
+    most = context.settings.items_at_once
     uploads = await run_in_threadpool(_plan_list, context.settings, images, payloads, ids, most)
-    stored = await _add_items(context, uploads)
-    await context.intake.count(len(images))
-    bad = tuple(upload.bad(problem.sentence()) for upload, problem in stored.rejected)
-    if bad and not stored.payloads:
-        raise _nothing_added([problem for _, problem in stored.rejected], bad)
-    return Added(version=stored.version, added=tuple(stored.payloads), bad=bad)
+    return await _added(context, uploads)
 
 
 @router.post("/items/texts", tags=["items"], dependencies=WRITE, responses=problem_responses(413))
 async def add_texts(context: Shared, given: TextList) -> Added:
     """Embed and store texts with the deployed version before the answer. Those that cannot be used are named."""
-    most = context.settings.images_at_once
+    most = context.settings.items_at_once
     if len(given.items) > most:
         raise _invalid(f"{len(given.items)} texts; up to {most} may come at once", "send several requests")
     uploads = await run_in_threadpool(_plan_texts, context.settings, given.items)
+    return await _added(context, uploads)
+
+
+async def _added(context: Context, uploads: Sequence[_Upload]) -> Added:
+    """Store images or texts and say which are stored; a problem if none can be used."""
     stored = await _add_items(context, uploads)
     await context.intake.count(len(uploads))
     bad = tuple(upload.bad(problem.sentence()) for upload, problem in stored.rejected)
     if bad and not stored.payloads:
-        raise _nothing_added([problem for _, problem in stored.rejected], bad)
+        kind = "text" if uploads[0].file is None else "image"
+        raise _nothing_added(kind, [problem for _, problem in stored.rejected], bad)
     return Added(version=stored.version, added=tuple(stored.payloads), bad=bad)
 
 
@@ -784,11 +785,11 @@ async def _decoded(context: Context, upload: _Upload, encoder: Encoder) -> Catal
     return CatalogueItem(upload.id, decoded.pixels, {**upload.payload, **kept})
 
 
-def _nothing_added(problems: Sequence[Problem], bad: Sequence[BadImage]) -> Problem:
-    """The answer where no image could be used: the status that they all share, else 422."""
+def _nothing_added(kind: str, problems: Sequence[Problem], bad: Sequence[BadImage]) -> Problem:
+    """The answer where no image, or no text, could be used: the status that they all share, else 422."""
     first, alike = problems[0], len({problem.status for problem in problems}) == 1
     seen = f"nothing was stored, of {len(bad)} sent; {bad[0].title}: {first.detail}"
-    problem = Problem("no-usable-image", seen, first.hint if alike else "", status=first.status if alike else None)
+    problem = Problem(f"no-usable-{kind}", seen, first.hint if alike else "", status=first.status if alike else None)
     problem.more = {"bad": [one.model_dump() for one in bad]}
     return problem
 

@@ -233,7 +233,10 @@ class IdList(_Request):
 
 
 class BadImage(_Response):
-    """An image that was left out: ``index`` is its place among those sent, from 0, ``file`` the name sent with it."""
+    """An image or text that was left out.
+
+    ``index`` is its place among those sent, from 0, ``file`` the name sent with an image.
+    """
 
     id: str
     index: int
@@ -243,7 +246,7 @@ class BadImage(_Response):
     @property
     def title(self) -> str:
         """Which one it is, for people."""
-        return f"image {self.index} ({self.file})" if self.file else f"image {self.index}"
+        return f"image {self.index} ({self.file})" if self.file else f"item {self.index}"
 
 
 class Added(_Response):
@@ -255,7 +258,7 @@ class Added(_Response):
 
 
 class NothingAdded(ProblemBody):
-    """No image could be used: ``bad`` names each."""
+    """No image or text could be used: ``bad`` names each."""
 
     bad: tuple[BadImage, ...] = ()
 
@@ -319,7 +322,8 @@ class CheckedCell(_Response):
 
     ``reembedded`` is what the new version finds if everything is embedded again, and ``share_at_once`` the share of
     that gain that is had without it. ``models`` embed the queries; ``weight`` is that of the new space in the score.
-    ``classes`` are those that lose most and those that win most, heaviest net loss first.
+    ``classes`` are those that lose most and those that win most, heaviest net loss first. With known relevant items
+    figures are nDCG@10, and ``measured`` has further measures.
     """
 
     version: str
@@ -338,6 +342,7 @@ class CheckedCell(_Response):
     reembedded: float | None = None
     share_at_once: float | None = None
     one_model: OneModel | None = None
+    measured: dict[str, dict[str, float]] = {}
 
 
 class Threshold(_Response):

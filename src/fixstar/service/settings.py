@@ -38,7 +38,7 @@ class ServiceSettings:
     header_seconds: float = 20.0  # until the headers of a request have come
     pixels: int = 50_000_000
     decode_seconds: float = 10.0
-    images_at_once: int = 64
+    items_at_once: int = 64  # images or texts of one request
     images_a_job: int = 1000
     results: int = 100
     rate: int = 600

@@ -68,7 +68,8 @@ class CheckedCell:
     ``translation`` is the file of the translation that was judged, None where both versions share a space and none is
     needed; ``weight`` is its w, and ``models`` are the versions that embed a query. ``one_model`` is the same with the
     new version alone, if two models were judged. ``lost`` and ``won`` list some of the flips, ``classes`` those that
-    lose most and win most, heaviest net loss first.
+    lose most and win most, heaviest net loss first. With known relevant items all figures are nDCG@10, and ``measured``
+    has further measures by name: before, after, and with everything embedded again.
     """
 
     version: str
@@ -88,6 +89,7 @@ class CheckedCell:
     models: tuple[str, ...] = ()
     reembedded: float | None = None
     one_model: OneModel | None = None
+    measured: dict[str, dict[str, float]] = field(default_factory=dict)
 
     @property
     def difference(self) -> float:

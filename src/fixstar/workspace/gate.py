@@ -20,10 +20,10 @@ tell a match from what is probably not in the gallery; no verdict depends on the
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -31,11 +31,20 @@ from numpy.typing import NDArray
 
 from fixstar.errors import NextStep, plural
 from fixstar.evaluation import CrossTest, Report, VersionFeatures, flips, gallery_query_split, lost_queries
+from fixstar.evaluation.relevance import Relevant
+from fixstar.evaluation.retrieval import MEASURED
 from fixstar.evaluation.trial import SHARES, Trial, searchable, trial_of_images
-from fixstar.evaluation.verdicts import GateRules, halves, in_points, judged_difference, missing_evidence
+from fixstar.evaluation.verdicts import (
+    GateRules,
+    halves,
+    in_points,
+    judged_difference,
+    missing_evidence,
+    needed_queries,
+)
 from fixstar.images import Preprocessing
 from fixstar.models.encoder import inputs_of
-from fixstar.texts import Prompts
+from fixstar.texts import Prompts, in_words_of
 from fixstar.translation import Evidence, Translation, by_class, choose, translated
 from fixstar.translation.calibrate import (
     LEAST,
@@ -46,7 +55,7 @@ from fixstar.translation.calibrate import (
     fit_calibrations,
     search_curve,
 )
-from fixstar.translation.choose import gain, with_fewest_models
+from fixstar.translation.choose import by_relevance, gain, with_fewest_models
 from fixstar.translation.score import translated_pair
 from fixstar.wording import percent, points
 from fixstar.workspace.checks import (
@@ -65,6 +74,7 @@ from fixstar.workspace.deployment import Rollout
 from fixstar.workspace.held_out import named_images, unlearnt_images
 from fixstar.workspace.pairs import Searched, with_scales
 from fixstar.workspace.registry import Registry
+from fixstar.workspace.relevant import KnownRelevant
 from fixstar.workspace.translations import CHOSEN
 
 if TYPE_CHECKING:
@@ -76,6 +86,7 @@ Indices = NDArray[np.int64]
 Features = Callable[["ImageSet", "ImageSet", Sequence[str]], "Sequence[VersionFeatures]"]
 """The vectors that the named versions make of query and of gallery images."""
 
+DECIDING = "nDCG@10"  # with known relevant items
 LISTED = 20  # lost queries listed per cell, and as many won ones
 LISTED_CLASSES = 10  # those that lose most, and those that win most
 OUTCOMES: dict[str, Outcome] = {"compatible": "pass", "incompatible": "refuse", "not decided": "missing evidence"}
@@ -148,7 +159,7 @@ def check_version(
         check = _with_image_notes(judged.check, source == "held out" and has_chosen, learnt_by)
         proposed = proposals(judged, deployed=Rollout(registry.path).current())
         check = replace(check, next_steps=_distinct([*check.next_steps, *proposed]))
-        check = _with_files(check, judged, keep)
+        check = _with_files(check, judged.chosen, keep)
     else:
         check = _without_images(
             version, searched, len(images or ()), learnt_by, rules, keep, can_upgrade=registry.can_upgrade()
@@ -172,12 +183,136 @@ def check_version(
     return check
 
 
+def check_relevance(
+    registry: Registry,
+    version: str,
+    searched: Sequence[Searched],
+    features: Features,
+    keep: Callable[[Translation], str],
+    *,
+    known: KnownRelevant,
+    rules: GateRules | None = None,
+) -> Check:
+    """As ``check_version``, judged by queries with known relevant items of the gallery instead of labels."""
+    rules = rules or GateRules()
+    registry.checked(version)
+    models = [one.name for one in searched if one.has_model]
+    ordered = [name for name in registry.names() if name in models]
+    made = features(known.queries, known.gallery, [*ordered, version])
+    check, chosen = judge_relevance(made, searched, known, rules)
+    check = _with_files(check, chosen, keep)
+    when = datetime.now(UTC).isoformat(timespec="seconds")
+    check = _about_texts(replace(check, data=known.data, when=when))
+    stronger = outweighing_check(registry.path, check)
+    if stronger is not None:
+        check = replace(check, notes=(*check.notes, _outweighed(stronger)))
+    save_check(registry.path, check)
+    if stronger is None:
+        delete_old_flips(registry.path, check)
+    return check
+
+
+def judge_relevance(
+    made: Sequence[VersionFeatures], searched: Sequence[Searched], known: KnownRelevant, rules: GateRules
+) -> tuple[Check, dict[str, Translation]]:
+    """The verdict on the last version by known relevant items: nDCG@10 decides, other measures stand beside it."""
+    *older, newest = made
+    features = {one.name: one for one in older}
+    measured = [one for one in searched if one.name in features and one.measurable]
+    number = len(known.queries)
+    choosing, judging = halves(np.zeros(number, np.int64), rules.seed)
+    chooses = rules.weight is None and any(one.chooses for one in measured) and len(judging) > 0
+    rows = judging if chooses else np.arange(number)
+    judged_by = _with_rows(known.relevant, rows)
+    chosen: dict[str, Translation] = {}
+    cells: list[CheckedCell] = []
+    findings: list[Finding] = []
+    for one in searched:
+        if one not in measured:
+            findings.append(_unmeasured(newest.name, one))
+            continue
+        evidence = Evidence(features[one.name], newest, by_relevance(known.relevant, DECIDING))
+        way = _as_chosen(_chosen(one, evidence, choosing if chooses else None, rules), evidence)
+        chosen[one.name] = way
+        old = features[one.name].take(rows)
+        new = newest.take(rows)
+        part = Evidence(old, new, by_relevance(judged_by, DECIDING))
+        cell = _evidence_cell(one.name, way, part, np.arange(len(rows)), rules, len(measured))
+        beside = {name: _beside(Evidence(old, new, by_relevance(judged_by, name)), way) for name in MEASURED}
+        alone = _one_model(way, part, part.before(), rules, len(measured))
+        cells.append(replace(cell, measured=beside, one_model=alone))
+        findings.append(_relevance_finding(newest.name, cells[-1], len(rows), len(measured), rules, chooses))
+    outcome = _worst([finding.verdict for finding in findings])
+    findings.sort(key=lambda finding: OUTCOMES[finding.verdict] != outcome)
+    steps = [step for finding in findings for step in finding.next_steps]
+    if outcome != "pass" and cells and all(one.has_model for one in searched):
+        steps.append(_old_queries_step(newest.name, [cell.version for cell in cells]))
+    own = Evidence(newest.take(rows), newest.take(rows), by_relevance(judged_by, DECIDING))
+    check = Check(
+        version=newest.name,
+        outcome=outcome,
+        reasons=tuple(finding.reason for finding in findings) or (_alone(newest.name),),
+        cells=tuple(cells),
+        self_test=float(own.reembedded().mean()),
+        queries=len(rows),
+        gallery=len(known.gallery),
+        confidence=rules.confidence,
+        tolerance=rules.tolerance,
+        notes=tuple(_relevance_notes(known, any(way.forward is not None for way in chosen.values()))),
+        next_steps=_distinct(steps),
+    )
+    return check, chosen
+
+
+def _with_rows(relevant: Relevant, rows: Indices) -> Relevant:
+    """What is relevant for some of the queries."""
+    places = rows.tolist()
+    return relevant._replace(
+        queries=relevant.queries[rows],
+        items=[relevant.items[row] for row in places],
+        grades=[relevant.grades[row] for row in places],
+    )
+
+
+def _beside(evidence: Evidence, way: Translation) -> dict[str, float]:
+    """One measure on the scale of the three searches: now, at once, and with everything embedded again."""
+    return {
+        "before": float(evidence.before().mean()),
+        "after": float(evidence.outcomes(way).mean()),
+        "reembedded": float(evidence.reembedded().mean()),
+    }
+
+
+def _relevance_finding(
+    version: str, cell: CheckedCell, queries: int, cells: int, rules: GateRules, chooses: bool
+) -> Finding:
+    evidence = cell_sentence(version, cell, rules.confidence, cells, rules.tolerance)
+    if cell.verdict != "not decided":
+        return Finding(cell.verdict, evidence)
+    needed = needed_queries(cell.judged, queries, rules.shared(cells), rules.tolerance)
+    told = "If it stays like this, more queries would not show a gain"
+    if needed is not None:
+        told = f"If it stays like this, about {needed:,} queries would decide; there were {queries:,}"
+        if chooses:
+            told += f". Half of them choose, so that takes about {2 * needed:,} queries with known relevant items"
+    return Finding(cell.verdict, f"{evidence}. {told}")
+
+
+def _relevance_notes(known: KnownRelevant, translated_by_map: bool) -> Iterator[str]:
+    relevant = known.relevant
+    if relevant.unknown:
+        yield f"left out: {plural(relevant.unknown, 'judged query')} without a text in the file of queries"
+    if relevant.alone:
+        yield f"left out: {plural(relevant.alone, 'query')} whose relevant items are not stored"
+    if len(known.gallery) < known.stored:
+        yield f"{len(known.gallery):,} of {known.stored:,} stored items were searched; in all of them less is found"
+    if translated_by_map:
+        yield "maps may be fitted on some of the items that are searched here, and on none of the queries"
+
+
 def _about_texts(check: Check) -> Check:
     """The same check with the word for what was searched: its sentences are written for images."""
-
-    def worded(sentence: str) -> str:
-        return re.sub(r"\bimage(s?)\b", r"text\1", sentence)
-
+    worded = partial(in_words_of, "texts")
     return replace(
         check,
         reasons=tuple(map(worded, check.reasons)),
@@ -186,11 +321,11 @@ def _about_texts(check: Check) -> Check:
     )
 
 
-def _with_files(check: Check, judged: GateResult, keep: Callable[[Translation], str]) -> Check:
+def _with_files(check: Check, chosen: Mapping[str, Translation], keep: Callable[[Translation], str]) -> Check:
     """The check with the names of the files in which the chosen translations are kept."""
     cells = []
     for cell in check.cells:
-        way = judged.chosen[cell.version]
+        way = chosen[cell.version]
         plain = way.shared and way.forward is None
         cells.append(cell if plain else replace(cell, translation=keep(way)))
     return replace(check, cells=tuple(cells))
@@ -428,11 +563,18 @@ def _sampled_cell(version: str, one: Searched, rules: GateRules, cells: int) -> 
     else:
         way = choose(one.ways, evidence, choosing, two=False)
     way = _as_chosen(way, evidence)
-    before = evidence.before()[judging]
-    after = evidence.outcomes(way)[judging]
+    return way, _evidence_cell(one.name, way, evidence, judging, rules, cells), len(judging)
+
+
+def _evidence_cell(
+    name: str, way: Translation, evidence: Evidence, rows: Indices, rules: GateRules, cells: int
+) -> CheckedCell:
+    """The verdict on a translation by the queries in ``rows``."""
+    before = evidence.before()[rows]
+    after = evidence.outcomes(way)[rows]
     judged = judged_difference(after, before, rules.shared(cells), rules)
-    cell = CheckedCell(
-        version=one.name,
+    return CheckedCell(
+        version=name,
         self_test=float(before.mean()),
         cross_test=float(after.mean()),
         low=judged.low,
@@ -443,9 +585,8 @@ def _sampled_cell(version: str, one: Searched, rules: GateRules, cells: int) -> 
         positive_flips=int(np.count_nonzero(after > before)),
         weight=way.weight,
         models=way.models,
-        reembedded=float(evidence.reembedded()[judging].mean()),
+        reembedded=float(evidence.reembedded()[rows].mean()),
     )
-    return way, cell, len(judging)
 
 
 def _sampled_calibrations(
@@ -495,8 +636,9 @@ def cell_sentence(version: str, cell: CheckedCell, confidence: float, cells: int
         "not decided": f"it is not decided whether this is {limit}",
     }[cell.verdict]
     together = "" if cells == 1 else f" for all {cells} versions together"
+    find = f"reach an {DECIDING} of" if cell.measured else "find"
     return (
-        f"on {cell.version}'s vectors {version}'s queries find {percent(cell.cross_test)}, {cell.version}'s own "
+        f"on {cell.version}'s vectors {version}'s queries {find} {percent(cell.cross_test)}, {cell.version}'s own "
         f"{percent(cell.self_test)}: {verdict}. The difference is {points(cell.difference)} points, with "
         f"{100 * confidence:g} % confidence{together} between {points(cell.low)} and {points(cell.high)}"
     )
@@ -613,9 +755,10 @@ def _with_image_notes(check: Check, selected: bool, learnt_by: Sequence[str]) ->
 
 
 def _outweighed(stronger: Check) -> str:
+    of = f" of {plural(stronger.classes, 'class')}" if stronger.classes else ""
     return (
         f"the check of {stronger.when[:10]} still counts ({stronger.outcome}): it asked "
-        f"{plural(stronger.queries, 'query')} of {plural(stronger.classes, 'class')} ({stronger.images}). "
+        f"{plural(stronger.queries, 'query')}{of} ({stronger.images}). "
         "This one is kept beside it"
     )
 

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from fixstar.data.formats import IMAGE_EXTENSIONS, below, folder_label, list_images, other_labels, warn_left_out
 from fixstar.data.image_set import ImageSet
-from fixstar.data.texts import TEXT, text_rows
+from fixstar.data.texts import TEXT, OnBad, text_rows
 from fixstar.durable import replace_file
 from fixstar.errors import DataError, GalleryError, InputError, ItemError, NextStep
 from fixstar.gallery import Gallery, Hit
@@ -137,10 +137,10 @@ def _value(column: str, text: str) -> str | int | float:
 
 
 def text_catalogue(
-    source: Path, prefix: str = "", text: str | None = None, key: str | None = None
+    source: Path, prefix: str = "", text: str | None = None, key: str | None = None, on_bad: OnBad | None = None
 ) -> Iterator[CatalogueItem]:
     """The items of a file or folder of texts; see ``data.texts``. ``prefix`` goes before every id."""
-    for row in text_rows(source, text, key):
+    for row in text_rows(source, text, key, on_bad):
         if reserved := {IMAGE, STAMP} & row.fields.keys():
             raise DataError(f"{source}: the field {min(reserved)} is reserved; give yours another name")
         yield text_item(prefix + row.id, row.text, row.fields)

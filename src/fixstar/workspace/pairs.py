@@ -255,20 +255,21 @@ def by_class_means(serving: Serving, source: str, target: str, *, most: int = SA
         sides.append((_stacked(items, serving.gallery.space(name).width), [str(label_of(item)) for item in items]))
     (old, old_labels), (new, new_labels) = sides
     shared = set(old_labels) & set(new_labels)
+    kind = serving.registry.reads().removesuffix("s")
     if len(shared) < LEAST_CLASSES:
         seen = (
-            f"no image of {source}'s items can be found, and the labelled items of {source} and {target} share "
+            f"no {kind} of {source}'s items can be found, and the labelled items of {source} and {target} share "
             f"{plural(len(shared), 'class')} of at least {LEAST_CLASSES}"
         )
         pairs = NextStep("check", {"version": target, "pairs": ...}, "vectors by both models, FILE.npz")
         if source not in serving.registry.names():
             raise InputError(f"{seen}. Give a file of pairs: the model of {source} is not here", pairs)
         images = NextStep(
-            "check", {"version": target, "images": ...}, "images without labels, for both models to embed"
+            "check", {"version": target, "images": ...}, f"{kind}s without labels, for both models to embed"
         )
-        raise InputError(f"{seen}. Give images for both models to embed, or a file of pairs", images, pairs)
+        raise InputError(f"{seen}. Give {kind}s for both models to embed, or a file of pairs", images, pairs)
     means = paired_by_class(old, old_labels, new, new_labels)
-    origin = f"the means of {plural(len(means), 'class')}: no image of {source}'s items can be found"
+    origin = f"the means of {plural(len(means), 'class')}: no {kind} of {source}'s items can be found"
     first = np.asarray(means.X, np.float32)
     second = np.asarray(means.Y, np.float32)
     return Sample(first, second, [None] * len(means), means.weights, origin)
@@ -462,14 +463,16 @@ def _samples(serving: Serving, source: str, target: str, options: FitOptions, pr
     if options.images is not None:
         if not has_model:
             raise InputError(
-                f"the model of {source} is not here, so it cannot embed images; pass vectors by both models instead",
+                f"the model of {source} is not here, so it cannot embed them; pass vectors by both models instead",
                 NextStep("check", {"version": target, "pairs": ...}, "FILE.npz with arrays old and new"),
             )
+        kind = serving.registry.reads().removesuffix("s")
+        count = min(len(options.images), options.sample)
         yield from_images(
             serving.encoder(source),
             serving.encoder(target),
             options.images,
-            origin=f"{plural(min(len(options.images), options.sample), 'image')} of {options.images.name}",
+            origin=f"{plural(count, kind)} of {options.images.name}",
             most=options.sample,
             seed=options.seed,
             progress=progress,

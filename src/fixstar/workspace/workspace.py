@@ -31,7 +31,7 @@ from fixstar.workspace.backfill.run import Backfilled
 from fixstar.workspace.checks import Check
 from fixstar.workspace.deployment import Move, Rollout, checked_reason
 from fixstar.workspace.files import create_mark, gallery_url, open_workspace_gallery, read_mark, require_writable
-from fixstar.workspace.gate import Features, check_version
+from fixstar.workspace.gate import Features, check_relevance, check_version
 from fixstar.workspace.held_out import pin_images
 from fixstar.workspace.items import (
     CatalogueItem,
@@ -47,6 +47,7 @@ from fixstar.workspace.items import (
 )
 from fixstar.workspace.pairs import FitOptions, Searched, fit, from_images, keep_fitted, searched_versions
 from fixstar.workspace.registry import Registry, version_number
+from fixstar.workspace.relevant import KnownRelevant, known_relevant
 from fixstar.workspace.search import Examples, Serving
 from fixstar.workspace.translations import CHOSEN, Translations, home_of, sharing_space
 from fixstar.workspace.usage import Usage
@@ -310,7 +311,8 @@ class Workspace:
             if asks:
                 reasons[-1] += ", and its own queries help to search them, which takes its weights"
                 if deployed != name and self._one_model_asks(deployed, name):
-                    steps.append(self.deploy_step(deployed, "one model per query: it is not needed", queries="one"))
+                    note = f"one model per query: searches no longer need {name}"
+                    steps.append(self.deploy_step(deployed, note, queries="one"))
             elif would_ask:
                 reasons[-1] += f", and after a rollback to {previous} its own queries would help to search them"
             if not reasons:
@@ -320,7 +322,8 @@ class Workspace:
                 steps.append(NextStep("backfill", {"budget": "all"}, note))
             else:
                 reasons[-1] += f". A backfill to {deployed}, which is deployed, never replaces newer vectors"
-                steps.append(self.deploy_step(name, "deploy it again"))
+                note = f"embed them with {deployed}; then repeat this command"
+                steps.append(NextStep("index", {"items": ..., "again": True}, note))
             steps.append(NextStep("delete-items", {"version": name}, "or delete these items"))
         return reasons, steps
 
@@ -471,16 +474,32 @@ class Workspace:
         report: bool = True,
         progress: bool = True,
         embed: Features | None = None,
+        relevant: Sequence[str | Path] = (),
     ) -> Check:
         """Try the newest version, or another, on all stored vectors, with labelled images that it has not learnt.
 
         By default with those named ``data``, of the name that ``pin_images`` chose, or those held out at training.
         Translations that are missing are fitted first, on what ``fitting`` says and on items whose images are here.
         ``embed`` makes the vectors of labelled images. See ``fixstar.workspace.gate``.
+
+        With ``relevant``, BEIR's queries.jsonl and a file of relevant stored items, these judge in place of labels.
         """
         chosen = self._with_encoder(version or self.newest())
         require_writable(self.path / "checks", "checks")  # before hours of work
+        known = None
+        if relevant:
+            known = self._known_relevant(relevant, images is not None or data is not None, fitting, rules)
         searched = self.searched_versions(chosen, fitting, progress)
+        if known is not None:
+            return check_relevance(
+                self.registry,
+                chosen,
+                searched,
+                embed or partial(self.features, device=self.device, progress=progress),
+                self.translations.keep,
+                known=known,
+                rules=rules,
+            )
         return check_version(
             self.registry,
             chosen,
@@ -492,6 +511,16 @@ class Workspace:
             report=report,
             data=data,
         )
+
+    def _known_relevant(
+        self, files: Sequence[str | Path], labelled: bool, fitting: FitOptions | None, rules: GateRules | None
+    ) -> KnownRelevant:
+        if labelled:
+            raise InputError("a check is judged by labels or by known relevant items; give one of them")
+        if self.registry.reads() != "texts":
+            raise InputError(f"queries.jsonl holds texts, and the models of {self.path} read images; give labels")
+        most = (fitting or FitOptions()).sample
+        return known_relevant(self.gallery, [Path(file) for file in files], most, (rules or GateRules()).seed)
 
     def searched_versions(
         self, version: str, fitting: FitOptions | None = None, progress: bool = False

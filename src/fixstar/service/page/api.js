@@ -99,6 +99,9 @@ export const may = (wanted) => RANK[role] >= RANK[wanted];
 /** Where the service stood when it was asked last, or null. */
 export const latestStatus = () => latest;
 
+/** What one item of this gallery is called: an image or a text. */
+export const itemKind = () => (latest?.reads === "texts" ? "text" : "image");
+
 /** Asks the service where it stands, and remembers who we are to it. */
 export async function status() {
   const found = await call("/v1/status");

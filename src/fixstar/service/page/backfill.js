@@ -1,5 +1,5 @@
 // Backfill: re-embed old vectors with the deployed version, within a budget, and watch the progress.
-import { call, may } from "./api.js";
+import { call, itemKind, may } from "./api.js";
 import { badge, byId, count, el, percent, plural, points, renew, svg, unfold } from "./dom.js";
 import { cancelButton, progressBar } from "./jobs.js";
 import { confirm, problemView } from "./problem.js";
@@ -51,7 +51,7 @@ function summary(status, outlook) {
   const none = could ? null : others ? note("There is nothing to re-embed with ", badge(version), ".") : note("All vectors are of ", badge(version), ". There is nothing to re-embed.");
   const left = Object.entries(newer).map(([name, number]) => note(`${plural(number, "vector")} of `, badge(name), ` ${number === 1 ? "is newer and stays as it is" : "are newer and stay as they are"}.`));
   const among = looked < older ? `Of the first ${count(looked)} looked at, ` : "";
-  return [some, none, left, bare ? note(`${among}${plural(bare, "older vector")} ${bare === 1 ? "has" : "have"} no image here, as imported ones mostly, and ${bare === 1 ? "stays as it is" : "stay as they are"}.`) : null].flat();
+  return [some, none, left, bare ? note(`${among}${plural(bare, "older vector")} ${bare === 1 ? "has" : "have"} no ${itemKind()} here, as imported ones mostly, and ${bare === 1 ? "stays as it is" : "stay as they are"}.`) : null].flat();
 }
 
 function progress({ job, version, order, budget, planned, position, kept }, deployed) {
@@ -155,9 +155,9 @@ function asked({ budget, order, rate }) {
     title: `Re-embed ${exact ? "" : "up to "}${plural(number, "vector")} with ${target}?`,
     says: [
       `${resumes && !loses ? "The last plan resumes. " : ""}${exact ? "" : "Up to "}${count(number)} of ${plural(older, "older vector")} ${number === 1 ? "is" : "are"} replaced by ${number === 1 ? "one" : "ones"} that ${target} makes.`,
-      loses ? "Searches are predicted to become worse by it, as said below." : "Where held-out images predict a loss, nothing is replaced.",
+      loses ? "Searches are predicted to become worse by it, as said below." : `Where held-out ${itemKind()}s predict a loss, nothing is replaced.`,
       "The old vectors are not kept, and nothing here restores them: a rollback changes which version answers, not the vectors.",
-      `${plural(number, "image")} ${number === 1 ? "is" : "are"} read and embedded${timeWords(number, rate, measured)}.`,
+      `${plural(number, itemKind())} ${number === 1 ? "is" : "are"} read and embedded${timeWords(number, rate, measured)}.`,
       "Searches continue meanwhile. It can be cancelled; what was replaced by then stays replaced.",
     ],
     verb: `Replace ${exact ? "" : "up to "}${plural(number, "vector")}${loses ? " anyway" : ""}`,
@@ -193,7 +193,7 @@ function budgetItems(text, total) {
 /** What is known about the time that images take: the limit asked for, or the pace of the last backfill; else nothing. */
 function timeWords(images, rate, measured) {
   if (rate) return `, ${count(rate)} per second at most: ${span(images / rate)} or longer`;
-  return measured ? `: about ${span(images / measured)}, at the ${count(Number(measured.toPrecision(2)))} images per second of the last backfill` : "";
+  return measured ? `: about ${span(images / measured)}, at the ${count(Number(measured.toPrecision(2)))} ${itemKind()}s per second of the last backfill` : "";
 }
 
 function span(seconds) {

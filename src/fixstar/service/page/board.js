@@ -1,5 +1,5 @@
 // The upgrade board: loads what its panels show, and looks again while jobs run.
-import { call, may, status, versionPath } from "./api.js";
+import { call, itemKind, may, status, versionPath } from "./api.js";
 import { askBackfill, showBackfill, startBackfill } from "./backfill.js";
 import { badge, byId, count, el, percent, plural, rememberVersions, renew, tone, unfold, when } from "./dom.js";
 import { showDrift } from "./drift.js";
@@ -230,7 +230,7 @@ async function deployWithOldQueries(name, status, backfilling, moved) {
   const done = await confirm({
     title: `Deploy ${name}, and keep old queries for old vectors?`,
     says: [
-      `New images and queries are embedded by ${name} from now on${status.deployed ? `, instead of ${status.deployed}` : ""}.`,
+      `New ${itemKind()}s and queries are embedded by ${name} from now on${status.deployed ? `, instead of ${status.deployed}` : ""}.`,
       "Vectors of older versions are searched by their own models: they find what they find now, and cost one more forward pass per query.",
       ...(backfilling ? [ENDS] : []),
       "You can roll back at any time.",

@@ -1,5 +1,5 @@
 // One upgrade: what it does to searches, in a sentence, and which searches get worse and which get better.
-import { address, call, fetchBlob, versionPath } from "./api.js";
+import { address, call, fetchBlob, itemKind, versionPath } from "./api.js";
 import { badge, byId, count, el, percent, plural, points, renew, verdictMark } from "./dom.js";
 import { picture } from "./picture.js";
 import { problemView, tellProblem } from "./problem.js";
@@ -19,7 +19,7 @@ export const outcomeChip = (outcome) => {
 
 /** On which images a check was made. */
 export const images = ({ data = {} }) =>
-  data.source === "held out" ? "held out from training" : [data.source === "named" ? `images named ${data.name}` : data.name, data.fingerprint && `digest ${data.fingerprint.slice(0, 8)}`].filter(Boolean).join(", ");
+  data.source === "held out" ? "held out from training" : [data.source === "named" ? `${itemKind()}s named ${data.name}` : data.name, data.fingerprint && `digest ${data.fingerprint.slice(0, 8)}`].filter(Boolean).join(", ");
 
 /** Offers the versions that were checked, and tells the upgrade to one of them. */
 export function showUpgrade(versions, status) {
@@ -57,7 +57,7 @@ async function load(version, place, status) {
 // --- The verdict, computed from the check.
 
 function verdict(check, [first, ...others]) {
-  const basis = [`${plural(check.queries, "query", "queries")} on ${plural(check.gallery, "image")}`, images(check), `${percent(check.confidence, 0)} confidence`];
+  const basis = [`${plural(check.queries, "query", "queries")} on ${plural(check.gallery, itemKind())}`, images(check), `${percent(check.confidence, 0)} confidence`];
   return [
     el("p", { class: "sentence" }, badge(check.version), first ? ` ${onStored(first)}${reembedded(check.self_test, first)}.` : " was not compared with stored vectors."),
     el("p", { class: "note" }, outcomeChip(check.outcome), first && ` ${interval(first)}.`),

@@ -1,5 +1,5 @@
 // Versions, newest first, with a rail from each to the one it came from.
-import { call, may, versionPath } from "./api.js";
+import { call, itemKind, may, versionPath } from "./api.js";
 import { badge, byId, count, el, isNarrow, percent, plural, points, renew, tone, verdictMark, when } from "./dom.js";
 import { problemView, stepsView } from "./problem.js";
 import { images, outcomeChip } from "./upgrade.js";
@@ -15,7 +15,7 @@ export function showLineage(versions, actions) {
   renew(byId("lineage"), rows.map((version, row) => el("li", { class: tone(version.name) }, rail(rails, row), card(version, actions, shown(version)))));
 }
 
-const opened = new Set(); // versions that the visitor unfolded: they stay so when the list is made anew
+const opened = new Set(); // versions that the visitor unfolded: they stay so when the list is made again
 
 /** For each row its lane, and the edges that pass it: a first child stays in its parent's lane, others get their own. */
 function lanes(rows) {
@@ -128,7 +128,7 @@ function evidence(check) {
     el("ul", {}, sentences.map((sentence) => el("li", {}, sentence))),
     stepsView(check.next_steps) ?? "",
     el("ul", {}, cells, alone, thresholds),
-    el("p", { class: "note" }, [check.queries && `${plural(check.queries, "query", "queries")} on ${plural(check.gallery, "image")}`, images(check), check.confidence && `${percent(check.confidence, 0)} confidence`, when(check.when)].filter(Boolean).join(" · ")),
+    el("p", { class: "note" }, [check.queries && `${plural(check.queries, "query", "queries")} on ${plural(check.gallery, itemKind())}`, images(check), check.confidence && `${percent(check.confidence, 0)} confidence`, when(check.when)].filter(Boolean).join(" · ")),
   ];
 }
 
@@ -162,7 +162,7 @@ export function showMatrix({ versions = [], cells = [], measured_on: measured = 
     el("tbody", {}, versions.map((query) => el("tr", {}, el("th", { scope: "row" }, badge(query)), versions.map((gallery) => box(found.get(`${query}\n${gallery}`), level))))),
   );
   walk(table);
-  renew(place, el("p", { class: "note", id: "matrix-images" }, imagesOf(Object.values(measured)[0])), el("div", { class: "wide" }, table), panel, legend(), el("p", { class: "note" }, "Per cent of queries that find their class first. Rows ask, columns are asked."));
+  renew(place, el("p", { class: "note", id: "matrix-images" }, imagesOf(Object.values(measured)[0])), el("div", { class: "wide" }, table), panel, legend(), el("p", { class: "note" }, `${isByRelevance(measured) ? "" : "Per cent of queries that find their class first. "}Rows ask, columns are asked.`));
 }
 
 /** Arrows move to the next measured cell in their direction; one cell is in the tab order. */
@@ -209,15 +209,18 @@ function sentence(cell) {
 
 const legend = () => el("ul", { class: "legend", "aria-label": "Marks" }, LEGEND.map(([kind, words]) => el("li", {}, verdictMark(kind), ` ${words}`)));
 
+const isByRelevance = (measured) => Object.values(measured)[0]?.source === "relevant";
+
 function imagesOf(measured) {
   if (!measured) return "";
+  if (measured.source === "relevant") return `All figures are nDCG@10 of ${count(measured.queries)} queries with known relevant ones among ${count(measured.gallery)} stored ${itemKind()}s.`;
   const source = measured.source === "held out" ? " held out from training" : "";
   const classes = measured.classes ? ` of ${count(measured.classes)} classes` : "";
-  return `All figures are of one set: ${count(measured.images ?? measured.queries + measured.gallery)} labelled images${classes}${source}.`;
+  return `All figures are of one set: ${count(measured.images ?? measured.queries + measured.gallery)} labelled ${itemKind()}s${classes}${source}.`;
 }
 
 function basis(measured) {
   if (!measured) return "";
-  const images = `${count(measured.queries)} queries, ${count(measured.gallery)} gallery images`;
+  const images = `${count(measured.queries)} queries, ${count(measured.gallery)} gallery ${itemKind()}s`;
   return `Measured on ${images}, ${percent(measured.confidence, 0)} confidence for all cells of a check together${measured.when ? `, ${when(measured.when)}` : ""}.`;
 }

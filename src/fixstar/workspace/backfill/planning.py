@@ -637,7 +637,7 @@ def of_items(sample: Sample, old: str, new: str, seed: int) -> Thirds:
 def _require_classes(classes: int, items: int) -> None:
     if classes < 2:
         raise InputError(
-            "a backfill is predicted on labelled images, at least three of each of two classes; "
+            "a backfill is predicted on labelled items, at least three of each of two classes; "
             f"these are {items} of {plural(classes, 'class')} with three"
         )
 
