@@ -70,7 +70,7 @@ def test_the_doctor_finds_vectors_of_two_models(tmp_path: Path) -> None:
     scales = np.diag(0.9 ** np.arange(48))
     one, other = (scales @ np.linalg.qr(rng.standard_normal((48, 48)))[0] for _ in range(2))
     classes = rng.standard_normal((20, 48))
-    content = classes[rng.integers(20, size=2000)] + 0.7 * rng.standard_normal((2000, 48))
+    content = 3 + classes[rng.integers(20, size=2000)] + 0.7 * rng.standard_normal((2000, 48))
     np.save(tmp_path / "one.npy", content @ one)
     np.save(tmp_path / "both.npy", np.concatenate([content[:1000] @ one, content[1000:] @ other]))
     fine = typed("doctor", "--vectors", tmp_path / "one.npy", "--json").json
