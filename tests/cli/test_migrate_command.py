@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from typed import typed
+from vector_shops import PostgresShop
 
 from fixstar.geometry import unit
 from fixstar.translation import Map, Translation, save_translation
@@ -56,13 +57,30 @@ def test_a_translation_that_loses_is_refused_with_what_to_do(files: Path) -> Non
     words: list[str | Path] = ["migrate", "run", files / "old.npz", files / "loses.npz", "--to", files / "new.npz"]
     refused = typed(*words)
     assert refused.code == 1
-    for told in ("alone lose against the old model", "fixstar gallery import", "the same command with --anyway"):
+    for told in ("alone lose against the old model", "fixstar init WORKSPACE", "the same command with --anyway"):
         assert told in refused.err
     assert not (files / "new.npz").exists()
     plan = typed("migrate", "plan", *words[2:])
     assert plan.out.rstrip().endswith("--anyway")
     assert typed(*words, "--anyway").code == 0
     assert typed("migrate", "switch", *words[2:]).code == 1
+
+
+def test_a_view_of_another_name_is_asked_for_and_typed(tmp_path: Path, files: Path) -> None:
+    stock = PostgresShop(tmp_path)
+    rng = np.random.default_rng(1)
+    stock.put([str(number) for number in range(1, 11)], unit(rng.standard_normal((10, 4))).astype(np.float32))
+    words: list[str | Path] = [stock.address, files / "gains.npz", "--to", stock.to]
+    assert typed("migrate", "run", *words).code == 0
+    stock.server.execute(f"CREATE VIEW {stock.name}_current AS SELECT 1 AS one")
+    taken = typed("migrate", "switch", *words)
+    assert taken.code == 1
+    assert "the same command with --alias ALIAS" in taken.err
+    live = f"{stock.name}_live"
+    assert f"read {live}" in " ".join(typed("migrate", "switch", *words, "--alias", live).out.split())
+    assert stock.server.execute(f"SELECT count(*), max(vector_dims(vector)) FROM {live}") == [(10, 6)]
+    assert typed("migrate", "undo", stock.address, "--to", stock.to, "--alias", live).code == 0
+    assert stock.server.execute(f"SELECT max(vector_dims(vector)) FROM {live}") == [(4,)]
 
 
 def test_the_doctor_finds_vectors_of_two_models(tmp_path: Path) -> None:

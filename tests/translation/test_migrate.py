@@ -155,7 +155,7 @@ def test_a_place_for_other_vectors_is_refused(shop: Shop) -> None:
 def test_a_translation_that_loses_is_refused_and_done_anyway(shop: Shop) -> None:
     with pytest.raises(GateError, match=r"lose against the old model: .5\.0 points.*both sides") as caught:
         run(shop, way(-0.05))
-    assert [step.action for step in caught.value.next_steps] == ["import-vectors", "repeat"]
+    assert [step.action for step in caught.value.next_steps] == ["init", "repeat"]
     assert not shop.source().beside(shop.to).there()
     assert run(shop, way(-0.05), anyway=True).written == 40
     with pytest.raises(GateError, match="left as they are"):

@@ -7,7 +7,7 @@ each, and the clusters into two groups, A and B. With S the covariance within cl
     alignment(A, B) = d tr(S_A S_B) / (tr S_A tr S_B)
 
 is 1 if the axes of A tell nothing about those of B, and well above 1 for two topics of one model. Measured on vectors
-of ten models (docs/how-to/migrate.md).
+of seven models (docs/how-to/migrate.md).
 """
 
 from __future__ import annotations

@@ -24,7 +24,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fixstar.errors import DataError, GateError, InputError, NextStep, plural
-from fixstar.gallery.addresses import without_secret
 from fixstar.gallery.transfer import BATCH, open_vectors
 from fixstar.gallery.vector_files import Beside, FileRows, VectorSource
 from fixstar.progress import progress_bar
@@ -43,6 +42,10 @@ Forecast = Literal["gains", "loses", "not decided", "unproven"]
 
 _TIMED = 2  # blocks that are read and mapped to estimate the time
 _SHOWN = (AHEAD, ONE, TWO, AGAIN)
+_OTHERWISE = (
+    NextStep("init", {"path": ...}, "a workspace that searches both sides; then import the old vectors there"),
+    NextStep("repeat", {"anyway": True}, "do it all the same"),
+)
 
 
 @dataclass(frozen=True)
@@ -122,7 +125,7 @@ def migrate(store: Store, translation: Way, to: str, anyway: bool = False, progr
     if _forecast(measured) == "loses" and not anyway:
         raise GateError(
             f"{_forecast_words('loses', measured[AHEAD])} Nothing was written. {_both_sides(way)}",
-            *_other_steps(store),
+            *_OTHERWISE,
         )
     if target.there():
         _require_same_translation(target, way)
@@ -159,7 +162,7 @@ def switch_migration(store: Store, translation: Way, to: str, alias: str | None 
     if forecast != "gains" and not anyway:
         raise GateError(
             f"{_forecast_words(forecast, measured.get(AHEAD))} Searches were left as they are. {_both_sides(way)}",
-            *_other_steps(store),
+            *_OTHERWISE,
         )
     if not target.there():
         raise InputError(f"there is no {target.name}: run the migration first")
@@ -329,12 +332,4 @@ def _both_sides(way: Translation) -> str:
     return (
         f"Searching both sides, old vectors by {asked} and translated ones by {way.target}{figures}, needs no switch: "
         "import the old vectors into a workspace and let fixstar search and serve them"
-    )
-
-
-def _other_steps(store: Store) -> tuple[NextStep, ...]:
-    file = without_secret(str(store)) if isinstance(store, (str, Path)) else ...
-    return (
-        NextStep("import-vectors", {"file": file, "name": "old"}, "search both sides in a workspace"),
-        NextStep("repeat", {"anyway": True}, "do it all the same"),
     )

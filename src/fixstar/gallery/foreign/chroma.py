@@ -115,10 +115,10 @@ class _ChromaCollection:
 
 
 def collections(client: Any) -> dict[str, Any]:
-    """All collections by name, without the functions that embed texts: nothing is embedded here."""
+    """All collections by name."""
     found: dict[str, Any] = {}
     while page := client.list_collections(limit=PAGE, offset=len(found)):
-        found |= {one.name: client.get_collection(one.name, embedding_function=None) for one in page}
+        found |= {one.name: one for one in page}
     return found
 
 
