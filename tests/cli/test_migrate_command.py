@@ -41,7 +41,7 @@ def test_from_the_plan_to_undo(files: Path) -> None:
         "6 components",
         "clip -> siglip",
         "would cost 0.60",
-        "mostly find less than the old model",
+        "translated vectors alone mostly found less than the old model",
         f"fixstar migrate run {old} {way} --to {to}",
     ):
         assert told in " ".join(plan.out.split())

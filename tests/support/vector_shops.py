@@ -20,7 +20,7 @@ from postgres_server import shared_server
 
 from fixstar.gallery.foreign import lance_table, qdrant_collection
 from fixstar.gallery.transfer import open_vectors
-from fixstar.gallery.vector_files import VectorSource
+from fixstar.gallery.vector_files import VectorPlace
 
 Vectors = NDArray[np.float32]
 OLD, NEW = 4, 6
@@ -31,7 +31,7 @@ class Shop(Protocol):
 
     to: str
 
-    def source(self) -> VectorSource:
+    def source(self) -> VectorPlace:
         """The old vectors, opened anew."""
 
     def put(self, ids: Sequence[str], vectors: Vectors) -> None:
@@ -47,7 +47,7 @@ class Shop(Protocol):
         """What the new place holds."""
 
 
-def rows_of(source: VectorSource) -> dict[str, Vectors]:
+def rows_of(source: VectorPlace) -> dict[str, Vectors]:
     return {
         name: np.asarray(vector)
         for rows in source.blocks(100)
@@ -66,7 +66,7 @@ class PostgresShop:
         self.server.execute(f"CREATE TABLE {self.name} (id int PRIMARY KEY, title text, vector vector({OLD}))")
         self.address = f"{self.server.url()}&table={self.name}"
 
-    def source(self) -> VectorSource:
+    def source(self) -> VectorPlace:
         return open_vectors(self.address)
 
     def put(self, ids: Sequence[str], vectors: Vectors) -> None:
@@ -98,7 +98,7 @@ class QdrantShop:
         params = self.models.VectorParams(size=OLD, distance=self.models.Distance.COSINE)
         self.client.create_collection("photos", vectors_config=params)
 
-    def source(self) -> VectorSource:
+    def source(self) -> VectorPlace:
         return qdrant_collection(self.client, "photos")
 
     def put(self, ids: Sequence[str], vectors: Vectors) -> None:
@@ -153,7 +153,7 @@ class ChromaShop:
         self.client.create_collection(self.name, configuration={"hnsw": {"space": "cosine"}}, embedding_function=None)
         self.address = f"chroma://127.0.0.1:{self.port}?collection={self.name}"
 
-    def source(self) -> VectorSource:
+    def source(self) -> VectorPlace:
         return open_vectors(self.address, old=True)
 
     def put(self, ids: Sequence[str], vectors: Vectors) -> None:
@@ -197,7 +197,7 @@ class LanceShop:
         )
         self.table = self.database.create_table("photos", schema=self.schema)
 
-    def source(self) -> VectorSource:
+    def source(self) -> VectorPlace:
         return lance_table(self.folder, "photos")
 
     def put(self, ids: Sequence[str], vectors: Vectors) -> None:
@@ -226,7 +226,7 @@ class FileShop:
         self.to = str(folder / f"new{self.suffix}")
         self.rows: dict[str, Vectors] = {}
 
-    def source(self) -> VectorSource:
+    def source(self) -> VectorPlace:
         return open_vectors(self.path)
 
     def put(self, ids: Sequence[str], vectors: Vectors) -> None:

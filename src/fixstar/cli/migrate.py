@@ -152,8 +152,9 @@ def _print_plan(found: MigrationPlan, old: str, translation: Path, to: str) -> N
     for line in lines:
         print_wrapped(line)
     print_wrapped(
-        "Translated vectors alone mostly find less than the old model. Searching both sides mostly gains: import the "
-        "old vectors into a workspace, or add both scores as the lines in the translation's card do",
+        "Among classes that no map was fitted on, translated vectors alone mostly found less than the old model, and "
+        "both sides together more: import the old vectors into a workspace, or add both scores as the lines in the "
+        "translation's card do",
         indent="",
     )
     anyway = " --anyway" if found.forecast == "loses" else ""

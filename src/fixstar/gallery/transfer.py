@@ -17,7 +17,14 @@ from fixstar.errors import DataError, GalleryError, GalleryUnavailableError, Inp
 from fixstar.gallery.addresses import parse_lance_address, without_secret
 from fixstar.gallery.foreign import chroma_collection, faiss_index, lance_table, postgres_table, qdrant_collection
 from fixstar.gallery.store import Floats, Gallery, Item, checked_ids, payload_texts, unit_rows
-from fixstar.gallery.vector_files import ParquetFile, VectorFile, VectorSource, write_parquet, write_vector_file
+from fixstar.gallery.vector_files import (
+    ParquetFile,
+    VectorFile,
+    VectorPlace,
+    VectorSource,
+    write_parquet,
+    write_vector_file,
+)
 from fixstar.progress import Advance, silent
 
 BATCH = 1024
@@ -104,7 +111,7 @@ def import_version(
 
 def open_vectors(
     address: str | Path, id_column: str | None = None, vector_column: str | None = None, old: bool = False
-) -> VectorSource:
+) -> VectorPlace:
     """Vectors by their address; the columns may be part of it.
 
     FILE.npz, FILE.npy, FILE.faiss or FILE.index (FAISS), FILE.parquet?id=sku&vector=embedding,
@@ -155,7 +162,7 @@ def _split_address(address: str) -> tuple[str, dict[str, str]]:
     return head + (rest and f"?{rest}"), own
 
 
-def _in_store(place: str, given: dict[str, str], names: dict[str, str | None], old: bool) -> VectorSource:
+def _in_store(place: str, given: dict[str, str], names: dict[str, str | None], old: bool) -> VectorPlace:
     scheme = place.partition("://")[0]
     if scheme not in _STORES:
         known = ", ".join(f"{one}://" for one in ("postgresql", "qdrant", "chroma", "lancedb"))

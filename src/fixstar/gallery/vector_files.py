@@ -81,6 +81,10 @@ class VectorSource(Protocol):
     def blocks(self, rows: int) -> Iterator[FileRows]:
         """All rows, at most ``rows`` at a time."""
 
+
+class VectorPlace(VectorSource, Protocol):
+    """A source that has room beside it."""
+
     def beside(self, to: str) -> Beside:
         """Where the same items' vectors by another model go: a table, collection or file called ``to``."""
 

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from fixstar.errors import DataError, GateError, InputError, NextStep, plural
 from fixstar.gallery.transfer import BATCH, open_vectors
-from fixstar.gallery.vector_files import Beside, FileRows, VectorSource
+from fixstar.gallery.vector_files import Beside, FileRows, VectorPlace
 from fixstar.progress import progress_bar
 from fixstar.translation.bridge import AGAIN, AHEAD, ONE, TWO
 from fixstar.translation.file import load_translation
@@ -33,7 +33,7 @@ from fixstar.translation.maps import Map
 from fixstar.translation.translation import Translation
 from fixstar.wording import points
 
-Store = str | Path | VectorSource
+Store = str | Path | VectorPlace
 """Old vectors, by their address or opened."""
 Way = str | Path | Translation
 """A translation, or its file."""
@@ -185,17 +185,17 @@ def undo_migration(store: Store, to: str, alias: str | None = None) -> str:
     return _source(store).beside(to).undo(alias)
 
 
-def _source(store: Store) -> VectorSource:
+def _source(store: Store) -> VectorPlace:
     return open_vectors(store, old=True) if isinstance(store, (str, Path)) else store
 
 
-def _opened(store: Store, translation: Way, to: str) -> tuple[VectorSource, Translation, Beside]:
+def _opened(store: Store, translation: Way, to: str) -> tuple[VectorPlace, Translation, Beside]:
     way = translation if isinstance(translation, Translation) else load_translation(translation)
     source = _source(store)
     return source, way, source.beside(to)
 
 
-def _forward(way: Translation, source: VectorSource) -> Map:
+def _forward(way: Translation, source: VectorPlace) -> Map:
     if way.forward is None:
         raise InputError(
             f"the translation from {way.source} to {way.target} maps no stored vectors, only queries: there is nothing "
@@ -210,7 +210,7 @@ def _forward(way: Translation, source: VectorSource) -> Map:
     return way.forward
 
 
-def _require_distinct(source: VectorSource) -> None:
+def _require_distinct(source: VectorPlace) -> None:
     if len(set(source.ids)) < len(source.ids):
         raise DataError(
             f"{source.name} has an id twice; rows are told apart by their ids. Name a column or field that is unique"
@@ -233,7 +233,7 @@ def _mark(way: Translation, vector: NDArray[Any], payload: Mapping[str, Any] | N
 
 
 def _compared(
-    source: VectorSource, target: Beside, way: Translation
+    source: VectorPlace, target: Beside, way: Translation
 ) -> Iterator[tuple[FileRows, list[str], dict[str, str | None]]]:
     """Blocks of the source, the marks that their rows should have, and those that they have."""
     for rows in source.blocks(BATCH):
@@ -255,7 +255,7 @@ def _require_same_translation(target: Beside, way: Translation) -> None:
             return
 
 
-def _remove_gone(source: VectorSource, target: Beside) -> int:
+def _remove_gone(source: VectorPlace, target: Beside) -> int:
     """Remove rows that were written for items that the source no longer has."""
     here = set(source.ids)
     gone = [name for page in target.marked() for name in page if name not in here]
@@ -277,7 +277,7 @@ def _unit(rows: FileRows, name: str) -> NDArray[np.float32]:
     return unit
 
 
-def _seconds(source: VectorSource, forward: Map) -> float:
+def _seconds(source: VectorPlace, forward: Map) -> float:
     """An estimate of reading and mapping, by the first blocks."""
     start = time.perf_counter()
     done = 0

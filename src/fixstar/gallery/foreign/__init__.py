@@ -4,7 +4,7 @@
     import_version(gallery, "clip", postgres_table("postgresql://me@host/shop", "photos", "sku", "embedding"))
     import_version(gallery, "clip", faiss_index("photos.faiss"))
 
-One file per store, with its reader (a ``VectorSource``) and with what it offers for the same items' vectors by another
+One file per store, with its reader (a ``VectorPlace``) and with what it offers for the same items' vectors by another
 model (a ``Beside``). What a source holds is never changed. An import reads rows twice, to check everything before
 anything is stored, so import while nobody writes there. All ids are kept in memory, vectors only one block at a time.
 """

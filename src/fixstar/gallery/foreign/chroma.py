@@ -16,13 +16,13 @@ from fixstar.errors import DataError, FixstarError, GalleryUnavailableError, Inp
 from fixstar.gallery.addresses import ChromaAddress, parse_chroma_address
 from fixstar.gallery.filters import Payload
 from fixstar.gallery.store import Floats
-from fixstar.gallery.vector_files import MARK, PAGE, FileRows, VectorSource
+from fixstar.gallery.vector_files import MARK, PAGE, FileRows, VectorPlace
 
 DOCUMENT = "chroma:document"  # the field of a payload that holds a record's text; Chroma keeps this name for itself
 _OF, _TO = "fixstar_of", "fixstar_to"  # of a new collection: the old one's name, and its own before any switch
 
 
-def chroma_collection(server: str | Any, name: str, old: bool = False) -> VectorSource:
+def chroma_collection(server: str | Any, name: str, old: bool = False) -> VectorPlace:
     """The records of a Chroma collection; ``server`` is chroma://host:8000, chroma:///folder or a client.
 
     ``old``: after a switch, the collection that had this name before.

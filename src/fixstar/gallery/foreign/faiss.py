@@ -10,10 +10,10 @@ from typing import Any
 from fixstar.errors import DataError, MissingExtraError
 from fixstar.gallery.foreign.file_beside import FileBeside
 from fixstar.gallery.store import Floats
-from fixstar.gallery.vector_files import FileRows, VectorSource
+from fixstar.gallery.vector_files import FileRows, VectorPlace
 
 
-def faiss_index(path: str | Path) -> VectorSource:
+def faiss_index(path: str | Path) -> VectorPlace:
     """The vectors of a FAISS index file, as the index reconstructs them: exactly, or nearly if it compresses them.
 
     Ids are those of an IndexIDMap, or FILE/0, FILE/1, ...

@@ -13,10 +13,10 @@ import numpy as np
 from fixstar.errors import DataError, FixstarError, GalleryUnavailableError, InputError, MissingExtraError, NextStep
 from fixstar.gallery.filters import Payload
 from fixstar.gallery.store import Floats
-from fixstar.gallery.vector_files import MARK, PAGE, FileRows, VectorSource, json_fields
+from fixstar.gallery.vector_files import MARK, PAGE, FileRows, VectorPlace, json_fields
 
 
-def lance_table(folder: str | Path, table: str, id_column: str = "id", vector_column: str = "vector") -> VectorSource:
+def lance_table(folder: str | Path, table: str, id_column: str = "id", vector_column: str = "vector") -> VectorPlace:
     """The rows of a LanceDB table; other columns are the payload."""
     return _LanceTable(Path(folder), table, id_column, vector_column)
 

@@ -14,12 +14,12 @@ from fixstar.gallery.addresses import parse_postgres_address
 from fixstar.gallery.filters import Payload
 from fixstar.gallery.postgres import require_psycopg, without_password
 from fixstar.gallery.store import Floats
-from fixstar.gallery.vector_files import MARK, PAGE, FileRows, VectorSource
+from fixstar.gallery.vector_files import MARK, PAGE, FileRows, VectorPlace
 
 _MADE = "made by fixstar migrate"  # the comment of a view that may be replaced
 
 
-def postgres_table(url: str, table: str, id_column: str = "id", vector_column: str = "vector") -> VectorSource:
+def postgres_table(url: str, table: str, id_column: str = "id", vector_column: str = "vector") -> VectorPlace:
     """The rows of a table with vectors (pgvector's types, or arrays of numbers); other columns are the payload.
 
     ``table`` may be "schema.table".

@@ -12,7 +12,7 @@ import numpy as np
 from fixstar.errors import DataError, GalleryUnavailableError, InputError, MissingExtraError, NextStep
 from fixstar.gallery.addresses import QdrantAddress, parse_qdrant_address
 from fixstar.gallery.store import Floats
-from fixstar.gallery.vector_files import MARK, PAGE, FileRows, VectorSource
+from fixstar.gallery.vector_files import MARK, PAGE, FileRows, VectorPlace
 
 if TYPE_CHECKING:
     from qdrant_client import QdrantClient
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def qdrant_collection(
     server: str | QdrantClient, name: str, vector: str | None = None, id_field: str | None = None
-) -> VectorSource:
+) -> VectorPlace:
     """The points of a Qdrant collection; ``server`` is qdrant://host:6333 or a client.
 
     ``vector`` names the vector if points have several. Ids are the points' own, or a field of their payload.
