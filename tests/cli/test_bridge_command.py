@@ -114,7 +114,7 @@ def test_nothing_is_wider_than_80_columns(files: Path, label: str) -> None:
 def test_mistakes_are_one_line(files: Path, tmp_path: Path) -> None:
     cases: list[tuple[list[str | Path], str]] = [
         ([files / "absent.npz", files / "good.npz"], "absent.npz"),
-        (["mysql://host/db?table=x", files / "good.npz"], "postgresql:// or qdrant://"),
+        (["mysql://host/db?table=x", files / "good.npz"], "postgresql://, qdrant://, chroma://, lancedb://"),
         ([files / "poor.npz", files / "good.npz", "--out", tmp_path / "bridge.onnx"], "saved as FILE.npz"),
         ([files / "poor.npz", files / "good.npz", "--use", files / "good.npz"], "name the file to write"),
         (

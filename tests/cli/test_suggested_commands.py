@@ -28,6 +28,7 @@ from fixstar.models import Encoder
 from fixstar.models.backbones.pretrained import PRETRAINED, at_hand
 from fixstar.training import loop
 from fixstar.training.loop import EpochLog
+from fixstar.translation import Map, Translation, save_translation
 from fixstar.workspace import Workspace, catalogue
 from fixstar.workspace.backfill.planning import BackfillOptions
 
@@ -35,6 +36,7 @@ Shape = tuple[str, ...]  # the action, and the names of its arguments in order
 TRAIN = "--backbone tiny --method hoc --capacity 20 --epochs 1 --batch-size 8 --hold-out 0"
 NOT_TYPED: dict[Shape, str] = {
     ("install", "extra"): "pip runs it: tests install nothing",
+    ("repeat", "alias"): "needs a database server: test_migrate_command types it",
 }
 
 
@@ -247,6 +249,17 @@ def migration() -> None:
     Path("relevant.csv").write_text("\n".join(["query,item", *relevant]) + "\n")
 
 
+def measured_translation(difference: float) -> None:
+    """way.npz, which was measured to gain so much, vectors for it, and a file that no migration made."""
+    rng = np.random.default_rng(0)
+    ahead = {"difference": difference, "low": difference - 0.01, "high": difference + 0.01}
+    about = {"measured": {"stored mapped forward": ahead}}
+    way = Translation("old", "new", forward=Map.linear(rng.standard_normal((8, 6))), two=0.6, about=about)
+    save_translation(way, "way.npz", onnx=False)
+    np.savez("stored.npz", vectors=rng.normal(size=(30, 8)).astype(np.float32))
+    np.savez("mine.npz", vectors=np.ones((2, 2), np.float32))
+
+
 CASES = {
     "no version yet": Case("index photos -w shop", ("train data", "add model"), fresh),
     "the first training is under way": Case("index photos -w shop", ("status",), interrupted_first),
@@ -329,6 +342,15 @@ CASES = {
     "all held out": Case("bridge one.npz two.npz --held-out 1 --out bridge.npz", ("repeat held_out",), pairs_to_bridge),
     "a model to bridge from": Case(
         "bridge 'MODEL.onnx?size=32' photos.npz --out bridge.npz", ("repeat images",), pairs_to_bridge
+    ),
+}
+MIGRATE = "migrate run stored.npz way.npz"
+CASES |= {
+    "a migration that loses": Case(
+        f"{MIGRATE} --to moved.npz", ("init path", "repeat anyway"), lambda: measured_translation(-0.05)
+    ),
+    "a migration to a file of others": Case(
+        f"{MIGRATE} --to mine.npz", ("repeat to",), lambda: measured_translation(0.05)
     ),
 }
 JUDGE = "judge --old old.npz"
@@ -417,6 +439,7 @@ BROUGHT = {
     "QUERIES_MIGRATED": ["asked-narrow.npz"],
     "SIZE": ["32"],
     "SPLIT_FILE": ["new-split.npz"],
+    "TO": ["another.npz"],
     "WORKSPACE": ["another"],
 }
 SHORT = {

@@ -14,9 +14,9 @@ from postgres_server import shared_server
 from test_gallery_contract import vectors
 
 from fixstar.errors import DataError, FixstarError, GalleryError, GalleryUnavailableError, InputError, MissingExtraError
-from fixstar.gallery import MemoryGallery, foreign, import_version
+from fixstar.gallery import MemoryGallery, import_version
 from fixstar.gallery.addresses import QdrantAddress, parse_qdrant_address
-from fixstar.gallery.foreign import faiss_index, postgres_table, qdrant_collection
+from fixstar.gallery.foreign import faiss_index, postgres_table, qdrant, qdrant_collection
 from fixstar.gallery.transfer import open_vectors
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def test_a_qdrant_collection_becomes_a_version(client: QdrantClient) -> None:
 
 
 def test_a_collection_by_its_address(client: QdrantClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(foreign, "_connect", lambda _: client)
+    monkeypatch.setattr(qdrant, "_connect", lambda _: client)
     gallery, name = MemoryGallery(), collection(client, named=True)
     assert import_version(gallery, "old", f"qdrant://localhost?collection={name}&vector=b&id=sku&timeout=5") == 2500
     np.testing.assert_allclose(gallery.get(["s0"])["s0"].vector, ROWS[2499] / 7, atol=1e-6)
@@ -246,7 +246,7 @@ def test_files_that_are_not_faiss_indexes(tmp_path: Path) -> None:
     [
         ("postgresql://me:sesame@host/db", r"which table of postgresql://me:\*\*\*@host/db"),
         ("qdrant://host?table=photos", "which collection of qdrant://host"),
-        ("mysql://host?table=photos", "postgresql:// or qdrant://; got mysql://"),
+        ("mysql://host?table=photos", "postgresql://, qdrant://, chroma://, lancedb://; got mysql://"),
         ("old.npz?table=photos", r"old\.npz is a file: table"),
         ("old.npz?id=sku", r"old\.npz has no columns"),
     ],

@@ -6,6 +6,7 @@ from fixstar.cli import (  # noqa: F401
     doctor,
     gallery,
     judge,
+    migrate,
     research,
     rollout,
     service,

@@ -51,7 +51,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON o
 GROUPS = {
     "First steps": ("demo", "init", "train", "add", "index", "search", "status", "doctor"),
     "Upgrades": ("upgrade", "check", "deploy", "backfill", "rollback"),
-    "Stored vectors and other models": ("gallery", "bridge", "judge"),
+    "Stored vectors and other models": ("gallery", "bridge", "migrate", "judge"),
     "Service and copies": ("serve", "keys", "snapshot", "restore"),
     "Versions and their classes": ("retire", "drop", "grow", "slots"),
     "Research": ("evaluate", "methods", "backbones", "bench", "theorem", "picture2d"),
@@ -63,6 +63,7 @@ _RESUMES = {  # what stays after Ctrl-C; other verbs have changed nothing
     "backfill": "What was embedded is stored. The same command resumes",
     "bench": "Finished runs stay. The same command resumes",
     "snapshot": "The older snapshot is as it was",
+    "migrate": "The old vectors are as they were, and what was written stays. The same command goes on",
     "gallery": "Run the same command again to finish it",
 }
 EX_USAGE = 64  # of sysexits.h: a mistake in the command line. Not 2, which means that a check refused

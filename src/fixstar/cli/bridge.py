@@ -42,7 +42,8 @@ def bridge(
         str,
         typer.Argument(
             help="The old model's vectors: FILE.npy, .npz, .parquet, .faiss; postgresql://...?table=NAME; "
-            "qdrant://...?collection=NAME. Or the model: MODEL.onnx?size=224, hf:NAME, the folder of a version."
+            "qdrant:// or chroma://...?collection=NAME; lancedb:///FOLDER?table=NAME. "
+            "Or the model: MODEL.onnx?size=224, hf:NAME, the folder of a version."
         ),
     ],
     new: Annotated[str, typer.Argument(help="The new model's vectors, or the model; the same kinds.")],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import re
@@ -18,6 +19,7 @@ from fixstar.cli.app import AsJson, verb
 from fixstar.cli.next_steps import command_of, next_lines
 from fixstar.cli.output import print_result
 from fixstar.errors import FixstarError, NextStep, plural
+from fixstar.wording import percent
 
 if TYPE_CHECKING:
     from fixstar.gallery.store import Item
@@ -27,10 +29,19 @@ _REQUIREMENT = re.compile(r"""([\w.-]+)[^;]*(?:;.*extra == ['"]([\w-]+)['"])?"""
 _NOT_FOR_USERS = ("all", "dev", "docs")
 
 
-@verb("fixstar doctor", "fixstar doctor -w shop", "fixstar doctor --json")
+@verb(
+    "fixstar doctor",
+    "fixstar doctor -w shop",
+    "fixstar doctor --vectors 'qdrant://host:6333?collection=docs'",
+    "fixstar doctor --json",
+)
 def doctor(
     workspace: Annotated[
         Path | None, typer.Option("--workspace", "-w", help="Also read everything in this workspace.")
+    ] = None,
+    vectors: Annotated[
+        str | None,
+        typer.Option(help="Also look whether vectors of two models are mixed here: a file, table or collection."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -50,6 +61,9 @@ def doctor(
     steps: list[NextStep] = []
     if workspace is not None:
         found["workspace"], problems, steps = examined(workspace)
+        found["problems"] += problems
+    if vectors is not None:
+        found["vectors"], problems = looked_through(vectors)
         found["problems"] += problems
     print_result(as_json, found, *_lines(found), *next_lines(steps, workspace))
     raise typer.Exit(1 if found["problems"] else 0)
@@ -122,6 +136,25 @@ def examined(path: Path) -> tuple[dict[str, Any], list[str], list[NextStep]]:
     return about, problems, [] if state.versions else [NextStep("train", {"data": ...})]
 
 
+def looked_through(address: str) -> tuple[dict[str, Any], list[str]]:
+    """Whether vectors of two models are mixed somewhere, and that as a problem."""
+    from fixstar.evaluation.mixture import SAMPLE, find_mixture
+    from fixstar.gallery.transfer import open_vectors, sampled_vectors
+
+    source = open_vectors(address)
+    found = find_mixture(sampled_vectors(source, SAMPLE))
+    about = {"source": source.name, "items": len(source.ids), "width": source.width, **found._asdict()}
+    if math.isnan(found.alignment):
+        about["alignment"] = None
+    if found.verdict != "mixed":
+        return about, []
+    return about, [
+        f"{source.name} seems to hold vectors of two models: {percent(found.share)} of those looked at have axes that "
+        f"the others do not share (alignment {found.alignment:.2f}; 1 is chance). They cannot be compared: find out "
+        "which items were embedded by which model, and embed or migrate one part"
+    ]
+
+
 def count_missing(items: Iterable[Item], images: ImageStore) -> tuple[int, int]:
     """How many items were stored with an image, and how many of these images are gone."""
     from fixstar.workspace.items import IMAGE
@@ -162,4 +195,11 @@ def _lines(found: dict[str, Any]) -> list[str]:
             )
         if not about["writable"]:
             lines.append(f"note: {about['path']} cannot be written: it can be searched, not changed")
+    looked = found.get("vectors", {})
+    if looked:
+        aligned = "" if looked["alignment"] is None else f" (alignment {looked['alignment']:.2f}; 1 is chance)"
+        lines.append(
+            f"vectors {looked['source']}: {plural(looked['items'], 'item')} of {looked['width']} components, "
+            f"{looked['looked_at']:,} looked at: {looked['verdict']}{aligned}"
+        )
     return lines + ([f"PROBLEM: {problem}" for problem in found["problems"]] or ["no problems"])

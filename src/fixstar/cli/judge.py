@@ -30,7 +30,7 @@ def judge(
         str,
         typer.Option(
             help="The old model's vectors of the stored items: FILE.npy, .npz, .parquet, .faiss; "
-            "postgresql://...?table=NAME; qdrant://...?collection=NAME."
+            "postgresql://...?table=NAME; qdrant:// or chroma://...?collection=NAME; lancedb:///FOLDER?table=NAME."
         ),
     ],
     migrated: Annotated[

@@ -8,6 +8,10 @@ qdrant://host:6333, or qdrant+https://... for an encrypted connection
                        an address, which ends up in logs and shell histories
     grpc_port          use gRPC, which is faster for large batches
     timeout            seconds to wait for an answer, 60 by default
+chroma://host:8000, chroma+https://... for an encrypted connection, or chroma:///folder without a server
+    api_key_env        the environment variable that holds the token, CHROMA_API_KEY by default
+    tenant, database   Chroma's own, if they are not the default ones
+lancedb:///folder, or lancedb://folder below the current one
 
 What people see never contains a password, nor anything that may be part of one.
 """
@@ -18,6 +22,7 @@ import difflib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from fixstar.errors import GalleryError
@@ -30,6 +35,7 @@ _HIDDEN = "***"
 QDRANT_SCHEMES = {"qdrant": "http", "qdrant+https": "https"}
 _NUMBERS = ("grpc_port", "timeout")
 _KEY = "QDRANT_API_KEY"
+_CHROMA_KEY = "CHROMA_API_KEY"
 _NOT_UNDERSTOOD = (
     "the address of the PostgreSQL gallery cannot be parsed; write "
     "postgresql://user:password@host:5432/database?gallery=name, and percent-encode special characters of the "
@@ -180,14 +186,82 @@ def parse_qdrant_address(url: str) -> QdrantAddress:
     return QdrantAddress(f"{QDRANT_SCHEMES[parts.scheme]}://{place}:{port}", _key(given.get("api_key_env")), **numbers)
 
 
+@dataclass(frozen=True)
+class ChromaAddress:
+    """A server, or the folder of a database without one; ``shown`` is what people may see."""
+
+    shown: str
+    folder: Path | None = None
+    host: str = ""
+    port: int = 8000
+    encrypted: bool = False
+    token: str | None = field(default=None, repr=False)
+    tenant: str = "default_tenant"
+    database: str = "default_database"
+
+
+def parse_chroma_address(url: str) -> ChromaAddress:
+    """Parse a URL; nothing is contacted.
+
+    >>> parse_chroma_address("chroma://localhost?tenant=shop")
+    ChromaAddress(shown='chroma://localhost', folder=None, host='localhost', port=8000, encrypted=False, \
+tenant='shop', database='default_database')
+    >>> parse_chroma_address("chroma:///data/chroma").folder
+    PosixPath('/data/chroma')
+    """
+    parts = urlsplit(url)
+    shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    form = "write chroma://host:8000?collection=NAME, or chroma:///folder?collection=NAME"
+    given = dict(parse_qsl(parts.query, keep_blank_values=True))
+    if "@" in parts.netloc or "api_key" in given:
+        raise GalleryError(
+            f"a token must not be part of an address: put it into the environment variable {_CHROMA_KEY}, and {form}"
+        )
+    if unknown := given.keys() - {"api_key_env", "tenant", "database"}:
+        raise GalleryError(f"{shown}: no option {sorted(unknown)[0]!r}; known: api_key_env, database, tenant")
+    try:
+        host = parts.hostname
+        port = parts.port or (443 if parts.scheme == "chroma+https" else 8000)
+    except ValueError as error:
+        raise GalleryError(f"{shown}: {error}; {form}") from error
+    if not host:
+        if not parts.path.strip("/") or parts.scheme != "chroma":
+            raise GalleryError(f"{shown} names no server and no folder; {form}")
+        return ChromaAddress(shown, Path(unquote(parts.path)))
+    if parts.path.strip("/"):
+        raise GalleryError(f"{shown} names a server and a folder; {form}")
+    token = _key(given.get("api_key_env"), _CHROMA_KEY)
+    return ChromaAddress(
+        shown,
+        host=host,
+        port=port,
+        encrypted=parts.scheme == "chroma+https",
+        token=token,
+        tenant=given.get("tenant", "default_tenant"),
+        database=given.get("database", "default_database"),
+    )
+
+
+def parse_lance_address(url: str) -> Path:
+    """The folder of a LanceDB database.
+
+    >>> parse_lance_address("lancedb:///data/shop.lancedb")
+    PosixPath('/data/shop.lancedb')
+    """
+    rest = url.removeprefix("lancedb://")
+    if not rest.strip("/") or "?" in rest:
+        raise GalleryError(f"{url} names no folder of LanceDB; write lancedb:///folder?table=NAME")
+    return Path(unquote(rest))
+
+
 def _number(shown: str, name: str, text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise GalleryError(f"{shown}: {name} is a number, at least 1; got {text!r}")
     return int(text)
 
 
-def _key(variable: str | None) -> str | None:
-    key = os.environ.get(variable or _KEY)
+def _key(variable: str | None, usual: str = _KEY) -> str | None:
+    key = os.environ.get(variable or usual)
     if variable is not None and not key:
         raise GalleryError(f"the environment variable {variable} holds no API key; set it, or leave api_key_env out")
     return key or None

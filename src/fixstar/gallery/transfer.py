@@ -14,16 +14,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fixstar.errors import DataError, GalleryError, GalleryUnavailableError, InputError, NextStep, plural
-from fixstar.gallery.addresses import without_secret
-from fixstar.gallery.foreign import faiss_index, postgres_table, qdrant_collection
+from fixstar.gallery.addresses import parse_lance_address, without_secret
+from fixstar.gallery.foreign import chroma_collection, faiss_index, lance_table, postgres_table, qdrant_collection
 from fixstar.gallery.store import Floats, Gallery, Item, checked_ids, payload_texts, unit_rows
-from fixstar.gallery.vector_files import ParquetFile, VectorFile, VectorSource, write_parquet, write_vector_file
+from fixstar.gallery.vector_files import (
+    ParquetFile,
+    VectorFile,
+    VectorPlace,
+    VectorSource,
+    write_parquet,
+    write_vector_file,
+)
 from fixstar.progress import Advance, silent
 
 BATCH = 1024
 _NAMED = 5  # ids that a message names
 _PARQUET, _FAISS = ".parquet", (".faiss", ".index")
 _PARAMETERS = ("table", "collection", "id", "vector")  # of an address, besides the server's own
+_STORES = {  # by the scheme of an address: what holds vectors there
+    "postgresql": "table",
+    "postgres": "table",
+    "qdrant": "collection",
+    "qdrant+https": "collection",
+    "chroma": "collection",
+    "chroma+https": "collection",
+    "lancedb": "table",
+}
 _TINY = 1e-150  # the squares of what is smaller are too small to tell a length by
 
 
@@ -93,17 +109,23 @@ def import_version(
     return stored
 
 
-def open_vectors(address: str | Path, id_column: str | None = None, vector_column: str | None = None) -> VectorSource:
+def open_vectors(
+    address: str | Path, id_column: str | None = None, vector_column: str | None = None, old: bool = False
+) -> VectorPlace:
     """Vectors by their address; the columns may be part of it.
 
     FILE.npz, FILE.npy, FILE.faiss or FILE.index (FAISS), FILE.parquet?id=sku&vector=embedding,
     postgresql://host/database?table=photos&id=sku&vector=embedding (pgvector),
-    qdrant://host:6333?collection=photos&id=sku&vector=clip
+    qdrant://host:6333?collection=photos&id=sku&vector=clip,
+    chroma://host:8000?collection=photos or chroma:///folder?collection=photos,
+    lancedb:///folder?table=photos&id=sku&vector=embedding
+
+    ``old``: where a migration gave the collection's name to another one, the old collection.
     """
     place, given = (str(address), {}) if Path(address).is_file() else _split_address(str(address))
     names = {"id": id_column or given.pop("id", None), "vector": vector_column or given.pop("vector", None)}
     if "://" in place:
-        return _on_server(place, given, names)
+        return _in_store(place, given, names, old)
     if given:
         raise InputError(f"{place} is a file: {' and '.join(given)} are for addresses of servers")
     if Path(place).suffix == _PARQUET:
@@ -111,6 +133,20 @@ def open_vectors(address: str | Path, id_column: str | None = None, vector_colum
     if any(names.values()):
         raise InputError(f"{place} has no columns: those of ids and vectors are for FILE.parquet, tables, collections")
     return faiss_index(place) if Path(place).suffix in _FAISS else VectorFile(place)
+
+
+def sampled_vectors(source: VectorSource, most: int, seed: int = 0) -> NDArray[np.float32]:
+    """Some vectors of a source, drawn evenly from all of it; all if there are no more than ``most``."""
+    rng = np.random.default_rng(seed)
+    drawn = np.zeros(len(source.ids), bool)
+    drawn[rng.permutation(len(drawn))[:most]] = True
+    parts = []
+    start = 0
+    for rows in source.blocks(BATCH):
+        chosen = drawn[start : start + len(rows.ids)]
+        parts.append(np.asarray(rows.vectors[: len(chosen)], np.float32)[chosen])
+        start += len(rows.ids)
+    return np.concatenate(parts)
 
 
 def _split_address(address: str) -> tuple[str, dict[str, str]]:
@@ -126,20 +162,25 @@ def _split_address(address: str) -> tuple[str, dict[str, str]]:
     return head + (rest and f"?{rest}"), own
 
 
-def _on_server(place: str, given: dict[str, str], names: dict[str, str | None]) -> VectorSource:
+def _in_store(place: str, given: dict[str, str], names: dict[str, str | None], old: bool) -> VectorPlace:
     scheme = place.partition("://")[0]
-    needed = {"postgresql": "table", "postgres": "table", "qdrant": "collection", "qdrant+https": "collection"}
-    if scheme not in needed:
-        raise InputError(f"vectors come from a file, postgresql:// or qdrant://; got {scheme}://")
-    if list(given) != [needed[scheme]]:
-        raise InputError(
-            f"say which {needed[scheme]} of {without_secret(place)} holds the vectors: "
-            f"{scheme}://...?{needed[scheme]}=NAME"
-        )
+    if scheme not in _STORES:
+        known = ", ".join(f"{one}://" for one in ("postgresql", "qdrant", "chroma", "lancedb"))
+        raise InputError(f"vectors come from a file, {known}; got {scheme}://")
+    kind = _STORES[scheme]
+    if list(given) != [kind]:
+        raise InputError(f"say which {kind} of {without_secret(place)} holds the vectors: {scheme}://...?{kind}=NAME")
     (name,) = given.values()
-    if needed[scheme] == "table":
-        return postgres_table(place, name, names["id"] or "id", names["vector"] or "vector")
-    return qdrant_collection(place, name, names["vector"], names["id"])
+    if scheme.startswith("chroma"):
+        if any(names.values()):
+            raise InputError("records of Chroma have one id and one vector: leave id= and vector= out of the address")
+        return chroma_collection(place, name, old)
+    if kind == "collection":
+        return qdrant_collection(place, name, names["vector"], names["id"])
+    columns = names["id"] or "id", names["vector"] or "vector"
+    if scheme == "lancedb":
+        return lance_table(parse_lance_address(place), name, *columns)
+    return postgres_table(place, name, *columns)
 
 
 def _check(source: VectorSource) -> None:

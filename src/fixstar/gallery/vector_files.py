@@ -29,7 +29,7 @@ import shutil
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -51,6 +51,9 @@ _PROJECTION = "fixstar.projection"  # base64 of float32, after its shape: "20000
 _PARQUET_ORIGIN = "fixstar.origin"
 _GROUP = 4 << 20  # components in a row group
 _ROWS = 8192
+PAGE = 1000  # rows read at once, without vectors
+MARK = "fixstar_mark"
+"""The column or field that says which old vector, and which translation, a translated vector was made of."""
 _METADATA = (1 << 31) - 1  # a projection may be larger than the usual limit for texts
 _DAMAGE = (ValueError, EOFError, KeyError, TypeError, AttributeError, RecursionError)
 
@@ -77,6 +80,51 @@ class VectorSource(Protocol):
 
     def blocks(self, rows: int) -> Iterator[FileRows]:
         """All rows, at most ``rows`` at a time."""
+
+
+class VectorPlace(VectorSource, Protocol):
+    """A source that has room beside it."""
+
+    def beside(self, to: str) -> Beside:
+        """Where the same items' vectors by another model go: a table, collection or file called ``to``."""
+
+
+class Beside(Protocol):
+    """The same items' vectors by another model, in a table, collection or file of their own beside the source.
+
+    The source itself is never written. Every row that is written here has a mark, which tells whether it is still what
+    the source's row would become. Rows without one are the user's own, made by the new model, and are left alone.
+    """
+
+    name: str
+    copies: bool  # whether payloads are written too
+
+    def there(self) -> bool:
+        """Whether it exists."""
+
+    def open(self, width: int) -> None:
+        """Create it, or refuse one that is not for vectors of this width."""
+
+    def marks(self, ids: Sequence[str]) -> dict[str, str | None]:
+        """The marks of those rows that are there, None where a row has none."""
+
+    def marked(self) -> Iterator[list[str]]:
+        """The ids of all rows with a mark, page by page."""
+
+    def write(self, rows: FileRows, marks: Sequence[str]) -> None:
+        """Store rows with their marks, in place of those of the same ids. They are of the block that was read last."""
+
+    def remove(self, ids: Sequence[str]) -> None:
+        """Delete rows."""
+
+    def close(self) -> None:
+        """Make what was written the content, where that does not happen row by row."""
+
+    def switch(self, alias: str | None) -> str:
+        """Let searches find it, by a view or alias of this name where the store has such; says what is to be done."""
+
+    def undo(self, alias: str | None) -> str:
+        """Let searches find the source again."""
 
 
 class VectorFile:
@@ -141,6 +189,12 @@ class VectorFile:
                 f"the two, or one was changed. Export again; if you changed the vectors on purpose, delete {_DIGEST} "
                 f"from the first line of {beside.name}"
             )
+
+    def beside(self, to: str) -> Beside:
+        """Another file."""
+        from fixstar.gallery.foreign.file_beside import FileBeside
+
+        return FileBeside(self.path, Path(to))
 
     def _size(self) -> int:
         if self.path.suffix == ".npy":
@@ -308,6 +362,12 @@ class ParquetFile:
                 yield FileRows(ids, vectors, self._payloads(batch.select(fields), start))
                 start += len(batch)
 
+    def beside(self, to: str) -> Beside:
+        """Another file."""
+        from fixstar.gallery.foreign.file_beside import FileBeside
+
+        return FileBeside(Path(self.name), Path(to))
+
     def _check_columns(self, schema: Any) -> None:
         for column, what in ((self._id, "id"), (self._vector, "vector")):
             if column not in schema.names:
@@ -358,7 +418,7 @@ class ParquetFile:
         rows = batch.to_pylist()
         try:
             if batch.schema.names != [_PAYLOAD]:
-                return [_fields(row) for row in rows]
+                return [json_fields(row) for row in rows]
             return [_payload(row[_PAYLOAD]) for row in rows]
         except (ValueError, TypeError, RecursionError) as error:
             raise DataError(f"{self.name}: a payload from row {start} on cannot be kept as JSON: {error}") from error
@@ -397,10 +457,11 @@ def _payload(cell: Any) -> Any:
     """The payload in a cell of the column that holds payloads."""
     if isinstance(cell, str):
         return json.loads(cell, parse_constant=_refuse)
-    return _fields(dict(cell or {}))
+    return json_fields(dict(cell or {}))
 
 
-def _fields(row: dict[str, Any]) -> dict[str, Any]:
+def json_fields(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of a table as a payload: without absent cells, with values as JSON has them."""
     return {field: _value(value) for field, value in row.items() if not _is_missing(value)}
 
 
@@ -411,7 +472,7 @@ def _is_missing(value: Any) -> bool:
 def _value(value: Any) -> Any:
     """A value as JSON has it."""
     if isinstance(value, dict):
-        return _fields(value)
+        return json_fields(value)
     if isinstance(value, list):
         return [None if _is_missing(one) else _value(one) for one in value]
     if isinstance(value, (datetime.date, datetime.time)):
