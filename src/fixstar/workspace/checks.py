@@ -166,13 +166,13 @@ class Check:
         parts: dict[str, Any] = {key: tuple(content[key]) for key in ("reasons", "notes")}
         parts["cells"] = tuple(map(_cell, content["cells"]))
         parts["calibrations"] = {name: _calibration(*pair) for name, pair in content["calibrations"].items()}
-        parts["thresholds"] = {name: Threshold(**one) for name, one in content.get("thresholds", {}).items()}
+        parts["thresholds"] = {name: Threshold(**one) for name, one in content["thresholds"].items()}
         parts["next_steps"] = tuple(map(NextStep.from_json, content["next_steps"]))
         return cls(**{**content, **parts})
 
 
 def _cell(content: dict[str, Any]) -> CheckedCell:
-    alone = content.get("one_model")
+    alone = content["one_model"]
     parts: dict[str, Any] = {
         "lost": tuple(map(_flipped_answer, content["lost"])),
         "won": tuple(map(_flipped_answer, content["won"])),
