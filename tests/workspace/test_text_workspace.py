@@ -20,6 +20,8 @@ from fixstar.workspace import Workspace
 from fixstar.workspace.backfill.planning import BackfillOptions
 from fixstar.workspace.items import text_catalogue, text_item, text_of, text_stamp
 
+pytest.importorskip("httpx", reason="the endpoint extra is not installed")
+
 
 @pytest.fixture(autouse=True)
 def _own_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

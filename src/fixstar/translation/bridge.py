@@ -741,9 +741,9 @@ def _without_pairs(one: Embedded, other: Embedded, known: Mapping[str, str], opt
     rng = np.random.default_rng(seed)
     old, old_labels = _drawn(one, known, options.sample, rng)
     new, new_labels = _drawn(other, known, options.sample, rng)
-    if old_labels.astype(bool).any() and new_labels.astype(bool).any():
-        first = old_labels != ""
-        second = new_labels != ""
+    first = old_labels != ""
+    second = new_labels != ""
+    if first.any() and second.any():
         found = pseudo_pairs(old[first], new[second], old_labels[first], new_labels[second], seed=seed)
     else:
         found = pseudo_pairs(old, new, seed=seed)
