@@ -131,7 +131,12 @@ class Case:
 
     def described(self) -> Record:
         """As it reads back from JSON."""
-        kind = "new classes" if not self.more else "both" if self.new else "more images"
+        if not self.more:
+            kind = "new classes"
+        elif self.new:
+            kind = "both"
+        else:
+            kind = "more images"
         content: Record = json.loads(json.dumps({"kind": kind, **asdict(self)}))
         return content
 
@@ -200,10 +205,13 @@ def draw_images(name: str, case: Case, seed: int, data: Path) -> Images:
         chosen = np.concatenate([rows[one][start : start + count] for one in names])
         return pool.take(chosen).of_classes(names).load(inputs).images
 
-    old, new, searched = classes[: case.old], classes[case.old : -case.searched], classes[-case.searched :]
+    old = classes[: case.old]
+    new = classes[case.old : -case.searched]
+    searched = classes[-case.searched :]
     later = [part(old, *case.images)] if case.more else []
     later += [part(new, 0, case.images[1])] if new else []
-    gallery, queries = part(searched, 0, case.gallery), part(searched, case.gallery, case.queries)
+    gallery = part(searched, 0, case.gallery)
+    queries = part(searched, case.gallery, case.queries)
     return Images(part(old, 0, case.images[0]), concatenate(later), gallery, queries)
 
 
@@ -463,7 +471,8 @@ def area(curve: Floats) -> float:
 
 def measure(searched: Measured, way: Translation, pairs: Pairs | None = None) -> Record:
     """Top-1 accuracy of every kind of query, by protocol; rivals need ``pairs`` to be fitted on."""
-    old, new = searched.old, searched.new
+    old = searched.old
+    new = searched.new
     asked = {models: with_models(way, models) for models in ("one", "two")}
     views = {models: translated(one, old, new) for models, one in asked.items() if one is not None}
     maps = {} if pairs is None else rival_maps(pairs)

@@ -145,7 +145,8 @@ def _damage_named(path: Path) -> Iterator[None]:
 
 def open_document(content: dict[str, Any], name: str, version: int = 1) -> dict[str, Any]:
     """What was given to ``document``. A newer one raises a ``ModelError``, damage any error of reading JSON."""
-    kind, found = content["format"], content["format_version"]
+    kind = content["format"]
+    found = content["format_version"]
     if kind == f"fixstar-{name}" and isinstance(found, int) and found > version:
         raise ModelError(f"it has format {found}; this fixstar reads formats up to {version}. Update fixstar")
     if content.pop("digest", None) != _digest(content):
@@ -222,7 +223,9 @@ class WatchedFile(Generic[Content]):
     """The content of a file, parsed again only when replaced; one ``stat`` per call. Threads may share it."""
 
     def __init__(self, path: Path, parse: Callable[[Path], Content], absent: Content) -> None:
-        self.path, self._parse, self._absent = path, parse, absent
+        self.path = path
+        self._parse = parse
+        self._absent = absent
         self._read: tuple[tuple[int, int, int] | None, Content] = (None, absent)
 
     def content(self) -> Content:

@@ -98,7 +98,12 @@ def plural(count: int, noun: str) -> str:
     ('1 item', '2,000 queries', '3 classes')
     """
     if count != 1:
-        noun = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}es" if noun.endswith("s") else f"{noun}s"
+        if noun.endswith("y"):
+            noun = f"{noun[:-1]}ies"
+        elif noun.endswith("s"):
+            noun = f"{noun}es"
+        else:
+            noun = f"{noun}s"
     return f"{count:,} {noun}"
 
 
@@ -161,7 +166,9 @@ class ItemError(DataError):
 
     def __init__(self, name: str, reason: str, index: int = 0) -> None:
         super().__init__(f"{name}: {reason}")
-        self.name, self.reason, self.index = name, reason, index
+        self.name = name
+        self.reason = reason
+        self.index = index
 
     def __reduce__(self) -> tuple[Any, ...]:  # travels between processes
         return type(self), (self.name, self.reason, self.index)
@@ -219,7 +226,9 @@ class DamagedItemError(GalleryError):
             f"{item!r} of version {version!r}: {reason}. Delete it and store it again, or restore the gallery",
             NextStep("delete-items", {"id": item}),
         )
-        self.item, self.version, self.reason = item, version, reason
+        self.item = item
+        self.version = version
+        self.reason = reason
 
 
 class UnknownItemError(GalleryError):

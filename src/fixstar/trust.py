@@ -68,7 +68,9 @@ def module_of(source: str) -> str:
     >>> module_of("shop.models:build"), module_of("https://host")
     ('shop.models', 'https://host')
     """
-    return source if source.startswith(ADDRESSES) else source.partition(":")[0]
+    if source.startswith(ADDRESSES):
+        return source
+    return source.partition(":")[0]
 
 
 def trusted_modules() -> frozenset[str]:

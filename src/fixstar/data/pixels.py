@@ -91,8 +91,10 @@ class StreamedPixels:
     def __init__(
         self, images: ImageSet, preprocessing: Preprocessing, augmentation: Augmentation, device: torch.device
     ) -> None:
-        self._images, self._preprocessing = images, preprocessing
-        self._augmentation, self._device = augmentation, device
+        self._images = images
+        self._preprocessing = preprocessing
+        self._augmentation = augmentation
+        self._device = device
 
     def __len__(self) -> int:
         return len(self._images)
@@ -185,7 +187,9 @@ def available_memory() -> int:
         used = int(Path("/sys/fs/cgroup/memory.current").read_text())
     except (OSError, ValueError):
         return free
-    return free if limit == "max" else max(0, min(free, int(limit) - used))
+    if limit == "max":
+        return free
+    return max(0, min(free, int(limit) - used))
 
 
 def _free_memory() -> int:
@@ -203,7 +207,9 @@ def _free_memory() -> int:
 def resident_budget(device: torch.device) -> int:
     """Bytes of padded pixels that may stay on the device: a third of free memory, half of a GPU's at most."""
     host = available_memory() // 3
-    return host if device.type != "cuda" else min(host, torch.cuda.mem_get_info(device)[0] // 2)
+    if device.type != "cuda":
+        return host
+    return min(host, torch.cuda.mem_get_info(device)[0] // 2)
 
 
 def pixel_source(

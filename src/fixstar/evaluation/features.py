@@ -108,7 +108,9 @@ class VersionFeatures:
 
     def searching(self, to: VersionFeatures) -> Floats:
         """The queries, of any length, that search the gallery of a version, [N, s]."""
-        return self.asked[to.name] if to.name in self.asked else self.carry(self.queries, to)
+        if to.name in self.asked:
+            return self.asked[to.name]
+        return self.carry(self.queries, to)
 
     def take(self, queries: NDArray[Any], gallery: NDArray[Any] | None = None) -> VersionFeatures:
         """Some of the queries, and some of the gallery or all of it."""
@@ -138,7 +140,9 @@ def _check_vectors(vectors: Array, name: str) -> None:
         )
     if not vectors.size:
         return  # the search says so, if it comes to one
-    lowest, highest = vectors.min(axis=1), vectors.max(axis=1)  # NaN wins both
+    # NaN wins both
+    lowest = vectors.min(axis=1)
+    highest = vectors.max(axis=1)
     for wrong, what in (
         (~(np.isfinite(lowest) & np.isfinite(highest)), "contain NaN or infinity"),
         (np.maximum(highest, -lowest) < _SHORTEST, "are zero and have no direction"),
@@ -167,7 +171,8 @@ def version_features(
         shown = part.images if made is None else made(encoder, part.images)
         vectors.append(encoder.encode(shown, form="short", progress=progress, role=role))
     adapt = None if encoder.adapter is None else encoder.adapter.adapt
-    projection, parts = encoder.projection_matrix(), encoder.classifier.parts
+    projection = encoder.projection_matrix()
+    parts = encoder.classifier.parts
     return VersionFeatures(name, vectors[0], vectors[-1], projection, adapt, parts)
 
 
@@ -269,7 +274,8 @@ def read_labelled_vectors(file: str) -> tuple[NDArray[np.float32], NDArray[np.in
     if not file.endswith(".npz"):
         raise InputError(f"{file!r} is not an .npz file; save np.savez(FILE, vectors=..., classes=...)")
     arrays = _read(file, ("vectors", "classes"))
-    vectors, names = arrays["vectors"], arrays["classes"]
+    vectors = arrays["vectors"]
+    names = arrays["classes"]
     try:
         _check_vectors(vectors, "vectors")
     except InputError as error:

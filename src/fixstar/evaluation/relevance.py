@@ -60,12 +60,17 @@ def query_ids(relevant: Relevance | None) -> list[str] | None:
     if relevant is None or isinstance(relevant, Mapping):
         return None
     texts = _files(relevant)[1]
-    return None if texts is None else _read_query_ids(texts)
+    if texts is None:
+        return None
+    return _read_query_ids(texts)
 
 
 def _files(relevant: str | Path | Sequence[str | Path]) -> tuple[Path, Path | None]:
     """The file that says what is relevant, and that of the queries."""
-    given = [Path(relevant)] if isinstance(relevant, (str, Path)) else [Path(one) for one in relevant]
+    if isinstance(relevant, (str, Path)):
+        given = [Path(relevant)]
+    else:
+        given = [Path(one) for one in relevant]
     texts = [path for path in given if path.suffix == ".jsonl"]
     judged = [path for path in given if path.suffix != ".jsonl"]
     if len(judged) != 1 or len(texts) > 1:

@@ -250,7 +250,8 @@ class _Process:
 
     async def ask_async(self, request: _Message, patience: float) -> _Message:
         """The same for an event loop."""
-        loop, seen = asyncio.get_running_loop(), bytearray()
+        loop = asyncio.get_running_loop()
+        seen = bytearray()
         self._socket.settimeout(0)
         late = loop.call_later(patience, self.kill)
         try:

@@ -39,11 +39,16 @@ class OldCentres(nn.Module):
     @classmethod
     def at(cls, upgrade: Upgrade, classes: Sequence[str]) -> OldCentres:
         """Those of the model before this upgrade, of ``classes``."""
-        encoder, teacher = upgrade.encoder, upgrade.teacher
+        encoder = upgrade.encoder
+        teacher = upgrade.teacher
         assert teacher is not None, "the first version has no old centres"
-        features, targets = [torch.zeros(0, teacher.feature_dim)], [torch.zeros(0, dtype=torch.long)]
+        features = [torch.zeros(0, teacher.feature_dim)]
+        targets = [torch.zeros(0, dtype=torch.long)]
         for part in (upgrade.images, upgrade.memory):
-            chosen = None if part is None else part.of_classes([name for name in part.classes if name in classes])
+            if part is None:
+                chosen = None
+            else:
+                chosen = part.of_classes([name for name in part.classes if name in classes])
             if chosen is not None and len(chosen):
                 features.append(torch.from_numpy(teacher.encode(chosen.images)))
                 targets.append(torch.tensor(encoder.slots.of(chosen.classes))[torch.from_numpy(chosen.labels)])
@@ -52,7 +57,8 @@ class OldCentres(nn.Module):
     @classmethod
     def stored(cls, upgrade: Upgrade) -> OldCentres:
         """Those of the stored vectors, whichever versions made them."""
-        encoder, old = upgrade.encoder, upgrade.old_vectors
+        encoder = upgrade.encoder
+        old = upgrade.old_vectors
         assert old is not None, "there are stored vectors"
         slots = [encoder.slots.of([name])[0] if name in encoder.slots else -1 for name in old.classes]
         targets = torch.tensor(slots)[torch.from_numpy(old.labels)]
@@ -100,7 +106,9 @@ def _aligned(upgrade: Upgrade, align: float, boundary: float) -> Objective:
     centres = OldCentres.at(upgrade, upgrade.encoder.slots.classes)
 
     def terms(step: Step) -> Terms:
-        means, known, own = centres.means, centres.known, step.targets
+        means = centres.means
+        known = centres.known
+        own = step.targets
         within = cosine_boundary(step.new.z, means[own], centres.loosest[own], known[own])
         return {
             "ce": step.new.cross_entropy(step.targets),
@@ -187,7 +195,8 @@ def _adversarial(
 
     def terms(step: Step) -> Terms:
         assert step.old is not None  # the teacher is there
-        own, radii = step.targets, adversary.radii(threshold)
+        own = step.targets
+        radii = adversary.radii(threshold)
         inside = elastic_boundary(step.new.z, centres.means[own], radii[own], centres.known[own])
         return {
             "ce": step.new.cross_entropy(step.targets),
@@ -231,7 +240,10 @@ def _coherent(upgrade: Upgrade, model: float, data: float, margin: float) -> Obj
     if upgrade.teacher is None:
         return Objective(plain_terms)
     past = [name for name in upgrade.encoder.slots.classes if name not in upgrade.new_classes]
-    centres = OldCentres.at(upgrade, past) if upgrade.old_vectors is None else OldCentres.stored(upgrade)
+    if upgrade.old_vectors is None:
+        centres = OldCentres.at(upgrade, past)
+    else:
+        centres = OldCentres.stored(upgrade)
 
     def terms(step: Step) -> Terms:
         assert step.old is not None  # the teacher is there

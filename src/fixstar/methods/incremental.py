@@ -67,11 +67,13 @@ class BiasCorrection(nn.Module):
     def __init__(self, first_new: int) -> None:
         super().__init__()
         self.first_new = first_new
-        self.alpha, self.beta = nn.Parameter(torch.ones(())), nn.Parameter(torch.zeros(()))
+        self.alpha = nn.Parameter(torch.ones(()))
+        self.beta = nn.Parameter(torch.zeros(()))
 
     def forward(self, logits: Tensor) -> Tensor:
         """[B, C] to [B, C]."""
-        old, new = logits[:, : self.first_new], logits[:, self.first_new :]
+        old = logits[:, : self.first_new]
+        new = logits[:, self.first_new :]
         return torch.cat([old, self.alpha * new + self.beta], dim=1)
 
     def fit(self, logits: Tensor, targets: Tensor) -> None:
@@ -102,7 +104,8 @@ def _corrected(upgrade: Upgrade, temperature: float) -> Objective:
         raise ModelError(
             f"bic corrects a linear classifier with a bias; this model has a {head.kind} one. Begin with it from v1"
         )
-    old, new = len(upgrade.old_classes), len(upgrade.new_classes)
+    old = len(upgrade.old_classes)
+    new = len(upgrade.new_classes)
     lam = old / (old + max(new, 1))  # an upgrade may bring old classes alone: at lam = 1 no label would count
 
     def terms(step: Step) -> Terms:
@@ -163,7 +166,8 @@ def _rebalanced(upgrade: Upgrade, base: float, ratio: str, ranking: float, k: in
         raise ModelError(
             f"lucir trains a cosine classifier; this model has a {head.kind} one. Begin with lucir from v1"
         )
-    old, new = len(upgrade.old_classes), max(len(upgrade.new_classes), 1)
+    old = len(upgrade.old_classes)
+    new = max(len(upgrade.new_classes), 1)
     imbalance = old / new if ratio == "old/new" else new / old
     scale, lam = head.scale, base * math.sqrt(imbalance if upgrade.new_classes else 1.0)
 

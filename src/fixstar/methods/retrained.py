@@ -143,7 +143,8 @@ def learning_without_forgetting(
             if step.old is None or not shared:
                 return {"ce": step.new.cross_entropy(step.targets)}
             chosen = step.targets >= shared if on == "new" else None
-            answers, taught = step.new.logits[:, :shared], step.old.logits[:, :shared]
+            answers = step.new.logits[:, :shared]
+            taught = step.old.logits[:, :shared]
             return {
                 "ce": cross_entropy(step.new.logits, step.targets, chosen),
                 "lwf": lam * knowledge_distillation(answers, taught, temperature, chosen),

@@ -59,7 +59,8 @@ def simplex_fd(
     require("fd", options, "base >= 0, on one of replay, all and head one of simplex, softmax", met)
 
     def begin(upgrade: Upgrade) -> Objective:
-        old, new = upgrade.remembered, len(upgrade.new_classes)
+        old = upgrade.remembered
+        new = len(upgrade.new_classes)
         lam = base * math.sqrt(max(new, 1) / old) if old else 0.0  # an upgrade may bring old classes alone
 
         def terms(step: Step) -> Terms:
@@ -90,7 +91,8 @@ def simplex_upper_bound(base: float = 5.0) -> Method:
     require("cl2r-ub", {"base": base}, "base >= 0", base >= 0)
 
     def begin(upgrade: Upgrade) -> Objective:
-        old, new = len(upgrade.old_classes), len(upgrade.new_classes)
+        old = len(upgrade.old_classes)
+        new = len(upgrade.new_classes)
         lam = base * math.sqrt(max(new, 1) / old) if old else 0.0
         remembered = torch.zeros(upgrade.encoder.classifier.outputs, dtype=torch.bool, device=upgrade.encoder.device)
         remembered[upgrade.encoder.slots.of(upgrade.old_classes)] = True

@@ -32,7 +32,9 @@ class CapturedSteps:
     """``Steps`` as a recorded graph. All pixels and the optimiser's learning rates must be on the device."""
 
     def __init__(self, run: Training, part: PlacedStage, optimiser: optim.Optimizer) -> None:
-        self._run, self._part, self._optimiser = run, part, optimiser
+        self._run = run
+        self._part = part
+        self._optimiser = optimiser
         device = run.encoder.device
         self._plan = part.batches.plan_on_device(part.first)
         self._at = torch.zeros(1, dtype=torch.long, device=device)  # the step within the epoch
@@ -83,7 +85,8 @@ class CapturedSteps:
 
     def _record(self) -> torch.cuda.CUDAGraph:
         """Warm up and record, then restore weights, statistics and momenta."""
-        run, modules = self._run, self._run.modules()
+        run = self._run
+        modules = self._run.modules()
         trained = run.encoder.backbone.training and not (run.maps or run.frozen)
         worthwhile = self._part.steps >= _WORTH_COMPILING and trained
         with (
@@ -107,9 +110,12 @@ class CapturedSteps:
 
 def _faster(run: Training) -> contextlib.AbstractContextManager[None]:
     """The backbone by its own kernels, if there are any, else compiled."""
-    backbone, sides = run.encoder.backbone, run.encoder.preprocessing.size
+    backbone = run.encoder.backbone
+    sides = run.encoder.preprocessing.size
     made = run.bfloat16 and FusedCifarResNet.supports(backbone, sides)
-    return fused(backbone) if made else compiled(backbone)
+    if made:
+        return fused(backbone)
+    return compiled(backbone)
 
 
 def _stream() -> Any:

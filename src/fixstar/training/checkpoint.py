@@ -92,7 +92,8 @@ def load_checkpoint(
             f"{path} cannot be read ({error}); delete it to train this version from the start"
         ) from error
     if about["fingerprint"] != fingerprint:
-        written, asked = about["parts"], parts or {}
+        written = about["parts"]
+        asked = parts or {}
         names = [name for name in {**asked, **written} if written.get(name) != asked.get(name)]
         differ = f" (different now: {', '.join(names)})" if names else ""
         raise CheckpointError(

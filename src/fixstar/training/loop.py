@@ -59,7 +59,8 @@ def train(run: Training) -> list[EpochLog]:
     selected = of_encoder[-1]  # the stage whose epochs model selection chooses from
     _require_same_start(run, parts, log)
     done, total = (sum(part.images(epoch) for part in parts) for epoch in (len(log), parts[-1].after))
-    device, shown = run.encoder.device, run.progress and world().is_rank_zero
+    device = run.encoder.device
+    shown = run.progress and world().is_rank_zero
     run.warn_of_emulation()
     with (
         torch.cuda.device(device) if device.type == "cuda" else nullcontext(),  # for streams and kernels

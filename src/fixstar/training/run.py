@@ -66,7 +66,9 @@ class Training:
 
     def trained(self, stage: Stage) -> nn.Module:
         """What a stage updates."""
-        return self.modules() if stage.trains is None else stage.trains
+        if stage.trains is None:
+            return self.modules()
+        return stage.trains
 
     @property
     def bfloat16(self) -> bool:

@@ -123,4 +123,6 @@ def _differences(started: Any, asked: Any, prefix: str = "") -> list[str]:
     if isinstance(started, dict) and isinstance(asked, dict):
         keys = sorted(started.keys() | asked.keys())
         return [line for key in keys for line in _differences(started.get(key), asked.get(key), f"{prefix}{key}.")]
-    return [] if started == asked else [f"{prefix.rstrip('.')} was {started!r}, now {asked!r}"]
+    if started == asked:
+        return []
+    return [f"{prefix.rstrip('.')} was {started!r}, now {asked!r}"]

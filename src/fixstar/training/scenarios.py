@@ -185,7 +185,9 @@ class _Sequence:
 
     def _settings(self, number: int) -> Settings:
         started = [start for start in self.later if start <= number]
-        return self.later[max(started)] if started else self.first_settings
+        if started:
+            return self.later[max(started)]
+        return self.first_settings
 
     def _named_modules(self) -> set[str]:
         """The modules of the code that the caller named."""

@@ -131,7 +131,9 @@ CIFAR_CORES = Recipe(epochs=100, milestones=(70,), weight_decay=5e-4)  # CoReS, 
 
 def paper_recipe(scenario: Scenario) -> Recipe:
     """The papers' recipe for CIFAR-100 in a scenario."""
-    return CIFAR_CORES if scenario == "retraining" else CIFAR_LIFELONG
+    if scenario == "retraining":
+        return CIFAR_CORES
+    return CIFAR_LIFELONG
 
 
 @dataclass(frozen=True)
@@ -222,7 +224,8 @@ class Settings:
         code = import_path(content["backbone"], content["backbone_options"])
         if code is not None:
             require_trusted(code)
-        recipe, shape = content["recipe"], content["preprocessing"]
+        recipe = content["recipe"]
+        shape = content["preprocessing"]
         parts = {
             "recipe": Recipe(**{**recipe, "milestones": tuple(recipe["milestones"])}),
             "augmentation": Augmentation(**content["augmentation"]),

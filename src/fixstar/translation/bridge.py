@@ -122,7 +122,9 @@ class Bridged:
     @property
     def best(self) -> Measured | None:
         """What the chosen way finds."""
-        return None if self.chosen is None else self.measured[self.chosen]
+        if self.chosen is None:
+            return None
+        return self.measured[self.chosen]
 
     @property
     def share(self) -> float | None:
@@ -210,7 +212,10 @@ def bridge(
     one, other = _named_apart(read_side(old, "old", **reading), read_side(new, "new", **reading))
     known = read_labels(labels, one, other)
     wanted = {} if relevant is None else read_relevance(relevant)
-    asked = None if queries is None else _both_queries(queries, one, other, wanted, query_ids(relevant))
+    if queries is None:
+        asked = None
+    else:
+        asked = _both_queries(queries, one, other, wanted, query_ids(relevant))
     common = common_rows(one, other)
     if common is None:
         found = _without_pairs(one, other, known, options)
@@ -418,7 +423,10 @@ def _by_relevance(items: _Items, asked: _Items | None, wanted: Grades, options: 
     judged_rows = np.array(sorted(named - asking), np.int64)
     others = np.setdiff1d(rows, [*named, *asking])
     shuffled = np.random.default_rng(options.rules.seed).permutation(others)
-    more = shuffled[: round(options.held_out * len(others))] if options.held_out < 1 else others[:0]
+    if options.held_out < 1:
+        more = shuffled[: round(options.held_out * len(others))]
+    else:
+        more = others[:0]
     gallery = items.take(np.sort(np.concatenate([judged_rows, more])))
     found = matched(wanted, queries.ids, gallery.ids)
     fitted = items.take(np.setdiff1d(others, more))
@@ -438,7 +446,9 @@ def _trial(
         rows = np.arange(len(queries))
         return _Trial(evidence, rows[:0], rows)
     choosing, judging = halves(classes, options.rules.seed)
-    return _Trial(evidence, choosing, judging) if len(judging) else None
+    if len(judging):
+        return _Trial(evidence, choosing, judging)
+    return None
 
 
 # --- fitting and choosing
@@ -607,7 +617,9 @@ def _by_preference(way: Translation, outcomes: Mapping[str, NDArray[Any]], trial
     if len(names) < 2 or not len(trial.choosing):
         return names[::-1]
     gained = gain(outcomes[TWO][trial.choosing], outcomes[ONE][trial.choosing])
-    return [TWO, ONE] if gained > 0 else [ONE, TWO]
+    if gained > 0:
+        return [TWO, ONE]
+    return [ONE, TWO]
 
 
 def _decided(ranked: Sequence[str], measured: Mapping[str, Measured]) -> tuple[Outcome, str]:

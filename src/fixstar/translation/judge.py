@@ -346,7 +346,9 @@ def _ruling(found: Difference, rules: GateRules) -> Ruling:
         return "better"
     if found.low > -rules.tolerance:
         return "no worse"
-    return "worse" if found.high <= 0 else "cannot be told"
+    if found.high <= 0:
+        return "worse"
+    return "cannot be told"
 
 
 def _left_out(found: Relevant, items: Mapping[str, Embedded], used: set[str]) -> dict[str, int]:
