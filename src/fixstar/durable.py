@@ -34,6 +34,9 @@ _LOCK = ".lock"
 _UNPACKED = 256 << 20  # bytes that any .npz may unpack to
 _PACKED = 100  # times that a larger one may grow: numbers that were measured do so by 20 at most
 
+# What reading JSON or arrays raises where they do not have the expected content.
+DAMAGE = (ValueError, KeyError, TypeError, AttributeError, IndexError)
+
 
 def flush(path: Path) -> None:
     """Wait until a file's, or a directory's, content is on the disk."""
@@ -137,7 +140,7 @@ def read_document(path: Path, name: str, version: int = 1) -> dict[str, Any]:
 def _damage_named(path: Path) -> Iterator[None]:
     try:
         yield
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except DAMAGE as error:
         raise ModelError(f"{path} is damaged ({error}); restore it from a copy") from error
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from None

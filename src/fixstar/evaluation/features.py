@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fixstar import geometry
-from fixstar.durable import open_regular_file, replace_file, require_plausible_archive
+from fixstar.durable import DAMAGE, open_regular_file, replace_file, require_plausible_archive
 from fixstar.errors import DataError, InputError, NextStep
 from fixstar.texts import Role
 
@@ -35,6 +35,7 @@ Array = NDArray[Any]
 Floats = NDArray[np.floating[Any]]
 Labels = NDArray[np.integer[Any]]
 
+_DAMAGED_ARCHIVE = (EOFError, zipfile.BadZipFile, zlib.error)
 _SHORTEST = 1e-12  # ``geometry.unit`` leaves shorter rows as they are
 
 
@@ -301,7 +302,7 @@ def load_arrays(path: Path) -> Array | dict[str, Array]:
             return array
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (ValueError, EOFError, KeyError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
+    except (RuntimeError, MemoryError, *_DAMAGED_ARCHIVE, *DAMAGE) as error:
         if "pickle" in str(error):
             raise DataError(
                 f"{path} holds Python objects, or is not a NumPy file; objects are never unpickled. Save plain "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from numbers import Integral
 from typing import Literal
 
 import torch
@@ -13,7 +12,18 @@ from torch.nn import functional
 from fixstar.errors import ModelError
 from fixstar.losses import centre_alignment, centre_distance, cosine_boundary, cross_model_triplet, elastic_boundary
 from fixstar.methods.bct import HEADS, Head
-from fixstar.methods.method import Method, Objective, Step, Terms, Upgrade, plain_terms, require
+from fixstar.methods.method import (
+    Method,
+    Objective,
+    Step,
+    Terms,
+    Upgrade,
+    at_least,
+    one_of,
+    plain_terms,
+    require,
+    whole,
+)
 
 
 class OldCentres(nn.Module):
@@ -79,8 +89,7 @@ def lce_replay(align: float = 100.0, boundary: float = 1.0, head: Head = "norm-s
     worst image. The weights are the published code's; the transformation is the identity; ``head`` is one of BCT's.
     """
     given = {"align": align, "boundary": boundary, "head": head}
-    rule = f"align >= 0, boundary >= 0 and head one of {', '.join(HEADS)}"
-    require("lce-er", given, rule, align >= 0 and boundary >= 0 and head in HEADS)
+    require("lce-er", given, align=at_least(0), boundary=at_least(0), head=one_of(HEADS))
     classifier, options = HEADS[head]
     return Method(
         "lce-er",
@@ -135,9 +144,8 @@ def adversarial_replay(
     """
     weights = {"adversarial": adversarial, "reversal": reversal, "boundary": boundary, "threshold": threshold}
     given = {**weights, "width": width, "head": head}
-    whole = isinstance(width, Integral) and width >= 1
-    rule = f"{', '.join(weights)} >= 0, a whole width >= 1 and head one of {', '.join(HEADS)}"
-    require("advbct-er", given, rule, all(value >= 0 for value in weights.values()) and whole and head in HEADS)
+    not_negative = {name: at_least(0) for name in weights}
+    require("advbct-er", given, **not_negative, width=whole(1), head=one_of(HEADS))
     classifier, options = HEADS[head]
     return Method(
         "advbct-er",
@@ -221,8 +229,14 @@ def cvs(
     are the published code's for CIFAR-100. ``head="softmax"`` trains a linear classifier, without the temperature.
     """
     options = {"model": model, "data": data, "margin": margin, "scale": scale, "head": head}
-    rule = "model, data and margin >= 0 and head one of cosine, softmax"
-    require("cvs", options, rule, model >= 0 and data >= 0 and margin >= 0 and head in ("cosine", "softmax"))
+    require(
+        "cvs",
+        options,
+        model=at_least(0),
+        data=at_least(0),
+        margin=at_least(0),
+        head=one_of(("cosine", "softmax")),
+    )
     return Method(
         "cvs",
         "fine-tune coherently with the previous model's features and the class means of the past",

@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fixstar.durable import disk_errors, document, flush, is_vacant, make_directory, read_document, replace_json
+from fixstar.durable import DAMAGE, disk_errors, document, flush, is_vacant, make_directory, read_document, replace_json
 from fixstar.errors import (
     FixstarError,
     ImageError,
@@ -750,7 +750,7 @@ def _load(directory: Path) -> Encoder:
         raise UntrustedCodeError(f"{directory} was not loaded: {error}") from None
     except FixstarError as error:
         raise ModelError(f"{directory} cannot be rebuilt: {error}") from error
-    except (AttributeError, SafetensorError, RuntimeError, KeyError, TypeError, ValueError) as error:
+    except (SafetensorError, RuntimeError, *DAMAGE) as error:
         raise ModelError(f"{directory} is damaged: card and weights do not belong together ({error})") from error
     encoder.eval()._canary = canary, directory
     encoder.require_unchanged()

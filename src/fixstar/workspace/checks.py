@@ -20,7 +20,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from fixstar.durable import WatchedFile, document, read_document, replace_json, write_arrays
+from fixstar.durable import DAMAGE, WatchedFile, document, read_document, replace_json, write_arrays
 from fixstar.errors import GateError, ModelError, NextStep, plural
 from fixstar.evaluation import Difference, Thumbnails
 from fixstar.evaluation.evidence import Verdict
@@ -293,7 +293,7 @@ def _images_of(check: Check) -> tuple[str, str]:
 def _read_check(path: Path, version: str) -> Check:
     try:
         return Check.from_json(read_document(path, "check"))
-    except (ModelError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+    except (ModelError, *DAMAGE) as error:
         raise ModelError(f"{path} is damaged ({error})", NextStep("check", {"version": version})) from error
 
 

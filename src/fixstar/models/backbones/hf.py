@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from fixstar.durable import DAMAGE
 from fixstar.errors import FixstarError, InputError, MissingExtraError, ModelError
 from fixstar.images import Preprocessing
 from fixstar.images.preprocessing import Interpolation
@@ -379,7 +380,7 @@ def hf_inputs(config: Any, folder: Path | None) -> Preprocessing:
     try:
         values = json.loads(path.read_text())
         return processor_inputs(values.get("image_processor", values), config)
-    except (InputError, OSError, ValueError, TypeError, KeyError, AttributeError, ZeroDivisionError) as error:
+    except (InputError, OSError, ZeroDivisionError, *DAMAGE) as error:
         raise ModelError(f"{path} is unusable ({error}); correct it, or pass preprocessing=...") from error
 
 
