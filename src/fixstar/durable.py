@@ -48,7 +48,7 @@ def flush(path: Path) -> None:
 
 
 def require_regular_file(path: Path) -> None:
-    """An ``OSError`` for anything else: to open a pipe would wait for somebody who writes, and a device has no end."""
+    """Raise ``OSError`` unless it is a regular file: opening a pipe may block, and a device may never end."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
 
@@ -65,7 +65,7 @@ def open_regular_file(path: Path) -> BufferedReader:
 def require_plausible_archive(path: Path) -> None:
     """Refuse a .npz file that unpacks to far more than it is: a few megabytes of zeros would fill the memory."""
     if not zipfile.is_zipfile(path):
-        return  # who reads it says so
+        return  # reading it will report the problem
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
     unpacked = sum(member.file_size for member in members)
@@ -95,7 +95,7 @@ def replace_file(path: Path, write: Callable[[Path], object], mode: int = 0o644)
     )  # two threads may write one file
     try:
         if not mode & 0o077:
-            partial.touch(mode=mode)  # nobody else reads it even while it is written
+            partial.touch(mode=mode)  # no other user can read it, even while it is written
         write(partial)
         partial.chmod(mode)  # some writers make private files
         flush(partial)

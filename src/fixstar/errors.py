@@ -148,7 +148,7 @@ class UnknownNameError(InputError):
 
 
 class DeploymentMovedError(InputError):
-    """The deployment is no longer where the caller believed it to be; nothing was moved."""
+    """The deployment changed since the caller read it; nothing was moved."""
 
     type = "deployment-moved"
 
@@ -217,7 +217,7 @@ class GalleryError(FixstarError):
 
 
 class DamagedItemError(GalleryError):
-    """One stored item cannot be read. ``item`` is its id, ``version`` who made its vector, ``reason`` what is wrong."""
+    """One stored item cannot be read. ``item`` is its id, ``version`` made its vector, ``reason`` what is wrong."""
 
     type = "damaged-item"
 
@@ -241,7 +241,7 @@ class UnknownItemError(GalleryError):
 
 
 class ItemChangedError(GalleryError):
-    """Somebody changed an item since the caller read it; nothing was written."""
+    """The item changed since the caller read it; nothing was written."""
 
     type = "item-changed"
 
@@ -257,7 +257,7 @@ class GalleryUnavailableError(GalleryError):
 
 
 class GateError(FixstarError):
-    """An upgrade that was not shown to be compatible, or a backfill that is predicted to lose: not by itself."""
+    """The upgrade has no passed check, or the backfill is predicted to lose: an explicit override is needed."""
 
     type = "not-compatible"
 

@@ -213,7 +213,7 @@ def centre_alignment(prototypes: Tensor, centres: Tensor, chosen: Tensor) -> Ten
 
 
 def cosine_boundary(new: Tensor, centres: Tensor, loosest: Tensor, chosen: Tensor) -> Tensor:
-    """A class is no looser than it was: max(0, loosest - cos(new, centre)), mean over the chosen (LCE, boundary loss).
+    """A class does not get looser: max(0, loosest - cos(new, centre)), mean over the chosen (LCE, boundary loss).
 
     ``loosest`` [B] is the least cosine to the centre that the old model gave to an image of that class. ``new`` [B, d],
     ``centres`` [B, d], each image's own, ``chosen`` [B] bool.

@@ -149,7 +149,7 @@ def remember_named(workspace: Path, code: str | None) -> None:
     try:
         remember(workspace, module_of(code))
     except InputError:
-        if not is_trusted(module_of(code)):  # else FIXSTAR_TRUST says so
+        if not is_trusted(module_of(code)):  # otherwise FIXSTAR_TRUST names it
             raise
 
 

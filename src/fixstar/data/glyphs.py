@@ -109,7 +109,7 @@ def _check(characters: Sequence[str], **numbers: tuple[int, int]) -> None:
 @lru_cache(maxsize=1)
 def _fonts() -> tuple[tuple[ImageFont.FreeTypeFont, frozenset[str]], ...]:
     """Every font found, with the characters that it really has: anything else it would draw as an empty box."""
-    import matplotlib  # 0.3 s that only those who draw should pay
+    import matplotlib  # takes 0.3 s: imported only to draw
     from matplotlib.ft2font import FT2Font
 
     folder = Path(matplotlib.get_data_path()) / "fonts" / "ttf"

@@ -140,7 +140,7 @@ def _check_vectors(vectors: Array, name: str) -> None:
             f"got {vectors.dtype} of shape {vectors.shape}"
         )
     if not vectors.size:
-        return  # the search says so, if it comes to one
+        return  # a search reports it
     # NaN wins both
     lowest = vectors.min(axis=1)
     highest = vectors.max(axis=1)

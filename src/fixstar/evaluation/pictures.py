@@ -104,7 +104,7 @@ def side_by_side(
 
 
 def laid_out_figure(size: tuple[float, float]) -> Figure:
-    """An empty figure of a size in inches, in which matplotlib finds a place for everything."""
+    """An empty figure of a size in inches, laid out by matplotlib."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 

@@ -196,7 +196,7 @@ def vega(
       vectors can answer. It is dropped after training: a translation is fitted to the finished model.
     - From the third version on, a second head does the same for the first version.
     - Images come twice, the second time ``rotated``, as for Polaris.
-    - An upgrade trains ``longer``: so many times the recipe's epochs. A free model has more to gain from them.
+    - An upgrade trains ``longer``: this multiple of the recipe's epochs. A free model gains more from them.
 
     With ``head`` and ``contrast`` 0 there are no heads, and the old model is not needed to train.
     """

@@ -69,7 +69,7 @@ class TrainableClassifier(Classifier):
         return self.with_rows(outputs, range(self.outputs), range(self.outputs))
 
     def with_rows(self, outputs: int, rows: Sequence[int], sources: Sequence[int]) -> Classifier:
-        """One of so many outputs, whose ``rows`` are the ``sources`` of this one; the others are new."""
+        """One with this many outputs: ``rows`` are copied from the ``sources`` of this one, the rest is new."""
         other = type(self)(**{**self.options, "outputs": outputs}).to(self.weight.device)
         with torch.no_grad():
             for name, parameter in self.named_parameters():

@@ -758,7 +758,7 @@ def _load(directory: Path) -> Encoder:
 
 
 def _canary_images(p: Preprocessing) -> np.ndarray[Any, Any]:
-    """Four images of 8 x 8 blocks, the same for ever: uint8 [4, H, W, C]."""
+    """Four fixed images of 8 x 8 blocks: uint8 [4, H, W, C]."""
     i, y, x, c = np.ogrid[:4, : p.size[0], : p.size[1], : p.channels]
     blocks = (x * 8 // p.size[1] * 37 + y * 8 // p.size[0] * 59 + i * 101 + c * 17) * (i + 3) % 256
     return np.asarray(blocks, np.uint8)

@@ -1,7 +1,7 @@
 """A CIFAR ResNet in training whose batch norms live inside its convolutions: a third of the kernels of a training step.
 
 Only for a GPU: forward and backward are written out, layer by layer, in ``fixstar.kernels.normed_convolutions``. The
-weights' gradients are nobody's input, so they run on a second stream.
+nothing in the backward pass reads the weights' gradients, so they run on a second stream.
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ def _stream() -> Any:
 
 @contextlib.contextmanager
 def _restored(modules: nn.Module, optimiser: optim.Optimizer) -> Iterator[None]:
-    """Afterwards weights, statistics and momenta are as before, in the same memory."""
+    """Restores weights, statistics and momenta at the end, in the same memory."""
     weights = {name: value.clone() for name, value in modules.state_dict().items()}
     momenta = {id(value): value.clone() for value in _momenta(optimiser)}
     try:
@@ -149,7 +149,7 @@ def _tensor_cores(allowed: bool) -> Iterator[None]:
 
 
 def _momenta(optimiser: optim.Optimizer) -> list[Tensor]:
-    """Everything that an optimiser remembers; all of it is zero before the first step."""
+    """All state of an optimiser, which is zero before the first step."""
     return [value for state in optimiser.state.values() for value in state.values() if isinstance(value, Tensor)]
 
 
@@ -169,7 +169,7 @@ def _without_batch_counts(modules: nn.Module) -> Iterator[None]:
 
 
 def compiled(backbone: Backbone) -> contextlib.AbstractContextManager[None]:
-    """Inside, ``backbone`` runs its compiled program, made once per process: weights are its inputs."""
+    """While it is active, ``backbone`` runs compiled. Compiled once per process: the weights are inputs."""
     key = json.dumps([backbone.name, backbone.options, backbone.training], sort_keys=True)
     if key not in _PROGRAMS:
         _PROGRAMS[key] = _program(copy.deepcopy(backbone))

@@ -197,7 +197,7 @@ def broadcast_from_rank_zero(values: Iterable[Tensor]) -> None:
 
 @contextlib.contextmanager
 def synchronised(model: nn.Module) -> Iterator[None]:
-    """Inside, batch norms in training normalise by the batch of all processes; saved models stay the same."""
+    """While it is active, batch norms in training use the statistics of all processes. Saved models do not change."""
     layers: list[Any] = [part for part in model.modules() if isinstance(part, _BatchNorm)]
     for layer in layers:
         layer.forward = lambda x, layer=layer: _forward(layer, x)

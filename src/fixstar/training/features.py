@@ -122,7 +122,7 @@ class FrozenFeatures:
     def _make(
         self, models: Mapping[str, Encoder], images: Any, digests: Sequence[bytes], views: Sequence[View]
     ) -> list[ImageError]:
-        """Make what is missing; an error for each image that cannot be read. Of several processes only one writes."""
+        """Compute what is missing; returns the error of each unreadable image. Only one process writes."""
 
         def make() -> list[list[Any]]:
             reasons: dict[bytes, str] = {}
@@ -226,7 +226,7 @@ def _store(folder: Path, digests: Sequence[bytes], features: Vectors) -> None:
 
 
 def _stored(folder: Path, width: int) -> tuple[dict[bytes, int], Vectors]:
-    """The row of each digest, and the features [N, width]. A damaged file is deleted, and made again later."""
+    """The row of each digest, and the features [N, width]. A damaged file is deleted and computed again later."""
     rows: dict[bytes, int] = {}
     tables = [np.zeros((0, width), np.float32)]
     total = 0

@@ -72,7 +72,7 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Let no other process train here, and remove what a killed run left half-written."""
+        """Lock the run against other processes, and remove partial files of a killed run."""
         with contextlib.ExitStack() as lock:
             on_rank_zero(lambda: lock.enter_context(self._exclusive()))
             yield

@@ -75,7 +75,7 @@ class Recipe:
         )
 
     def rate(self, epoch: float) -> float:
-        """The learning rate after so many epochs, or parts of them.
+        """The learning rate after a number of epochs, which may be fractional.
 
         >>> [round(Recipe(epochs=3, milestones=(1, 2)).rate(e), 4) for e in range(3)]
         [0.1, 0.01, 0.001]
@@ -220,7 +220,7 @@ class Settings:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Settings:
-        """Settings as ``to_json`` wrote them. A file may come from anybody: code that it names must be trusted."""
+        """Settings as ``to_json`` wrote them. Files may come from anyone: code that they name must be trusted."""
         code = import_path(content["backbone"], content["backbone_options"])
         if code is not None:
             require_trusted(code)

@@ -139,7 +139,7 @@ def _all_gathered(outputs: Outputs, total: int) -> tuple[Tensor, ...]:
 
 
 def _sum_gradients(optimiser: optim.Optimizer) -> None:
-    """Over all processes, in one message."""
+    """Sum gradients over all processes, in one message."""
     parameters = [p for group in optimiser.param_groups for p in group["params"]]
     gradients = [p.grad for p in parameters if p.grad is not None]
     flat = torch.cat([gradient.reshape(-1) for gradient in gradients])

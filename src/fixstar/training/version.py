@@ -407,7 +407,7 @@ def _sizes(grown: tuple[int, ...]) -> str:
 
 
 def _require_same_prototypes(previous: Encoder, settings: Settings) -> None:
-    """A version from new weights must have the prototypes of the one before, or its classes' slots mean nothing."""
+    """A version from new weights must have the prototypes of the one before, or its slots would mean nothing."""
     head = previous.classifier
     old = (head.outputs - sum(head.added), *head.added)
     new = (settings.classifier_options.get("capacity", settings.capacity), *settings.grown)

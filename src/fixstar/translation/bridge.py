@@ -128,7 +128,7 @@ class Bridged:
 
     @property
     def share(self) -> float | None:
-        """The share of the gain of re-embedding everything that is had without it; None where that is no gain."""
+        """The share of re-embedding's gain that the translation reaches; None if re-embedding gains nothing."""
         again = self.measured.get(AGAIN)
         if again is None or self.best is None or not again.difference or again.difference < 0:
             return None
@@ -252,7 +252,7 @@ def apply_translation(way: Translation, old: Side, new: Side, direction: str = "
 
 
 def _named_apart(one: Embedded, other: Embedded) -> tuple[Embedded, Embedded]:
-    """Two files may have one name."""
+    """Different names for two files of the same name."""
     if one.name != other.name:
         return one, other
     return one._replace(name=f"old {one.name}"), other._replace(name=f"new {other.name}")
@@ -691,7 +691,7 @@ def _verdict_words(found: Bridged, confidence: float, rules: GateRules) -> str:
 
 
 def _gain_words(found: Bridged) -> str:
-    """How much of the whole gain is had."""
+    """The share of re-embedding's gain that is reached, in words."""
     best = found.best
     again = found.measured[AGAIN].difference
     assert best is not None

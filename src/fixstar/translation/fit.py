@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.floating[Any]]
 Matrix = NDArray[np.float64]
 
-_LENGTH_TOLERANCE = 1e-3  # as in the gallery: half precision passes, features that nobody normalised do not
+_LENGTH_TOLERANCE = 1e-3  # as in the gallery: half precision passes, features that were not normalised do not
 _BLOCK_ROWS = 65536  # at a time
 _NOTHING = 1e-12  # of the largest eigenvalue: a direction that no pair has
 _PENALTIES = np.logspace(-6, 2, 33)  # in units of the mean eigenvalue of the scatter
@@ -398,7 +398,7 @@ def _tensors(pairs: Pairs, device: str) -> tuple[torch.Tensor, torch.Tensor, tor
 
 
 def _affordable(epochs: int, work: int, device: str) -> int:
-    """So many epochs of ``work`` multiplications each; on a CPU perhaps fewer, but at least 3."""
+    """The number of epochs of ``work`` multiplications each; on a CPU it may be lower, but is at least 3."""
     if device == "cpu":
         return min(epochs, max(3, _WORK // work))
     return epochs

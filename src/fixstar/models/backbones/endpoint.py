@@ -88,7 +88,7 @@ class EndpointBackbone(TextBackbone):
         self._lock = threading.Lock()
 
     def cost(self, tokens: int) -> float | None:
-        """What so many tokens cost, in the currency of ``price`` per million; None without a price."""
+        """The cost of a number of tokens, in the currency of ``price`` per million; None without a price."""
         if self.price is None:
             return None
         return tokens * self.price / 1e6

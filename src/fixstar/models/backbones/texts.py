@@ -346,7 +346,7 @@ class OnnxText(_Tokenized):
 
 
 def _truncation(tokenizer: bytes) -> int | None:
-    """How many tokens a tokenizer's file allows, if it says so."""
+    """The maximum number of tokens in a tokenizer's file, if it has one."""
     try:
         said = json.loads(tokenizer).get("truncation") or {}
         most = said.get("max_length")

@@ -124,7 +124,7 @@ def run_jobs(
                     running.remove(job)
             shown(all_jobs, None)
     finally:
-        for job in running:  # stopped by hand: the same command resumes them
+        for job in running:  # interrupted by the user: the same command resumes them
             _stop(job)
     return all_jobs
 
