@@ -138,7 +138,16 @@ class Batches:
             padded = cast(ResidentPixels, source.pixels).padded
             first = sum(self._shares[:i])
             part = plan[4 * i : 4 * i + 4]
-            cut_crops(at, part, padded, source.targets, source.replay, batch, first, self._views)
+            cut_crops(
+                at=at,
+                plan=part,
+                padded=padded,
+                slots=source.targets,
+                replay=source.replay,
+                batch=batch,
+                first=first,
+                views=self._views,
+            )
         return Batch(*batch)
 
     def cut(self, plan: Sequence[Tensor]) -> Batch:

@@ -216,10 +216,20 @@ def other_labels(root: Path, images: Sequence[Path]) -> str | None:
         return None
     kinds = {label: sorted({folder_label(found, label) for found in parts}) for label in LABELS}
     seen = "; ".join(
-        f"by {label} there are {len(names):,} labels ({', '.join(names[:3])}{', ...' * (len(names) > 3)})"
-        for label, names in kinds.items()
+        f"by {label} there are {len(names):,} labels ({_first_three(names)})" for label, names in kinds.items()
     )
     return f"folders are nested, as in {'/'.join(nested[0])}: {seen}"
+
+
+def _first_three(names: Sequence[str]) -> str:
+    """
+    >>> _first_three(["a", "b", "c", "d"])
+    'a, b, c, ...'
+    """
+    shown = ", ".join(names[:3])
+    if len(names) > 3:
+        return f"{shown}, ..."
+    return shown
 
 
 def _labelled_files(files: dict[str, list[Path]], name: str) -> ImageSet:

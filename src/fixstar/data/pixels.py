@@ -74,7 +74,9 @@ class ResidentPixels:
         if self.padded.device.type == "cpu":
             padded = self.padded.numpy()
             for index, down, right, flip in zip(*crops, strict=True):
-                yield torch.from_numpy(_cut_numpy(padded, index, down, right, flip, self.shape[1:]))
+                yield torch.from_numpy(
+                    _cut_numpy(padded=padded, index=index, down=down, right=right, flip=flip, size=self.shape[1:])
+                )
             return
         on_device = [torch.from_numpy(part).to(self.padded.device) for part in crops]  # one copy per epoch
         for part in zip(*on_device, strict=True):
@@ -82,7 +84,7 @@ class ResidentPixels:
 
     def cut_one(self, index: Tensor, down: Tensor, right: Tensor, flip: Tensor) -> Tensor:
         """The crops of one batch, by tensors on the device."""
-        return _cut_torch(self.padded, index, down, right, flip, self.shape[1:])
+        return _cut_torch(padded=self.padded, index=index, down=down, right=right, flip=flip, size=self.shape[1:])
 
 
 class StreamedPixels:
@@ -106,7 +108,14 @@ class StreamedPixels:
         for down, right, flip in zip(crops.down, crops.right, crops.flip, strict=True):
             stack = np.stack([_readable(next(decoded)) for _ in down])
             padded = _padded(stack, self._augmentation)
-            pixels = _cut_numpy(padded, np.arange(len(down)), down, right, flip, self._preprocessing.size)
+            pixels = _cut_numpy(
+                padded=padded,
+                index=np.arange(len(down)),
+                down=down,
+                right=right,
+                flip=flip,
+                size=self._preprocessing.size,
+            )
             yield torch.from_numpy(pixels).to(self._device, non_blocking=True)
 
 
@@ -139,7 +148,7 @@ def augmented_views(images: Array, augmentation: Augmentation, count: int, seed:
     for view in views:
         down, right = rng.integers(0, 2 * augmentation.crop_padding + 1, (2, n))
         flip = rng.random(n) < 0.5 if augmentation.flip else np.zeros(n, bool)
-        cut = _cut_numpy(padded, every, down, right, flip, images.shape[1:3])
+        cut = _cut_numpy(padded=padded, index=every, down=down, right=right, flip=flip, size=images.shape[1:3])
         view[:] = cut.transpose(0, 2, 3, 1)
     return views.reshape(count * n, *images.shape[1:])
 

@@ -133,7 +133,16 @@ def cross_test(
                     searches[gallery] = searcher(kind, gallery.gallery, labels, device)
                 hits[cell] = searches[gallery](queries, truth)
             else:
-                hits[cell] = _answers(kind, number, queries, truth, gallery.gallery, labels, cameras, relevant)
+                hits[cell] = _answers(
+                    kind=kind,
+                    number=number,
+                    queries=queries,
+                    truth=truth,
+                    gallery=gallery.gallery,
+                    labels=labels,
+                    cameras=cameras,
+                    relevant=relevant,
+                )
         matrix[cell] = hits[cell].mean()
         if progress is not None:
             progress(len(hits), total)

@@ -174,7 +174,9 @@ def version_features(
     adapt = None if encoder.adapter is None else encoder.adapter.adapt
     projection = encoder.projection_matrix()
     parts = encoder.classifier.parts
-    return VersionFeatures(name, vectors[0], vectors[-1], projection, adapt, parts)
+    return VersionFeatures(
+        name=name, queries=vectors[0], gallery=vectors[-1], projection=projection, adapt=adapt, parts=parts
+    )
 
 
 def incomparable_widths(versions: Sequence[VersionFeatures]) -> InputError:

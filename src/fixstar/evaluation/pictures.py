@@ -214,7 +214,7 @@ def _draw_cells(axes: Axes, C: Matrix, kinds: Mapping[Cell, str], scale: _Scale,
     numbered = size >= SMALLEST_NUMBER
     for (t, k), kind in kinds.items():
         value = float(C[t, k])
-        _square(axes, k, t, scale.colour(value, kind), cell, kind)
+        _square(axes=axes, x=k, y=t, colour=scale.colour(value, kind), cell=cell, kind=kind)
         if numbered:
             text = axes.text(k + 0.5, t + 0.5, f"{100 * value:.1f}", ha="center", va="center_baseline", size=size)
             text.set(color=scale.ink(value, kind), weight="bold" if t == k else "normal")
@@ -333,7 +333,10 @@ def contact_sheet(
         for row, hits in enumerate(rows):
             for place, hit in enumerate(hits):
                 left = start + place * step
-                put(hit.pixels, left, row, RIGHT if hit.right else WRONG, 2.0 if hit.right else 0.5, "✓" * hit.right)
+                if hit.right:
+                    put(hit.pixels, left, row, RIGHT, 2.0, "✓")
+                else:
+                    put(hit.pixels, left, row, WRONG, 0.5)
     if path is not None:
         figure.savefig(path, dpi=DPI)
     return figure

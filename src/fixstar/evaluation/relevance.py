@@ -153,7 +153,9 @@ def matched(wanted: Grades, queries: Sequence[str], gallery: Sequence[str]) -> R
         grades.append(np.array(list(there.values()), np.float32))
     if not rows:
         raise InputError(_nothing_matches(wanted, queries, gallery, unknown))
-    return Relevant(np.array(rows, np.int64), items, grades, unknown, alone, missing)
+    return Relevant(
+        queries=np.array(rows, np.int64), items=items, grades=grades, unknown=unknown, alone=alone, missing=missing
+    )
 
 
 def _nothing_matches(wanted: Grades, queries: Sequence[str], gallery: Sequence[str], unknown: int) -> str:

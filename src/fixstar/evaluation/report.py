@@ -308,9 +308,15 @@ def _page(report: Report, pictures: Mapping[str, bytes]) -> str:
     """report.html; ``pictures`` are PNG files by name."""
     shown = {name: _data_url(png) for name, png in pictures.items()}
     warnings = ((name, backfill_sentence(curve)) for name, curve in report.backfill.items())
+    if report.by_class:
+        unit = "classes"
+    elif takes_pairs(report.protocol):
+        unit = "pairs"
+    else:
+        unit = "queries"
     return _template().render(
         report=report,
-        unit="classes" if report.by_class else "pairs" if takes_pairs(report.protocol) else "queries",
+        unit=unit,
         confidence=f"{100 * report.confidence:g}",
         pictures=shown,
         methods=[_method_parts(report, name) for name in report.tests],

@@ -135,7 +135,14 @@ def trial_of_images(
         made = features(images, images.take([0]))  # pairs take both images from one set
         both = [replace(version, gallery=version.queries) for version in made]
         facts = {"Images": counted(images.labels), "Pairs drawn": how}
-        return Trial(both, images.labels, images.labels, classes, facts, pairs)
+        return Trial(
+            versions=both,
+            query_labels=images.labels,
+            gallery_labels=images.labels,
+            classes=classes,
+            facts=facts,
+            pairs=pairs,
+        )
     split, how = _kept_split(images.labels, split_file, seed, protocol.startswith("TPIR"))
     queries = images.take(split.queries)
     gallery = images.take(split.gallery)

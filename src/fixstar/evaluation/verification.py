@@ -324,7 +324,18 @@ def tpir_at_fpir(
     >>> [tpir_at_fpir(queries, truth, np.array([[1.0, 0.0]]), np.array([7]), fpir) for fpir in (0, 1)]
     [0.5, 1.0]
     """
-    return float(np.nanmean(open_set_hits(queries, query_labels, gallery, gallery_labels, fpir, protocol)))
+    return float(
+        np.nanmean(
+            open_set_hits(
+                queries=queries,
+                query_labels=query_labels,
+                gallery=gallery,
+                gallery_labels=gallery_labels,
+                fpir=fpir,
+                protocol=protocol,
+            )
+        )
+    )
 
 
 def open_set_hits(

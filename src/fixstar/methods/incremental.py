@@ -169,7 +169,7 @@ def lucir(
         "lucir",
         "fine-tune a cosine classifier, features held at the old ones, old prototypes apart from new ones",
         "Hou et al. 2019, eqs. 6 to 9; CL2R, section 7.3 (LUCIR)",
-        begin=lambda upgrade: _rebalanced(upgrade, base, ratio, ranking, k, margin),
+        begin=lambda upgrade: _rebalanced(upgrade=upgrade, base=base, ratio=ratio, ranking=ranking, k=k, margin=margin),
         classifier="cosine",
         classifier_options={"scale": scale, "margin": 0.0},
         needs=frozenset({"old model", "replay"}),
@@ -361,7 +361,9 @@ def feature_adaptation(
         "fan",
         "fine-tune, then learn a network that carries stored vectors into the new space",
         "Iscen et al. 2020, feature adaptation; CL2R, section 7.3 (FAN)",
-        begin=lambda upgrade: _adapted(upgrade, lam, classify, hidden, epochs, learning_rate),
+        begin=lambda upgrade: _adapted(
+            upgrade=upgrade, lam=lam, classify=classify, hidden=hidden, epochs=epochs, learning_rate=learning_rate
+        ),
         classifier="linear",
         needs=frozenset({"old model", "replay"}),
         options=options,

@@ -312,7 +312,14 @@ class Encoder(nn.Module):
         else:
             named = None if isinstance(model, nn.Module) else import_path(str(model), {})
             with trusting(*(module_of(one) for one in (named, source) if one is not None)):
-                body = foreign_backbone(model, preprocessing, source, arguments, weights, output)
+                body = foreign_backbone(
+                    model=model,
+                    preprocessing=preprocessing,
+                    source=source,
+                    arguments=arguments,
+                    weights=weights,
+                    output=output,
+                )
         head = create_classifier("none", feature_dim=body.feature_dim)
         encoder = cls(body, None, head, Slots(), preprocessing or body.inputs).eval()
         with trusting(*([] if encoder.code is None else [module_of(encoder.code)])):
@@ -882,4 +889,12 @@ def _build(card: dict[str, Any]) -> Encoder:
         classifier = create_classifier(card["classifier"]["kind"], **card["classifier"]["options"])
         adapter = None if card["adapter"] is None else Adapter(**card["adapter"])
     slots = Slots(card["slots"]["capacity"], card["slots"]["by_class"])
-    return Encoder(backbone, projection, classifier, slots, inputs_of(card), card["about"], adapter)
+    return Encoder(
+        backbone=backbone,
+        projection=projection,
+        classifier=classifier,
+        slots=slots,
+        inputs=inputs_of(card),
+        about=card["about"],
+        adapter=adapter,
+    )

@@ -113,7 +113,17 @@ def _distances(drawn: Floats, means: tuple[float, float], cosine: float, sign: i
     errors = [float(values.std(ddof=1)) / math.sqrt(len(values)) for values in (*drawn, margin)]
     exact_old, exact_cross = (1 - means[0] * mean * cosine for mean in means)
     exact_margin = sign * (exact_old - exact_cross)
-    return Distances(old, cross, errors[0], errors[1], kept, errors[2], exact_old, exact_cross, exact_margin)
+    return Distances(
+        old=old,
+        cross=cross,
+        old_error=errors[0],
+        cross_error=errors[1],
+        margin=kept,
+        error=errors[2],
+        exact_old=exact_old,
+        exact_cross=exact_cross,
+        exact_margin=exact_margin,
+    )
 
 
 def sample_cap(axis: Floats, angle: float, count: int, rng: np.random.Generator) -> Floats:

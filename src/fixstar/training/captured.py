@@ -75,7 +75,14 @@ class CapturedSteps:
         if self._part.recipe.changes_every_step:
             set_rate(self._optimiser, self._rates.index_select(0, self._at)[0])
         batch = self._part.batches.cut_at(self._plan, self._at)
-        terms = update(self._run, self._part, self._optimiser, batch, self._done, self._teacher_stream)
+        terms = update(
+            run=self._run,
+            part=self._part,
+            optimiser=self._optimiser,
+            batch=batch,
+            done=self._done,
+            teacher_stream=self._teacher_stream,
+        )
         for name, value in terms.items():
             if name not in self._sums:
                 self._sums[name] = torch.zeros_like(value)

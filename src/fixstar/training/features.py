@@ -127,7 +127,9 @@ class FrozenFeatures:
         def make() -> list[list[Any]]:
             reasons: dict[bytes, str] = {}
             for key, model in models.items():
-                reasons |= _make(model, images, digests, views, self._folder / key, self._show)
+                reasons |= _make(
+                    model=model, images=images, digests=digests, views=views, folder=self._folder / key, show=self._show
+                )
             return [[_name(images, row), reasons[one], row] for row, one in enumerate(digests) if one in reasons]
 
         return [ImageError(*bad) for bad in (from_rank_zero(make) if self._shared else make())]

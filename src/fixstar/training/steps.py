@@ -52,7 +52,18 @@ def update(
     size = world().size
     optimiser.zero_grad(set_to_none=True)
     new, old, first = _outputs(run, batch, teacher_stream) if size == 1 else _shared_outputs(run, batch)
-    terms = part.stage.terms(Step(new, old, batch.targets, batch.replay, done, batch.pixels, batch.turns, first))
+    terms = part.stage.terms(
+        Step(
+            new=new,
+            old=old,
+            targets=batch.targets,
+            replay=batch.replay,
+            progress=done,
+            pixels=batch.pixels,
+            turns=batch.turns,
+            first=first,
+        )
+    )
     loss = torch.stack(list(terms.values())).sum()
     torch.autograd.backward(loss if size == 1 else loss / size)
     if size > 1:

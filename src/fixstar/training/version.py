@@ -109,7 +109,9 @@ def train_version(
 ) -> Version:
     """Train version ``number``; with ``validation`` the best compatible epoch is kept (CoReS, eq. 11)."""
     world()  # joins the other processes, if any, before a device is touched
-    plan = VersionPlan(number, images, context, method, settings, validation)
+    plan = VersionPlan(
+        number=number, images=images, context=context, method=method, settings=settings, validation=validation
+    )
     device = local_device(settings.torch_device())
     predecessor = context.predecessor
     encoder = plan.starting_encoder().to(device)
@@ -270,19 +272,24 @@ class VersionPlan:
                     source, readable = features.source(part, settings.bad_images)
                 else:
                     source, readable = pixel_source(
-                        part,
-                        encoder.preprocessing,
-                        settings.augmentation,
-                        encoder.device,
-                        settings.bad_images,
-                        _budget(encoder.device),
+                        images=part,
+                        preprocessing=encoder.preprocessing,
+                        augmentation=settings.augmentation,
+                        device=encoder.device,
+                        bad=settings.bad_images,
+                        budget=_budget(encoder.device),
                         show_progress=progress and world().is_rank_zero,
                     )
                 targets = encoder.targets(readable.classes)[torch.from_numpy(readable.labels)]
                 sources.append(BatchSource(_shared(source), targets, replay))
                 kept.append(readable)
         batches = Batches(
-            sources, settings.recipe.batch_size, settings.augmentation, self.seed, method.views, method.rotated
+            sources=sources,
+            batch_size=settings.recipe.batch_size,
+            augmentation=settings.augmentation,
+            seed=self.seed,
+            views=method.views,
+            rotated=method.rotated,
         )
         return batches, kept[0]
 
@@ -301,7 +308,17 @@ class VersionPlan:
             if len(seen):  # the vectors that a gallery would hold of them
                 shown = seen.images if features is None else features.of(predecessor, seen.images)
                 vectors = OldVectors(FrozenEncoder(predecessor).encode(shown), seen.labels, seen.classes)
-        return Upgrade(encoder, teacher, images, known.classes, new, held.memory, held.held_out, vectors, self.seed)
+        return Upgrade(
+            encoder=encoder,
+            teacher=teacher,
+            images=images,
+            old_classes=known.classes,
+            new_classes=new,
+            memory=held.memory,
+            held_out=held.held_out,
+            old_vectors=vectors,
+            seed=self.seed,
+        )
 
     def fingerprint(self) -> Fingerprint:
         """Digests of all that the weights depend on."""

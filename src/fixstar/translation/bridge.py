@@ -228,7 +228,9 @@ def bridge(
             )
         everything = len(items) == len(one.ids)
         sampled = items.sample(options.sample, options.rules.seed, _named(wanted))
-        found = _judged(sampled, asked, wanted, everything, options, progress)
+        found = _judged(
+            items=sampled, asked=asked, wanted=wanted, everything=everything, options=options, progress=progress
+        )
     about = {
         **found.to_json(),
         "widths": [one.vectors.shape[1], other.vectors.shape[1]],
@@ -562,7 +564,14 @@ def _judged(
     ranked = _by_preference(way, outcomes, trial)
     confidence = options.rules.shared(len(ranked))
     measured = {
-        name: _measured(name, way, hits, outcomes[OLD], trial, replace(options.rules, confidence=confidence))
+        name: _measured(
+            name=name,
+            way=way,
+            hits=hits,
+            before=outcomes[OLD],
+            trial=trial,
+            rules=replace(options.rules, confidence=confidence),
+        )
         for name, hits in outcomes.items()
     }
     outcome, chosen = _decided(ranked, measured)

@@ -140,7 +140,9 @@ class Pairs:
             lengths = np.sqrt(values)
             directions = (dx.T @ U) / lengths
             targets = lengths[:, None] * (U.T @ dy)
-            return Spectrum(len(X), x, y, directions, values, targets, float((dy * dy).sum()))
+            return Spectrum(
+                pairs=len(X), x=x, y=y, directions=directions, values=values, targets=targets, yy=float((dy * dy).sum())
+            )
         xx = np.zeros((X.shape[1], X.shape[1]))
         xy = np.zeros((X.shape[1], Y.shape[1]))
         yy = 0.0
@@ -153,7 +155,7 @@ class Pairs:
             xy += dx.T @ (weighted * dy)
             yy += float((weighted * dy * dy).sum())
         values, vectors = _eigen(xx)
-        return Spectrum(len(X), x, y, vectors, values, vectors.T @ xy, yy)
+        return Spectrum(pairs=len(X), x=x, y=y, directions=vectors, values=values, targets=vectors.T @ xy, yy=yy)
 
     @cached_property
     def rotation(self) -> Matrix:

@@ -90,7 +90,14 @@ def own_backbone(
     require_fitting(model, arguments=arguments, weights=weights, output=output)
     if preprocessing is None:
         raise InputError(_UNPREPARED.format(model), NextStep("repeat", {"size": ...}, "in pixels, such as 224"))
-    return foreign_backbone(model, Preprocessing.from_json(preprocessing), None, arguments, weights, output)
+    return foreign_backbone(
+        model=model,
+        preprocessing=Preprocessing.from_json(preprocessing),
+        source=None,
+        arguments=arguments,
+        weights=weights,
+        output=output,
+    )
 
 
 def require_fitting(model: str | Path | nn.Module, **given: object) -> None:

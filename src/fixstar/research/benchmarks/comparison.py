@@ -129,7 +129,16 @@ def _line(
         ours[protocol] = summarise(
             [{**run.metrics(protocol), **{name: _cell(run.matrix(protocol), name) for name in cells}} for run in judged]
         )
-    return Line(method, special, orders, epochs, tuple(runs), ours, matrices, printed)
+    return Line(
+        method=method,
+        special=special,
+        orders=orders,
+        epochs=epochs,
+        runs=tuple(runs),
+        ours=ours,
+        matrices=matrices,
+        printed=printed,
+    )
 
 
 def _cell(matrix: NDArray[np.float64], name: str) -> float:

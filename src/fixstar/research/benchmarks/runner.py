@@ -145,7 +145,11 @@ class SearchedImages:
         for search in self.protocol.searches or [everything]:
             (before, after), truth, labels = _rows_of([old, new], search)
             after = replace(after, shared_components=True)
-            curves.append(backfill_curve(before, after, truth, labels, _SHARES, "classes"))
+            curves.append(
+                backfill_curve(
+                    old=before, new=after, query_labels=truth, gallery_labels=labels, shares=_SHARES, order="classes"
+                )
+            )
         return [round(float(value), 6) for value in np.mean([curve.accuracy for curve in curves], axis=0)]
 
     def _templates(self, version: VersionFeatures) -> VersionFeatures:
@@ -270,7 +274,15 @@ def _pretrained(images: ImageSet, method: Method, settings: Settings, work: Path
     place = work / "pretrained" / VersionPlan(0, images, nothing, plain, settings).fingerprint().whole[:16]
     with exclusive(place, wait=math.inf):
         if not (place / "model").exists():
-            version = train_version(0, images, nothing, plain, settings, place / "checkpoint", progress)
+            version = train_version(
+                number=0,
+                images=images,
+                context=nothing,
+                method=plain,
+                settings=settings,
+                checkpoint=place / "checkpoint",
+                progress=progress,
+            )
             version.encoder.save(place / "model")
             (place / "checkpoint").unlink(missing_ok=True)
     return Encoder.load(place / "model", settings.torch_device())
@@ -356,7 +368,9 @@ def _run(run: Run, data: Path, folder: Path, device: str, progress: bool) -> Run
     state.passes = _passes(run, stream, searched, data)
     state.save("training v1")
     features = []
-    for version, seconds in _timed(_versions(run, stream, settings, data, folder, progress)):
+    for version, seconds in _timed(
+        _versions(run=run, stream=stream, settings=settings, data=data, folder=folder, progress=progress)
+    ):
         if len(state.versions) < version.number:
             state.versions.append(_record(version, stream, seconds))
             state.save(f"embedding with {version.name}")
@@ -390,7 +404,14 @@ def _run(run: Run, data: Path, folder: Path, device: str, progress: bool) -> Run
             protocols[name]["over_draws"] = searched.over_draws(features, name, run.benchmark.pairs)
     if run.benchmark.partial_backfill:
         protocols["rank1"]["backfill"] = searched.backfilled(features[0], features[-1])
-    result = _result(run, stream, settings, state, protocols, time.monotonic() - started)
+    result = _result(
+        run=run,
+        stream=stream,
+        settings=settings,
+        state=state,
+        protocols=protocols,
+        measuring=time.monotonic() - started,
+    )
     shutil.rmtree(folder / "features")
     return result
 

@@ -75,7 +75,7 @@ def fit_translations(
     for k in missing:
         older = Encoder.load(directory.version(k), device)
         pairs = Pairs.checked(embedded(older, pixels), new, groups=labels, seed=settings.seed)
-        way = fitted(f"v{k}", version.name, pairs, weight, shared, str(device))
+        way = fitted(source=f"v{k}", target=version.name, pairs=pairs, weight=weight, shared=shared, device=str(device))
         save_translation(way, translation_file(folder, k, number), onnx=False)
 
 
