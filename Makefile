@@ -1,5 +1,11 @@
 # make demo           install what the demo needs, and run it
 # make test           install the rest, check types and style, run the tests
+# make lint           types and style alone
+# make pytest         the tests alone
+# make coverage       the tests, and how much of the package they run; below the floor in pyproject.toml it fails
+# make test-core      the tests that need no extra, where no extra is installed
+# make test-lowest    the same with the lowest versions that pyproject.toml allows (constraints-lowest.txt)
+# make api-diff       what the public API lost since the last release
 # make test-browser   tests of the page in Chromium, which is installed where it is missing
 # make docs           the documentation, in build/site; a broken link or an undocumented name fails
 # make package        wheel and sdist in dist/, each installed into an empty environment, where the demo runs
@@ -28,7 +34,11 @@ FUZZ ?= 1000
 BOMBS ?= 58
 LOAD_SECONDS ?= 60
 
-.PHONY: setup demo test test-browser chromium lint docs package fire bench clean
+# what runs without an extra; scikit-learn is what some figures are compared with
+TEST_TOOLS := pytest pytest-xdist hypothesis scikit-learn
+CORE_TESTS := tests/data tests/evaluation tests/images tests/losses tests/methods tests/training tests/translation tests/workspace
+
+.PHONY: setup demo test pytest coverage test-core test-lowest test-browser chromium lint api-diff docs package fire bench clean
 
 setup: $(DEV)
 
@@ -50,8 +60,23 @@ $(DEV): $(DEPENDENCIES) | $(BIN)/python
 demo: $(CORE)
 	$(BIN)/fixstar demo
 
-test: lint
+test: lint pytest
+
+pytest: setup
 	$(BIN)/pytest -n 2 --ignore=tests/browser
+
+coverage: setup
+	$(BIN)/pytest -n 2 --ignore=tests/browser --cov --cov-report=term:skip-covered
+
+test-core:
+	$(PYTHON) -m venv --clear build/core
+	build/core/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . $(TEST_TOOLS)
+	build/core/bin/pytest -n 2 $(CORE_TESTS)
+
+test-lowest:
+	$(PYTHON) -m venv --clear build/lowest
+	build/lowest/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-lowest.txt -e . $(TEST_TOOLS)
+	build/lowest/bin/pytest -n 2 $(CORE_TESTS)
 
 # screenshots stay under build/screenshots
 test-browser: setup chromium
@@ -66,6 +91,9 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+api-diff: $(DOCS)
+	$(BIN)/python .ci/api_diff.py
 
 docs: $(DOCS)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

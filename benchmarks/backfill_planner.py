@@ -40,7 +40,9 @@ PARTLY = slice(1, -1)
 ORDERS = ("gain", "classes", "gain without labels", "certain", "uncertain", "queried")
 RANDOM_ORDERS = 10
 CAPACITY = 600  # K: 567 rendered characters are learnt in the end
-TASK, SEARCHED = 80, 100  # Omniglot's classes learnt by each version, and searched
+# Omniglot's classes learnt by each version, and searched
+TASK = 80
+SEARCHED = 100
 INPUTS = Preprocessing(size=(32, 32), channels=1, mean=(0.92,), std=(0.27,), fit="squash")
 
 

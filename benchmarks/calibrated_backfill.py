@@ -72,7 +72,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/calibrated_backfill_cpu.json"))
     options = parser.parse_args()
     torch.set_num_threads(1)
-    started, seen = time.monotonic(), []
+    started = time.monotonic()
+    seen = []
     with progress_bar("calibrated backfill", options.seeds, "upgrades") as advance:
         for seed in range(options.seeds):
             pair, gallery, queries = handwritten(options.omniglot, seed) if options.omniglot else rendered(seed)

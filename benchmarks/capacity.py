@@ -49,9 +49,11 @@ def measure(old: Encoder, new: Encoder, pixels: Tensor) -> dict[str, float]:
     assert old.projection is not None
     assert new.projection is not None
     with torch.no_grad():
-        before, after = old(pixels), new(pixels)
+        before = old(pixels)
+        after = new(pixels)
         free = len(new.slots)  # slots are given from the left: those from here on have no class
-        z, h = functional.normalize(after.z), functional.normalize(after.h)
+        z = functional.normalize(after.z)
+        h = functional.normalize(after.h)
         pairs = torch.triu_indices(len(z), len(z), 1)
         angles = torch.stack([(each @ each.T)[pairs[0], pairs[1]] for each in (z, h)])
         rows = functional.cosine_similarity(old.projection.weight[free:], new.projection.weight[free:])

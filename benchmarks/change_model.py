@@ -195,7 +195,9 @@ def share(runs: Sequence[Record], way: str) -> float | None:
     25.0
     """
     whole = difference(runs, AGAIN)[0]
-    return 100 * difference(runs, way)[0] / whole if whole > 0 else None
+    if whole > 0:
+        return 100 * difference(runs, way)[0] / whole
+    return None
 
 
 def advised(runs: Sequence[Record]) -> float:

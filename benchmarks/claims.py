@@ -112,7 +112,8 @@ def uncovered(page: str, covered: Sequence[Claim | Quote]) -> list[str]:
             rows = lines[2:]
             rest = _masked(" ".join(rows), patterns)
             for row in rows:
-                mine, rest = rest[: len(row)], rest[len(row) + 1 :]
+                mine = rest[: len(row)]
+                rest = rest[len(row) + 1 :]
                 if re.search(r"\d", mine[_label_end(row) :]):
                     found.append(f"{page}: {row}")
         elif page == README:
@@ -137,4 +138,6 @@ def _label_end(row: str) -> int:
     ' .97 |'
     """
     cells = list(re.finditer(r"[^|]*[A-Za-z][^|]*\|", row)) or list(re.finditer(r"[^|]+\|", row))
-    return cells[0].end() if cells else 0
+    if cells:
+        return cells[0].end()
+    return 0

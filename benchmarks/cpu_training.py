@@ -66,7 +66,8 @@ def measured(name: str, rounds: int) -> list[dict[str, object]]:
     """The least milliseconds of each row, with all rows tried in turn."""
     count, size = SHAPES[name]
     torch.manual_seed(0)
-    backbone, images = create_backbone(name), torch.rand(count, 3, size, size)
+    backbone = create_backbone(name)
+    images = torch.rand(count, 3, size, size)
     rows = {row: work(backbone, images, *how) for row, how in ROWS.items()}
     best: dict[tuple[str, str], float] = {}
     for number in range(rounds + 1):

@@ -32,7 +32,10 @@ from fixstar.progress import progress_bar
 
 Array = NDArray[Any]
 Figures = dict[str, Any]
-CLASSES, LATENT, BACKBONE, WIDTH = 10, 24, 64, 99
+CLASSES = 10
+LATENT = 24
+BACKBONE = 64
+WIDTH = 99
 
 
 def make_versions(count: int, queries: int, gallery: int) -> tuple[list[VersionFeatures], Array, Array]:
@@ -41,11 +44,13 @@ def make_versions(count: int, queries: int, gallery: int) -> tuple[list[VersionF
     centres = 0.5 * rng.normal(size=(CLASSES, LATENT))
     labels = np.arange(queries) % CLASSES, np.arange(gallery) % CLASSES
     latent = [((centres[y] + rng.normal(size=(len(y), LATENT))) * scale).astype(np.float32) for y in labels]
-    W, P = Drift(rng, (LATENT, BACKBONE)), Drift(rng, (WIDTH, BACKBONE))
+    W = Drift(rng, (LATENT, BACKBONE))
+    P = Drift(rng, (WIDTH, BACKBONE))
     bias = 0.3 * np.linalg.norm(scale)
     versions = []
     for t in range(count):
-        weights, projection = W.step(), P.step() / 8
+        weights = W.step()
+        projection = P.step() / 8
         noise = [0.05 * rng.standard_normal((len(f), BACKBONE), dtype=np.float32) for f in latent]
         h = [np.maximum(f @ weights + bias + e, 0) for f, e in zip(latent, noise, strict=True)]
         u = [geometry.short_form(x.astype(np.float32), projection).astype(np.float32) for x in h]
@@ -57,7 +62,9 @@ class Drift:
     """A random matrix of which four fifths stay and one fifth wanders."""
 
     def __init__(self, rng: np.random.Generator, shape: tuple[int, int]) -> None:
-        self.rng, self.core, self.rest = rng, rng.normal(size=shape), rng.normal(size=shape)
+        self.rng = rng
+        self.core = rng.normal(size=shape)
+        self.rest = rng.normal(size=shape)
 
     def step(self) -> Array:
         """The matrix of the next version."""
@@ -67,7 +74,8 @@ class Drift:
 
 def timed(work: Callable[[], Any]) -> tuple[Any, float, float]:
     """The result, the seconds, and the CPU seconds of all threads."""
-    start, cpu = time.perf_counter(), time.process_time()
+    start = time.perf_counter()
+    cpu = time.process_time()
     result = work()
     return result, time.perf_counter() - start, time.process_time() - cpu
 

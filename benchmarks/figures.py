@@ -313,8 +313,10 @@ def methods_page() -> Iterator[Claim | Quote]:
 
 
 def _seven_tasks() -> Iterator[Claim | Quote]:
-    first, second = (1, 2, 3), (4, 5, 6)
-    default, later = polaris(7, first), polaris(7, second)
+    first = (1, 2, 3)
+    second = (4, 5, 6)
+    default = polaris(7, first)
+    later = polaris(7, second)
     hold20 = rates((1,), fade=0.5) + polaris(7, (2,), "hold=20__") + rates((3,), fade=0.5)
     rows = {
         "`hoc`, lambda 0.17, K = 3,000, 70 epochs | 1 2 3": bench("cifar100-10_7__hoc__lam=0.17__K=3000", first),
@@ -355,7 +357,8 @@ def _by_order(runs: Runs, kind: str) -> list[float]:
 
 
 def _more_tasks() -> Iterator[Claim | Quote]:
-    first, second = (1, 2, 3), (4, 5, 6)
+    first = (1, 2, 3)
+    second = (4, 5, 6)
 
     def figures(tasks: int, orders: Iterable[int]) -> list[float]:
         runs = polaris(tasks, orders)
@@ -452,7 +455,8 @@ def _kept_epochs() -> Iterator[Claim | Quote]:
     """The whole table at once: most of its rows have no name of their own."""
     runs = {run["run"].split("__order")[0]: run["rules"] for run in content("kept_epoch_h200.json")["runs"]}
     stem = "cifar100-10-upgrades_"
-    best, chosen = "| | best on held-out images", "| | best compatible"
+    best = "| | best on held-out images"
+    chosen = "| | best compatible"
     rows = (
         ("| 1, cores | last", "1__cores", "last", "1.00"),
         (best, "1__cores", "best", ""),
@@ -468,7 +472,8 @@ def _kept_epochs() -> Iterator[Claim | Quote]:
         (best, "2__cores__initialisation=fresh", "best", ""),
         (chosen, "2__cores__initialisation=fresh", "compatible", ""),
     )
-    lines, values = [], []
+    lines = []
+    values = []
     for label, run, rule, in_print in rows:
         found = runs[stem + run][rule]
         for kind in ("verification", "verification-published"):
@@ -488,7 +493,8 @@ def _one_run_each() -> Iterator[Claim | Quote]:
         start = f"| `{name}` | fd | 70 | {{}} ({'1.00' if tasks == 2 else '{}'}) | {{}} | "
         ours = runs.mean("verification", "AC", "AA", "BC", "FC")
         if tasks == 2:
-            end, more = "C21 {} (67), C22 {} (66), BC {} (.017) |", [*runs.cells("verification", "21", "22"), ours[2]]
+            end = "C21 {} (67), C22 {} (66), BC {} (.017) |"
+            more = [*runs.cells("verification", "21", "22"), ours[2]]
             yield Claim(BENCHMARKS, start + end, [ours[0], ours[1], *more])
             continue
         theirs = printed(name, "fd", "AC", "BC", "FC")
@@ -499,7 +505,8 @@ def _one_run_each() -> Iterator[Claim | Quote]:
 
 
 def _retrained_once() -> Iterator[Claim | Quote]:
-    own, folds = "verification", "verification-published"
+    own = "verification"
+    folds = "verification-published"
     one = [bench(f"cifar100-10-upgrades_1__{name}", (0,)) for name in ("cores", "cores__length=0.1", "bct")]
     yield Claim(
         BENCHMARKS,
@@ -581,7 +588,8 @@ def other_pages() -> Iterator[Claim | Quote]:
     performance = "docs/appendix/performance.md"
     default = upgrades("polaris", "polaris_confirm")
     hoc = upgrades("hoc")
-    labelled, held_out = default.gate("labelled"), default.gate("held out")
+    labelled = default.gate("labelled")
+    held_out = default.gate("held out")
     yield Claim(limits, "Of {} upgrades none was refused.", [len(default.runs)])
     yield Claim(limits, "{} passed and {} needed more evidence;", labelled[:2])
     yield Claim(limits, "the images that training held out, {} passed", held_out[:1])
@@ -620,7 +628,8 @@ def other_pages() -> Iterator[Claim | Quote]:
     )
     yield from demo(alternatives, performance)
     key = "{}_clients_http_form_json_checks_ms"
-    before, busy = "service_overhead_before_cpu.json", "service_overhead_busy_cpu.json"
+    before = "service_overhead_before_cpu.json"
+    busy = "service_overhead_busy_cpu.json"
     saved = [100 * (1 - value(busy, key.format(n)) / value(before, key.format(n))) for n in (1, 8)]
     yield Claim("CHANGELOG.md", "costs the service {} to {} % less CPU time around the encoder", saved)
 
@@ -788,8 +797,10 @@ def ends(figures: Sequence[float]) -> list[float]:
 
 def advice() -> Iterator[Claim | Quote]:
     """What ``fixstar methods --have`` says of the methods, and the page about it."""
-    source, page = "src/fixstar/methods/advice.py", "docs/reference/methods.md"
-    default, hoc = upgrades("polaris", "polaris_confirm"), upgrades("hoc")
+    source = "src/fixstar/methods/advice.py"
+    page = "docs/reference/methods.md"
+    default = upgrades("polaris", "polaris_confirm")
+    hoc = upgrades("hoc")
     gains = [default.gain()[0], default.gain("template")[0]]
     yield Claim(source, "in {} ordinary upgrades its queries found {} points more", [len(default.runs), gains[0]])
     yield Claim(source, "image, {} by class template, with a few images", gains[1:])

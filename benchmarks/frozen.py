@@ -29,7 +29,9 @@ from PIL import Image
 from fixstar.durable import replace_json
 from fixstar.training import FROZEN
 
-PER_CLASS, FIRST, MORE = 100, 100, 50
+PER_CLASS = 100
+FIRST = 100
+MORE = 50
 
 
 def draw(folder: Path, first: int, count: int) -> Path:
@@ -58,9 +60,11 @@ def save_dinov2(folder: Path, layers: int, size: int) -> Path:
 
 def fixstar(*words: str | Path) -> dict[str, float]:
     """Run a command; wall and CPU seconds."""
-    before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    started = time.perf_counter()
     subprocess.run([sys.executable, "-m", "fixstar", *map(str, words)], check=True, stdout=subprocess.DEVNULL)
-    after, wall = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter() - started
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    wall = time.perf_counter() - started
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return {"wall_s": round(wall, 1), "cpu_s": round(cpu, 1)}
 
@@ -89,7 +93,8 @@ def main() -> None:
         folder = Path(name)
         photos = draw(folder / "photos", 0, FIRST), draw(folder / "more", FIRST, MORE)
         model = save_dinov2(folder / "model", options.layers, options.size)
-        first, words = folder / "first", ("-w", folder / "first", "--device", options.embed_on, "--epochs", "1")
+        first = folder / "first"
+        words = ("-w", folder / "first", "--device", options.embed_on, "--epochs", "1")
         fixstar("init", first)
         embedding = [
             fixstar("train", photos[0], *words, "--hold-out", "0", "--backbone", f"hf:{model}", "--frozen"),

@@ -34,7 +34,9 @@ from fixstar.training.features import FrozenFeatures
 from fixstar.training.scenarios import remember
 from fixstar.wording import percent, points
 
-PER_CLASS, TRAINED, LEARNT = 25, 15, 30
+PER_CLASS = 25
+TRAINED = 15
+LEARNT = 30
 GROUPS = ("known to v1", "new in v2", "never seen")
 CELLS = {"v1": ("v1", "v1"), "v2 on v1": ("v2", "v1"), "v2": ("v2", "v2")}
 
@@ -51,16 +53,20 @@ def hits(images: ImageSet, method: str, settings: Settings, features: Path) -> d
     """Which queries each cell answers, the group and the class of each query."""
     rng = np.random.default_rng(settings.seed)
     names = rng.permutation(images.classes).tolist()
-    known, new = names[:LEARNT], names[LEARNT : 2 * LEARNT]
-    shown, searched = [], []
+    known = names[:LEARNT]
+    new = names[LEARNT : 2 * LEARNT]
+    shown = []
+    searched = []
     for label, name in enumerate(images.classes):
         rows = rng.permutation(np.flatnonzero(images.labels == label))
         count = TRAINED if name in known + new else 0
         shown.append(rows[:count])
         searched.append(rows[count:])
-    training, rest = images.take(np.concatenate(shown)), images.take(np.concatenate(searched))
+    training = images.take(np.concatenate(shown))
+    rest = images.take(np.concatenate(searched))
     split = gallery_query_split(rest.labels, seed=settings.seed)
-    queries, gallery = rest.take(split.queries), rest.take(split.gallery)
+    queries = rest.take(split.queries)
+    gallery = rest.take(split.gallery)
 
     chosen = create_method(method, **({"rotated": False} if method == "polaris" else {}))
     context = TrainingContext(None, ReplayMemory(settings.replay_per_class), features=features)
@@ -100,7 +106,9 @@ def summary(runs: list[dict[str, NDArray[Any]]]) -> dict[str, Any]:
 
 
 def part_of(run: dict[str, NDArray[Any]], number: int) -> NDArray[np.bool_]:
-    return np.asarray(run["group"] == number) if number < len(GROUPS) else np.ones(len(run["group"]), bool)
+    if number < len(GROUPS):
+        return np.asarray(run["group"] == number)
+    return np.ones(len(run["group"]), bool)
 
 
 def table(rows: dict[str, Any]) -> str:
@@ -125,7 +133,8 @@ def main() -> None:
     parser.add_argument("--features", type=Path, help="a folder that keeps the backbone's features for the next run")
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
     options = parser.parse_args()
-    images, results = photos(options.images), []
+    images = photos(options.images)
+    results = []
     settings = Settings(
         backbone=str(options.model),
         preprocessing=INPUTS[options.model.stem],

@@ -68,11 +68,15 @@ def make_vectors(count: int, width: int, seed: int) -> Array:
 
 def insert(path: Path, vectors: Array, versions: int, batch: int) -> tuple[SqliteGallery, float]:
     """A gallery with the vectors dealt to so many versions, and the seconds it took."""
-    gallery, width = SqliteGallery(path), vectors.shape[1]
+    gallery = SqliteGallery(path)
+    width = vectors.shape[1]
     rng = np.random.default_rng(1)
     start = time.perf_counter()
     for n in range(versions):
-        projection = None if versions == 1 else rng.standard_normal((width + 100, width), dtype=np.float32)
+        if versions == 1:
+            projection = None
+        else:
+            projection = rng.standard_normal((width + 100, width), dtype=np.float32)
         gallery.create_version(f"v{n + 1}", width, projection)
     for place, first in enumerate(range(0, len(vectors), batch)):
         rows = vectors[first : first + batch]
@@ -284,7 +288,8 @@ def beside_bare(
     def own_rows(batch: Array, breadth: int) -> Any:
         return np.array([[int(hit.id[5:]) for hit in hits] for hits in own(batch, breadth)])
 
-    true, usual = np.concatenate([numpy_search(vectors)(batch) for batch in batches]), hnsw.BREADTH
+    true = np.concatenate([numpy_search(vectors)(batch) for batch in batches])
+    usual = hnsw.BREADTH
     searches: dict[str, Callable[[Array, int], Any]] = {"fixstar": own, "faiss_hnsw": bare}
     sweep: dict[str, list[Figures]] = {}
     times: dict[tuple[str, int, str], list[float]] = {}
@@ -297,7 +302,8 @@ def beside_bare(
             for breadth in SWEEP:
                 for name in sorted(searches, reverse=turn % 2 == 0):
                     for some in asked:
-                        start, cpu = time.perf_counter(), time.process_time()
+                        start = time.perf_counter()
+                        cpu = time.process_time()
                         searches[name](some, breadth)
                         spent = {"us": time.perf_counter() - start, "cpu_us": time.process_time() - cpu}
                         for clock, value in spent.items():
@@ -351,7 +357,8 @@ def summary(times: list[float]) -> Figures:
 
 def while_building(gallery: SqliteGallery, queries: Array) -> Figures:
     """Search from the moment when the building begins, PAUSE between two; the index takes over when it is there."""
-    start, times = time.perf_counter(), []
+    start = time.perf_counter()
+    times = []
     while gallery._matrices.exact.indexes.get("v1") is None:
         times += search_times(gallery, queries, 1, exact=False)
         time.sleep(PAUSE)
@@ -431,7 +438,8 @@ def waiting(gallery: SqliteGallery, query: Array, rows: Array, seconds: float = 
     stop.set()
     writer.join()
     gallery._refresh = refresh  # type: ignore[method-assign]
-    median, longest = float(np.median(times)), max(times)
+    median = float(np.median(times))
+    longest = max(times)
     return {
         "writes_per_second": round(writes / seconds),
         "median_ms": round(median, 1),
@@ -453,7 +461,12 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="keep gallery and indexes there; if they are, only compare them")
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
     options = parser.parse_args()
-    wanted = approximate if options.approximate else translated if options.translated else measure
+    if options.approximate:
+        wanted = approximate
+    elif options.translated:
+        wanted = translated
+    else:
+        wanted = measure
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary)
         report = {

@@ -50,7 +50,12 @@ from gallery import BREADTHS, make_vectors, recall
 
 Array = NDArray[np.float32]
 Row = dict[str, Any]
-K, INSERT, BATCH, SHOPS, MOVED, ROUNDS = 10, 10_000, 64, 100, 10_000, 20
+K = 10
+INSERT = 10_000
+BATCH = 64
+SHOPS = 100
+MOVED = 10_000
+ROUNDS = 20
 WORKSPACE_WIDTH = 64  # of the smallest backbone
 FILTERS: dict[str, dict[str, Any]] = {"filter_1": {"shop": 7}, "filter_50": {"shop": {"lt": SHOPS // 2}}}
 
@@ -109,7 +114,10 @@ class Size:
     """One gallery and what is measured with it: every step is a method that returns its figures."""
 
     def __init__(self, backend: str, count: int, width: int, folder: Path) -> None:
-        self.backend, self.count, self.width, self.folder = backend, count, width, folder
+        self.backend = backend
+        self.count = count
+        self.width = width
+        self.folder = folder
         self.has_workspace = backend == "sqlite" and width == WORKSPACE_WIDTH
         self.file = folder / ("shop/gallery.db" if self.has_workspace else "gallery.db")
         self._open = ExitStack()
@@ -157,7 +165,8 @@ class Size:
         def insert() -> None:
             for first in range(0, self.count, INSERT):
                 numbers = range(first, min(self.count, first + INSERT))
-                ids, payloads = [f"item-{i:08}" for i in numbers], [{"shop": i % SHOPS} for i in numbers]
+                ids = [f"item-{i:08}" for i in numbers]
+                payloads = [{"shop": i % SHOPS} for i in numbers]
                 gallery.upsert("v1", ids, self.vectors[first : first + INSERT], payloads)
             gallery.flush()
 
@@ -170,7 +179,9 @@ class Size:
         if self.backend == "postgres":  # autovacuum does it within a minute or so
             importlib.import_module("postgres_server").shared_server().execute("ANALYZE")
         row = {"insert_per_second": round(self.count / filled), "backfill_per_second": round(len(items) / moved)}
-        return row if self.backend == "postgres" else row | {"bytes_per_vector": self.file.stat().st_size // self.count}
+        if self.backend == "postgres":
+            return row
+        return row | {"bytes_per_vector": self.file.stat().st_size // self.count}
 
     def open(self) -> Row:
         """What a new process pays."""
@@ -269,7 +280,8 @@ class Size:
 
     def _engine(self, name: str, engine: Any, set_breadth: Callable[[Any, int], None]) -> Row:
         """At the smallest breadth that finds nine of ten, if one does."""
-        faiss, file = importlib.import_module("faiss"), self.folder / f"faiss.{name}"
+        faiss = importlib.import_module("faiss")
+        file = self.folder / f"faiss.{name}"
         row: Row = {}
         if not file.exists():
 
@@ -300,7 +312,9 @@ def steps_of(size: Size) -> list[str]:
 
 def opened(file: Path) -> Row:
     """What a process pays that opens a gallery and searches it; with its index if there is a saved one."""
-    before, start, used = resident(), time.perf_counter(), time.process_time()
+    before = resident()
+    start = time.perf_counter()
+    used = time.process_time()
     with open_gallery(file) as gallery:
         queries = make_vectors(BATCH, gallery.space("v1").width, seed=3)
         gallery.search("v1", queries[:1], k=K)

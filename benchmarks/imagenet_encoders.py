@@ -64,11 +64,14 @@ class Folded(nn.Module):
         before = state.get(f"{conv}.bias", torch.zeros(len(weight))) - state[f"{norm}.running_mean"]
         self.weight = nn.Parameter(weight * gain.view(-1, 1, 1, 1), requires_grad=False)
         self.bias = nn.Parameter(before * gain + state[f"{norm}.bias"], requires_grad=False)
-        self.stride, self.groups, self.same = stride, groups, same
+        self.stride = stride
+        self.groups = groups
+        self.same = same
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, C, H, W] to the next map."""
-        kernel, side = self.weight.shape[-1], x.shape[-1]
+        kernel = self.weight.shape[-1]
+        side = x.shape[-1]
         padding = kernel // 2
         if self.same and self.stride > 1:  # one side gets more where the total is odd
             total = max((-(-side // self.stride) - 1) * self.stride + kernel - side, 0)
@@ -82,7 +85,8 @@ class Inverted(nn.Module):
 
     def __init__(self, layers: list[Folded], residual: bool) -> None:
         super().__init__()
-        self.layers, self.residual = nn.ModuleList(layers), residual
+        self.layers = nn.ModuleList(layers)
+        self.residual = residual
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, C, H, W] to the next map."""
@@ -90,7 +94,9 @@ class Inverted(nn.Module):
         for layer in list(self.layers)[:-1]:
             y = functional.relu6(layer(y))
         last: Tensor = self.layers[-1](y)
-        return x + last if self.residual else last
+        if self.residual:
+            return x + last
+        return last
 
 
 class Pooled(nn.Module):
@@ -98,7 +104,9 @@ class Pooled(nn.Module):
 
     def __init__(self, stem: Folded, blocks: list[Inverted], head: Folded) -> None:
         super().__init__()
-        self.stem, self.blocks, self.head = stem, nn.Sequential(*blocks), head
+        self.stem = stem
+        self.blocks = nn.Sequential(*blocks)
+        self.head = head
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, 3, H, W] to [B, 1280]."""
@@ -127,13 +135,18 @@ def efficientnet_lite(state: State) -> nn.Module:
     """EfficientNet-Lite (Liu 2020): no squeeze-and-excitation, ReLU6; strides by stage, 1 2 2 2 1 2 1."""
     how: dict[str, Any] = {"eps": 1e-3, "same": True}
     count = 1 + max(int(name.split(".")[1]) for name in state if name.startswith("_blocks."))
-    stage_strides, blocks, outputs = iter([1, 2, 2, 2, 1, 2, 1]), [], 0
+    stage_strides = iter([1, 2, 2, 2, 1, 2, 1])
+    blocks = []
+    outputs = 0
     for number in range(count):
         name = f"_blocks.{number}"
         width = len(state[f"{name}._project_conv.weight"])
         stride = next(stage_strides) if width != outputs else 1
         depthwise = state[f"{name}._depthwise_conv.weight"]
-        layers = [Folded(state, f"{name}._expand_conv", f"{name}._bn0", **how)] if number else []
+        if number:
+            layers = [Folded(state, f"{name}._expand_conv", f"{name}._bn0", **how)]
+        else:
+            layers = []
         layers.append(Folded(state, f"{name}._depthwise_conv", f"{name}._bn1", stride, len(depthwise), **how))
         layers.append(Folded(state, f"{name}._project_conv", f"{name}._bn2", **how))
         blocks.append(Inverted(layers, stride == 1 and width == outputs))
@@ -207,7 +220,8 @@ def sharded_weights(package: Path) -> State:
         content = b"".join(member(path) for path in manifest["paths"])
     names = {"kernel": "weight", "gamma": "weight", "beta": "bias", "bias": "bias"}
     names |= {"moving_mean": "running_mean", "moving_variance": "running_var"}
-    state, start = {}, 0
+    state = {}
+    start = 0
     for entry in manifest["weights"]:
         values = np.frombuffer(content, "<f4", int(np.prod(entry["shape"])), start).reshape(entry["shape"])
         start += values.nbytes
@@ -276,7 +290,9 @@ def main() -> None:
             continue
         options.out.mkdir(parents=True, exist_ok=True)
         images, labels = sample(options.images, options.pairs, options.per_class)
-        encoder, started, vectors = Encoder.wrap(file, preprocessing), time.perf_counter(), []
+        encoder = Encoder.wrap(file, preprocessing)
+        started = time.perf_counter()
+        vectors = []
         with progress_bar(name, len(images), "images") as advance:
             for start in range(0, len(images), 64):
                 part = images[start : start + 64]

@@ -41,7 +41,8 @@ class Followed:
     """Every epoch of every version: what it classifies, and its features of the images that pairs are drawn from."""
 
     def __init__(self, searched: SearchedImages, data: Path, keep: str) -> None:
-        self.searched, self.keep = searched, keep
+        self.searched = searched
+        self.keep = keep
         _, self.known = divide_classes(dataset("cifar100").open(data, "train"), TRAINED_ON)
         self.versions: list[list[Epoch]] = []
         self._train = loop.train
@@ -80,11 +81,15 @@ def by_rule(followed: Followed, pairs: tuple[int, int], method: str) -> dict[str
 
     BCT's later versions were held to the one that was kept: for it the other rules mean nothing.
     """
-    searched, epochs = followed.searched, followed.versions
+    searched = followed.searched
+    epochs = followed.versions
     last = [len(one) - 1 for one in epochs]
     best = [int(np.argmax([accuracy for accuracy, _ in one])) for one in epochs]
     rules = {"last": last, "best": best}
-    rules = {followed.keep: rules[followed.keep]} if method == "bct" else rules | {"compatible": compatible(followed)}
+    if method == "bct":
+        rules = {followed.keep: rules[followed.keep]}
+    else:
+        rules = rules | {"compatible": compatible(followed)}
     return {
         name: {
             "epochs": [number + 1 for number in numbers],
@@ -117,7 +122,8 @@ def curve(followed: Followed) -> list[dict[str, Any]]:
 
     None where some features are 0, as in one epoch of BCT.
     """
-    searched, first = followed.searched, followed.versions[0]
+    searched = followed.searched
+    first = followed.versions[0]
     rows = [{"version": 1, "classified": [accuracy for accuracy, _ in first]}]
     rows[0]["self"] = [self_and_cross(searched, features, features)[0] for _, features in first]
     for number, one in enumerate(followed.versions[1:], start=2):

@@ -31,7 +31,9 @@ from fixstar.methods import METHODS, create_method
 from fixstar.progress import progress_bar
 from fixstar.training import Recipe, Settings, run_scenario, version_features
 
-TASK_CLASSES, TASKS, SEARCHED = 40, 3, 100
+TASK_CLASSES = 40
+TASKS = 3
+SEARCHED = 100
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, {}) for name in METHODS},
     "bct-kd": ("bct", {"new_classes": "kd"}),

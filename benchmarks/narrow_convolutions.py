@@ -20,7 +20,8 @@ from fixstar.durable import replace_json
 from fixstar.kernels.conv3x3 import fused_conv3x3
 
 SIZES = ((16, 32), (32, 16))  # channels, pixels a side
-CALLS, REPLAYS = 20, 50
+CALLS = 20
+REPLAYS = 50
 
 
 def microseconds(call: Callable[[], object]) -> float:

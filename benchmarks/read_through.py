@@ -105,7 +105,10 @@ def measured(items: Items, change: Change, kind: str, seed: int) -> Record:
     traffic = drawn_queries(labels, half[: len(half) // 2], kind, 4 * len(stored), ranks, seed)
     judging = drawn_queries(labels, half[len(half) // 2 :], kind, 5000, ranks, seed + 1000)
     most = round(max(SHARES) * len(stored))
-    unsure = rng.random(len(stored)) if way.uncertainty is None else way.uncertainty(items.old[stored])
+    if way.uncertainty is None:
+        unsure = rng.random(len(stored))
+    else:
+        unsure = way.uncertainty(items.old[stored])
     orders = {
         "random": rng.permutation(len(stored)).tolist(),
         "uncertain": np.argsort(-unsure).tolist(),

@@ -189,7 +189,8 @@ def measured(flood: Callable[[Service], dict[str, int]]) -> dict[str, Any]:
         def search() -> tuple[str, float]:
             began = time.monotonic()
             try:
-                headers, files = {"X-API-Key": service.other}, {"image": image}
+                headers = {"X-API-Key": service.other}
+                files = {"image": image}
                 answer = httpx.post(f"{service.address}/v1/search", files=files, headers=headers, timeout=TIMEOUT)
                 status = str(answer.status_code)
             except httpx.HTTPError as error:

@@ -62,7 +62,11 @@ from fixstar.models import Encoder
 from fixstar.workspace import BackfillOptions, CatalogueItem, Workspace
 from fixstar.workspace.items import ensure_version
 
-BATCH, K, IMAGES, INDEXED, WARMING = 32, 10, 256, 128, 2.0
+BATCH = 32
+K = 10
+IMAGES = 256
+INDEXED = 128
+WARMING = 2.0
 SIDES = (32, 64, 128, 224)
 BOUNDARY = "----fixstar-load"
 
@@ -77,9 +81,11 @@ class Asked(NamedTuple):
 
 def pictures(count: int, seed: int = 0) -> list[bytes]:
     """Image files of 32 to 224 pixels, half PNG and half JPEG: smooth colours, so that their size is that of photos."""
-    rng, files = np.random.default_rng(seed), []
+    rng = np.random.default_rng(seed)
+    files = []
     for number in range(count):
-        side, kind = SIDES[number % len(SIDES)], ("PNG", "JPEG")[number // len(SIDES) % 2]
+        side = SIDES[number % len(SIDES)]
+        kind = ("PNG", "JPEG")[number // len(SIDES) % 2]
         image = Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).resize((side, side))
         buffer = io.BytesIO()
         image.save(buffer, kind, quality=85)
@@ -99,7 +105,8 @@ def make(path: Path, backbone: str, count: int, gallery: str | None = None) -> N
         with torch.no_grad():
             for parameter in encoder.parameters():
                 parameter.add_(0.001 * torch.randn_like(parameter))
-    width, rng = space.gallery.versions()[0].width, np.random.default_rng(0)
+    width = space.gallery.versions()[0].width
+    rng = np.random.default_rng(0)
     ids = [f"item-{i:08}" for i in range(count)]
     payloads = [{"label": f"class {i % 100}", "price": i % 1000} for i in range(count)]
     space.gallery.upsert("v2", ids, unit(rng.standard_normal((count, width)).astype(np.float32)), payloads)
@@ -133,7 +140,8 @@ def direct(path: Path, seconds: float, meanwhile: bool = False, size: int = BATC
             space.rollback()
 
         batch(0)  # the gallery is in memory, the model has run
-        began, thread = time.perf_counter(), threading.Thread(target=work)
+        began = time.perf_counter()
+        thread = threading.Thread(target=work)
         if meanwhile:
             thread.start()
         while (took := time.perf_counter() - began) < seconds or thread.is_alive():
@@ -272,7 +280,8 @@ def load(
 ) -> tuple[list[Asked], tuple[float, float]]:
     """Everything that was asked while ``work`` ran, of services that share the clients, and when that was."""
     context = multiprocessing.get_context("spawn")
-    stop, results = context.Event(), context.Queue()
+    stop = context.Event()
+    results = context.Queue()
     processes = max(processes, len(addresses))
     share = [count // processes + (i < count % processes) for i in range(processes)]
     workers = [
@@ -313,7 +322,8 @@ def summary(asked: list[Asked], jobs: Jobs, span: tuple[float, float]) -> dict[s
     """Counts, latencies and throughput, in all and apart for the time with and without jobs."""
     begin, end = span
     ended = np.array([one.began + one.seconds for one in asked])
-    busy, with_jobs = 0.0, np.zeros(len(ended), bool)
+    busy = 0.0
+    with_jobs = np.zeros(len(ended), bool)
     for first, last in jobs.spans:
         busy += last - first
         with_jobs |= (ended >= first) & (ended < last)
@@ -343,7 +353,8 @@ def latencies(asked: list[Asked], seconds: float) -> dict[str, Any]:
 
 
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    path, copy = folder / "shop", folder / "copy"
+    path = folder / "shop"
+    copy = folder / "copy"
     make(path, options.backbone, options.vectors)
     shutil.copytree(path, copy)
     alone = direct(path, options.seconds / 4)
@@ -479,7 +490,9 @@ def _mean(address: str, name: str) -> float:
     """The mean of a histogram."""
     text = httpx.get(f"{address}/metrics").text
     total, count = (re.search(rf"^{name}_{part} (\S+)", text, re.MULTILINE) for part in ("sum", "count"))
-    return float(total.group(1)) / float(count.group(1)) if total and count else 0.0
+    if total and count:
+        return float(total.group(1)) / float(count.group(1))
+    return 0.0
 
 
 def main() -> None:

@@ -33,7 +33,8 @@ from fixstar.kernels.simplex_ce import simplex_cross_entropy
 from fixstar.losses import cross_entropy
 from fixstar.progress import progress_bar
 
-CPU_SIZES, GPU_SIZES = (1_000, 10_000, 100_000), (22_000, 81_313)
+CPU_SIZES = (1_000, 10_000, 100_000)
+GPU_SIZES = (22_000, 81_313)
 BATCHES = {22_000: 320, 81_313: 256}  # the papers' batch sizes at the papers' sizes
 DENSE_LIMIT = {"cpu": 4e9, "cuda": 60e9}  # bytes of the K x (K-1) matrix that are still reasonable to try
 

@@ -51,8 +51,12 @@ from fixstar.training.captured import CapturedSteps
 from fixstar.training.run import create_optimiser, parts_of
 from fixstar.training.steps import EagerSteps, update
 
-IMAGES, BATCH, CLASSES, CAPACITY = 12_800, 128, 40, 1000
-MEAN, STD = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
+IMAGES = 12_800
+BATCH = 128
+CLASSES = 40
+CAPACITY = 1000
+MEAN = (0.5071, 0.4867, 0.4408)
+STD = (0.2675, 0.2565, 0.2761)
 
 
 def pixels() -> np.ndarray[Any, Any]:
@@ -67,7 +71,8 @@ def encoder(capacity: int = CAPACITY, device: str = "cuda") -> Encoder:
 
 def prepared(precision: str, name: str = "hoc", capacity: int = CAPACITY, device: str = "cuda") -> Training:
     """Our loop's run: new images and replayed ones, half and half."""
-    model, augmentation = encoder(capacity, device), Augmentation()
+    model = encoder(capacity, device)
+    augmentation = Augmentation()
     lanes = []
     for replay, labels in ((False, np.arange(IMAGES) % 20), (True, 20 + np.arange(IMAGES) % 20)):
         images = from_arrays(pixels(), labels)
@@ -76,7 +81,8 @@ def prepared(precision: str, name: str = "hoc", capacity: int = CAPACITY, device
     batch = BATCH if device == "cuda" else BATCH // 2
     recipe = Recipe(epochs=100, milestones=(), batch_size=batch, precision=precision)  # type: ignore[arg-type]
     method = create_method(name, **({"rotated": False} if name == "polaris" else {}))
-    teacher, names = FrozenEncoder(encoder(capacity, device)), tuple(str(i) for i in range(CLASSES))
+    teacher = FrozenEncoder(encoder(capacity, device))
+    names = tuple(str(i) for i in range(CLASSES))
     objective = method.objective(Upgrade(model, teacher, images, names[20:], names[:20]))
     batches = Batches(lanes, batch, augmentation, seed=0)
     return Training(model, objective, batches, recipe, teacher, progress=False)
@@ -100,7 +106,10 @@ def timed_run(run: Training, kind: str) -> tuple[float, Any]:
 def capacity_costs(capacities: list[int]) -> dict[str, Any]:
     """Milliseconds per step by method and capacity."""
     on_gpu = torch.cuda.is_available()
-    machine = torch.cuda.get_device_name() if on_gpu else f"{platform.machine()}, {torch.get_num_threads()} threads"
+    if on_gpu:
+        machine = torch.cuda.get_device_name()
+    else:
+        machine = f"{platform.machine()}, {torch.get_num_threads()} threads"
     figures: dict[str, Any] = {"machine": machine, "torch": torch.__version__, "ms": {}}
     for name in ("polaris", "hoc"):
         rows = figures["ms"][name] = {}
@@ -127,7 +136,8 @@ BACKBONES = (
 
 def plain_run(backbone: str, size: int) -> Training:
     """Our loop's run of a first version: cross-entropy, all images new."""
-    labels, side = np.arange(20 * BATCH) % CLASSES, (size, size)
+    labels = np.arange(20 * BATCH) % CLASSES
+    side = (size, size)
     names = [str(i) for i in range(CLASSES)]
     model = Encoder.create(backbone, classes=names, capacity=CAPACITY).to("cuda")
     images = from_arrays(np.random.default_rng(0).integers(0, 256, (len(labels), *side, 3), dtype=np.uint8), labels)
@@ -219,7 +229,8 @@ class PilImages(Dataset[tuple[Tensor, int]]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         image = ImageOps.expand(Image.fromarray(self.images[index]), border=4)
-        left, top = random.randrange(9), random.randrange(9)
+        left = random.randrange(9)
+        top = random.randrange(9)
         image = image.crop((left, top, left + 32, top + 32))
         if random.random() < 0.5:
             image = ImageOps.mirror(image)
@@ -234,11 +245,14 @@ def published_step(loader: bool) -> float:
     still = next(iter(source))
 
     def batches() -> Iterator[list[Tensor]]:
-        return iter(source) if loader else (still for _ in range(len(source)))
+        if loader:
+            return iter(source)
+        return (still for _ in range(len(source)))
 
     def epoch() -> None:
         for images, targets in batches():
-            x, y = images.cuda(non_blocking=True), targets.cuda(non_blocking=True)
+            x = images.cuda(non_blocking=True)
+            y = targets.cuda(non_blocking=True)
             outputs = new.heads(new.backbone(x))
             with torch.no_grad():
                 seen = old.heads(old.backbone(x))

@@ -140,7 +140,12 @@ class Case:
 
     def described(self) -> Record:
         """As it reads back from JSON."""
-        kind = "new classes" if not self.more else "both" if self.new else "more images"
+        if not self.more:
+            kind = "new classes"
+        elif self.new:
+            kind = "both"
+        else:
+            kind = "more images"
         content: Record = json.loads(json.dumps({"kind": kind, **asdict(self)}))
         if not self.learnt:
             del content["learnt"]  # runs that were kept before there were such cases do not have it
@@ -496,7 +501,8 @@ def measure(
     device: str = "cpu",
 ) -> Record:
     """Top-1 accuracy of every kind of query, by protocol; rivals' maps need ``pairs`` to be fitted on."""
-    old, new = searched.old, searched.new
+    old = searched.old
+    new = searched.new
     asked = {models: with_models(way, models) for models in ("one", "two")}
     views = {models: translated(one, old, new) for models, one in asked.items() if one is not None}
     maps = {} if pairs is None else rival_maps(pairs, device)

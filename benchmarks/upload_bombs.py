@@ -111,13 +111,15 @@ def main() -> None:
             return client.post("/v1/search", files={"image": good}).status_code
 
         assert client.put("/v1/item?id=good", files={"image": good}).status_code == 200
-        before, most = resident(process.pid), [0.0, 0.0]
+        before = resident(process.pid)
+        most = [0.0, 0.0]
         with ThreadPoolExecutor(options.clients) as pool:
             sent = [pool.submit(send, number) for number in range(options.bombs)]
             while not all(one.done() for one in sent):
                 most = [max(pair) for pair in zip(most, resident(process.pid), strict=True)]
                 time.sleep(0.1)
-        after, answer = resident(process.pid), search()
+        after = resident(process.pid)
+        answer = search()
         began = time.monotonic()
         process.send_signal(signal.SIGTERM)
         process.wait(TIMEOUT)

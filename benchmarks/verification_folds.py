@@ -30,7 +30,9 @@ from fixstar.models import Encoder
 from fixstar.research.benchmarks.datasets import dataset
 from fixstar.training import Recipe, Settings, run_scenario
 
-CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)  # of the code that evaluates
+# of the code that evaluates
+CIFAR10_MEAN = (0.4914, 0.4822, 0.4465)
+CIFAR10_STD = (0.2023, 0.1994, 0.2010)
 
 
 def settings(epochs: int) -> Settings:
@@ -90,7 +92,8 @@ def main() -> None:
     genuine = [float(part.mean()) for part in np.array_split(pairs.same, 10)]
     print("share of genuine pairs in each fold as drawn:", " ".join(f"{share:.2f}" for share in genuine))
     beside = simulated(searched.labels)
-    started, found = time.monotonic(), []
+    started = time.monotonic()
+    found = []
     features: dict[str, list[np.ndarray[Any, Any]]] = {"cifar100": [], "cifar10": []}
     for version in run_scenario(stream, create_method("cores"), settings(options.epochs)):
         for name, encoder in (("cifar100", version.encoder), ("cifar10", normalised_by_cifar10(version.encoder))):

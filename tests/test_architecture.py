@@ -44,7 +44,7 @@ FORBIDDEN = {"torchvision", "pickle", "dill", "joblib", "cloudpickle"}
 CORE = {"torch", "numpy", "PIL", "safetensors", "rich", "typer"}  # what a bare GPU machine has at start
 TRITON_MODULES = {"normed_convolutions", "simplex_rows"}  # of the kernels: imported when a GPU trains
 WEB = {"fastapi", "starlette", "pydantic", "uvicorn", "prometheus_client", "httpx"}  # imported when a service starts
-CONNECTED = {"langchain": "langchain_core", "llama_index": "llama_index", "fiftyone": "fiftyone"}  # by module
+CONNECTED = {"langchain": "langchain_core", "llama_index": "llama_index"}  # by module
 RESEARCHERS = ("cli/bench.py", "cli/research.py", "research/")  # the only sources that import fixstar.research
 NAMES_TO_AVOID = {"utils", "helpers", "common", "misc", "util", "helper"}
 

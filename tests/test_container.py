@@ -10,13 +10,14 @@ import pytest
 
 yaml = pytest.importorskip("yaml", reason="the docs extra is not installed")
 ROOT = Path(__file__).parents[1]
-DOCKERFILE = (ROOT / "Dockerfile").read_text()
-COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text())
+EXAMPLE = ROOT / "examples" / "container"
+DOCKERFILE = (EXAMPLE / "Dockerfile").read_text()
+COMPOSE = yaml.safe_load((EXAMPLE / "compose.yaml").read_text())
 SERVICES = COMPOSE["services"]
 
 
 def test_what_is_copied_exists_and_is_sent_to_the_builder() -> None:
-    sent = set(re.findall(r"(?m)^!(\S+)$", (ROOT / ".dockerignore").read_text()))
+    sent = set(re.findall(r"(?m)^!(\S+)$", (EXAMPLE / "Dockerfile.dockerignore").read_text()))
     copied = re.findall(r"(?m)^COPY (?!--from)(.+) \S+$", DOCKERFILE)
     names = [name for line in copied for name in line.split()]
     assert set(names) == sent
@@ -48,6 +49,10 @@ def test_services_name_what_there_is() -> None:
     assert named == set(COMPOSE["volumes"])
     for service in SERVICES.values():
         assert "image" in service
+        if "build" in service:
+            context = (EXAMPLE / service["build"]["context"]).resolve()
+            assert context == ROOT
+            assert (context / service["build"]["dockerfile"]).is_file()
         for needed, how in service.get("depends_on", {}).items():
             assert how["condition"] != "service_healthy" or "healthcheck" in SERVICES[needed]
 

@@ -238,7 +238,10 @@ def sentence(now: float, at_once: float, reembedded: float, gate: str) -> str:
         return f"The gate did not let v2 pass in this run ({gate}), so v1 still answers and finds {now:.1%}."
     gained = at_once - now
     whole = reembedded - now
-    share = f", {gained / whole:.0%} of what re-embedding everything brings ({reembedded:.1%})" if whole > 0 else ""
+    if whole > 0:
+        share = f", {gained / whole:.0%} of what re-embedding everything brings ({reembedded:.1%})"
+    else:
+        share = ""
     return (
         f"v1's queries found the right character first {now:.1%} of the time; v2's find {at_once:.1%} among the same "
         f"untouched vectors: {100 * gained:+.1f} points{share}."

@@ -34,6 +34,9 @@ _LOCK = ".lock"
 _UNPACKED = 256 << 20  # bytes that any .npz may unpack to
 _PACKED = 100  # times that a larger one may grow: numbers that were measured do so by 20 at most
 
+# What reading JSON or arrays raises where they do not have the expected content.
+DAMAGE = (ValueError, KeyError, TypeError, AttributeError, IndexError)
+
 
 def flush(path: Path) -> None:
     """Wait until a file's, or a directory's, content is on the disk."""
@@ -45,7 +48,7 @@ def flush(path: Path) -> None:
 
 
 def require_regular_file(path: Path) -> None:
-    """An ``OSError`` for anything else: to open a pipe would wait for somebody who writes, and a device has no end."""
+    """Raise ``OSError`` unless it is a regular file: opening a pipe may block, and a device may never end."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
 
@@ -62,7 +65,7 @@ def open_regular_file(path: Path) -> BufferedReader:
 def require_plausible_archive(path: Path) -> None:
     """Refuse a .npz file that unpacks to far more than it is: a few megabytes of zeros would fill the memory."""
     if not zipfile.is_zipfile(path):
-        return  # who reads it says so
+        return  # reading it will report the problem
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
     unpacked = sum(member.file_size for member in members)
@@ -92,7 +95,7 @@ def replace_file(path: Path, write: Callable[[Path], object], mode: int = 0o644)
     )  # two threads may write one file
     try:
         if not mode & 0o077:
-            partial.touch(mode=mode)  # nobody else reads it even while it is written
+            partial.touch(mode=mode)  # no other user can read it, even while it is written
         write(partial)
         partial.chmod(mode)  # some writers make private files
         flush(partial)
@@ -137,7 +140,7 @@ def read_document(path: Path, name: str, version: int = 1) -> dict[str, Any]:
 def _damage_named(path: Path) -> Iterator[None]:
     try:
         yield
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except DAMAGE as error:
         raise ModelError(f"{path} is damaged ({error}); restore it from a copy") from error
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from None
@@ -145,7 +148,8 @@ def _damage_named(path: Path) -> Iterator[None]:
 
 def open_document(content: dict[str, Any], name: str, version: int = 1) -> dict[str, Any]:
     """What was given to ``document``. A newer one raises a ``ModelError``, damage any error of reading JSON."""
-    kind, found = content["format"], content["format_version"]
+    kind = content["format"]
+    found = content["format_version"]
     if kind == f"fixstar-{name}" and isinstance(found, int) and found > version:
         raise ModelError(f"it has format {found}; this fixstar reads formats up to {version}. Update fixstar")
     if content.pop("digest", None) != _digest(content):
@@ -222,7 +226,9 @@ class WatchedFile(Generic[Content]):
     """The content of a file, parsed again only when replaced; one ``stat`` per call. Threads may share it."""
 
     def __init__(self, path: Path, parse: Callable[[Path], Content], absent: Content) -> None:
-        self.path, self._parse, self._absent = path, parse, absent
+        self.path = path
+        self._parse = parse
+        self._absent = absent
         self._read: tuple[tuple[int, int, int] | None, Content] = (None, absent)
 
     def content(self) -> Content:

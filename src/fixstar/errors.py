@@ -98,7 +98,12 @@ def plural(count: int, noun: str) -> str:
     ('1 item', '2,000 queries', '3 classes')
     """
     if count != 1:
-        noun = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}es" if noun.endswith("s") else f"{noun}s"
+        if noun.endswith("y"):
+            noun = f"{noun[:-1]}ies"
+        elif noun.endswith("s"):
+            noun = f"{noun}es"
+        else:
+            noun = f"{noun}s"
     return f"{count:,} {noun}"
 
 
@@ -143,7 +148,7 @@ class UnknownNameError(InputError):
 
 
 class DeploymentMovedError(InputError):
-    """The deployment is no longer where the caller believed it to be; nothing was moved."""
+    """The deployment changed since the caller read it; nothing was moved."""
 
     type = "deployment-moved"
 
@@ -161,7 +166,9 @@ class ItemError(DataError):
 
     def __init__(self, name: str, reason: str, index: int = 0) -> None:
         super().__init__(f"{name}: {reason}")
-        self.name, self.reason, self.index = name, reason, index
+        self.name = name
+        self.reason = reason
+        self.index = index
 
     def __reduce__(self) -> tuple[Any, ...]:  # travels between processes
         return type(self), (self.name, self.reason, self.index)
@@ -210,7 +217,7 @@ class GalleryError(FixstarError):
 
 
 class DamagedItemError(GalleryError):
-    """One stored item cannot be read. ``item`` is its id, ``version`` who made its vector, ``reason`` what is wrong."""
+    """One stored item cannot be read. ``item`` is its id, ``version`` made its vector, ``reason`` what is wrong."""
 
     type = "damaged-item"
 
@@ -219,7 +226,9 @@ class DamagedItemError(GalleryError):
             f"{item!r} of version {version!r}: {reason}. Delete it and store it again, or restore the gallery",
             NextStep("delete-items", {"id": item}),
         )
-        self.item, self.version, self.reason = item, version, reason
+        self.item = item
+        self.version = version
+        self.reason = reason
 
 
 class UnknownItemError(GalleryError):
@@ -232,7 +241,7 @@ class UnknownItemError(GalleryError):
 
 
 class ItemChangedError(GalleryError):
-    """Somebody changed an item since the caller read it; nothing was written."""
+    """The item changed since the caller read it; nothing was written."""
 
     type = "item-changed"
 
@@ -248,7 +257,7 @@ class GalleryUnavailableError(GalleryError):
 
 
 class GateError(FixstarError):
-    """An upgrade that was not shown to be compatible, or a backfill that is predicted to lose: not by itself."""
+    """The upgrade has no passed check, or the backfill is predicted to lose: an explicit override is needed."""
 
     type = "not-compatible"
 

@@ -110,11 +110,15 @@ def short_factors(P: Array) -> tuple[Array, Array]:
 
 
 def _device(like: Any) -> dict[str, Any]:
-    return {"device": like.device} if _is_torch(like) else {}
+    if _is_torch(like):
+        return {"device": like.device}
+    return {}
 
 
 def _as_type(array: Any, like: Any) -> Any:
-    return array.to(like.dtype) if _is_torch(like) else array.astype(like.dtype)
+    if _is_torch(like):
+        return array.to(like.dtype)
+    return array.astype(like.dtype)
 
 
 def short_form(h: Array, P: Array) -> Array:
@@ -147,7 +151,9 @@ def carry(queries: Array, Q_from: Array | None, Q_to: Array | None, width: int) 
     >>> carry(np.array([[0.6, 0.8]]), short_basis(P_new), short_basis(P_old), 3).tolist()
     [[0.0, 0.6]]
     """
-    old, new, short = Q_to, Q_from, queries  # type: Any, Any, Any
+    old: Any = Q_to
+    new: Any = Q_from
+    short: Any = queries
     if new is not None and old is not None:
         shared = min(len(new), len(old))
         return short @ (new[:shared].T @ old[:shared])

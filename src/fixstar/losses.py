@@ -120,7 +120,8 @@ def pooled_outputs(new: Sequence[Tensor], old: Sequence[Tensor]) -> Tensor:
 
 def _pooled(maps: Tensor) -> Tensor:
     squared = maps.float().square()
-    rows, columns = squared.sum(dim=3).flatten(1), squared.sum(dim=2).flatten(1)
+    rows = squared.sum(dim=3).flatten(1)
+    columns = squared.sum(dim=2).flatten(1)
     return functional.normalize(torch.cat([rows, columns], dim=1))
 
 
@@ -155,11 +156,14 @@ def info_nce_of(across: Tensor, targets: Tensor, rho: float = 5.0, same_class: S
     itself = torch.eye(len(targets), dtype=torch.bool, device=targets.device)
     related = (targets[:, None] == targets[None, :]) & ~itself
     if same_class == "masked":
-        excluded, candidates = itself | related, similarity
+        excluded = itself | related
+        candidates = similarity
     elif same_class == "published":
-        excluded, candidates = torch.zeros_like(itself), similarity.masked_fill(related | itself, 0.0)
+        excluded = torch.zeros_like(itself)
+        candidates = similarity.masked_fill(related | itself, 0.0)
     elif same_class == "kept":
-        excluded, candidates = itself, similarity
+        excluded = itself
+        candidates = similarity
     else:
         raise InputError(f"same_class={same_class!r} is not one of masked, published, kept")
     negatives = candidates.masked_fill(excluded, _EXCLUDED).logsumexp(dim=1)
@@ -209,7 +213,7 @@ def centre_alignment(prototypes: Tensor, centres: Tensor, chosen: Tensor) -> Ten
 
 
 def cosine_boundary(new: Tensor, centres: Tensor, loosest: Tensor, chosen: Tensor) -> Tensor:
-    """A class is no looser than it was: max(0, loosest - cos(new, centre)), mean over the chosen (LCE, boundary loss).
+    """A class does not get looser: max(0, loosest - cos(new, centre)), mean over the chosen (LCE, boundary loss).
 
     ``loosest`` [B] is the least cosine to the centre that the old model gave to an image of that class. ``new`` [B, d],
     ``centres`` [B, d], each image's own, ``chosen`` [B] bool.
@@ -262,7 +266,8 @@ def cross_model_triplet(new: Tensor, old: Tensor, targets: Tensor, margin: float
     of another class: two images, three embeddings. ``new`` and ``old`` are [B, d], ``targets`` [B]. An anchor without
     a negative adds nothing.
     """
-    anchor, positive = functional.normalize(new.float()), functional.normalize(old.float())
+    anchor = functional.normalize(new.float())
+    positive = functional.normalize(old.float())
     same = targets[:, None] == targets[None, :]
     with torch.no_grad():
         nearest = (anchor @ positive.T).masked_fill(same, -2.0).argmax(dim=1)  # no cosine is below -1

@@ -38,7 +38,9 @@ Array = TypeVar("Array")  # a NumPy array or a torch tensor
 def _module(array: Any) -> Any:
     """torch for a tensor, NumPy for everything else."""
     torch = sys.modules.get("torch")
-    return torch if torch is not None and isinstance(array, torch.Tensor) else np
+    if torch is not None and isinstance(array, torch.Tensor):
+        return torch
+    return np
 
 
 def _require_width(z: Any, width: int | None, what: str) -> None:

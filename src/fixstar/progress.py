@@ -80,7 +80,8 @@ def _reporting(listener: Listener, description: str, total: int, done: int) -> A
 
     def advance(count: int = 1, note: str | None = None) -> None:
         nonlocal done, noted
-        done, noted = done + count, noted if note is None else note
+        done = done + count
+        noted = noted if note is None else note
         listener(description, done, total, noted)
 
     return advance
@@ -94,13 +95,20 @@ def _progress_lines(description: str, total: int, unit: str, done: int) -> Itera
     def say() -> None:
         seconds = time.monotonic() - started
         rate = (done - before) / seconds if seconds else 0.0
-        left = f", {timedelta(seconds=round((total - done) / rate))} left" if rate and done < total else ""
-        speed = f", {rate:,.{0 if rate >= 10 else 2}f} {unit}/s" if rate else ""
+        if rate and done < total:
+            left = f", {timedelta(seconds=round((total - done) / rate))} left"
+        else:
+            left = ""
+        if rate:
+            speed = f", {rate:,.{0 if rate >= 10 else 2}f} {unit}/s"
+        else:
+            speed = ""
         print(f"{description}: {done:,} of {total:,} {unit}{speed}{left}{noted and '  ' + noted}", file=sys.stderr)
 
     def advance(count: int = 1, note: str | None = None) -> None:
         nonlocal done, noted, told
-        done, noted = done + count, noted if note is None else note
+        done = done + count
+        noted = noted if note is None else note
         if done < total and time.monotonic() - told >= EVERY:  # the last line comes at the end
             told = time.monotonic()
             say()

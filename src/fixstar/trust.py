@@ -68,7 +68,9 @@ def module_of(source: str) -> str:
     >>> module_of("shop.models:build"), module_of("https://host")
     ('shop.models', 'https://host')
     """
-    return source if source.startswith(ADDRESSES) else source.partition(":")[0]
+    if source.startswith(ADDRESSES):
+        return source
+    return source.partition(":")[0]
 
 
 def trusted_modules() -> frozenset[str]:
@@ -147,7 +149,7 @@ def remember_named(workspace: Path, code: str | None) -> None:
     try:
         remember(workspace, module_of(code))
     except InputError:
-        if not is_trusted(module_of(code)):  # else FIXSTAR_TRUST says so
+        if not is_trusted(module_of(code)):  # otherwise FIXSTAR_TRUST names it
             raise
 
 

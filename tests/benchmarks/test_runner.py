@@ -105,7 +105,7 @@ def test_settings_are_changed_where_they_apply_and_stand_in_the_name() -> None:
     [
         ("cifar100-10/7", {"methods": ["hco"]}, "did you mean 'hoc'"),
         ("cifar100-10/7", {"methods": ["er"], "options": {"lam": 0.5}}, "option of er"),
-        ("cifar100-10/7", {"methods": ["hoc"], "options": {"lam": 5}}, "0 <= lam <= 1"),
+        ("cifar100-10/7", {"methods": ["hoc"], "options": {"lam": 5}}, r"lam in \[0, 1\], got lam=5"),
         ("cifar100-10/7", {"methods": ["hoc"], "epochs": 0}, "epochs=0"),
         ("cifar100-10/7", {"methods": ["hoc"], "orders": [-1]}, "from 0 on"),
         ("cifar100-10/7", {"methods": ["hoc"], "capacity": 0}, "capacity=0 must be a whole number of at least 2"),

@@ -14,8 +14,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import onnx
 import pytest
+
+pytest.importorskip("onnx", reason="the onnx extra is not installed")
+
+import onnx
 from command_blocks import ROOT, lines
 from onnx import TensorProto, helper
 from PIL import Image

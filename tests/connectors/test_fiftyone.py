@@ -11,13 +11,12 @@ from backends import backend, upgrade, vector
 
 from fixstar.errors import InputError
 
-pytest.importorskip("fiftyone.brain.similarity", reason="the fiftyone extra is not installed")
+pytest.importorskip("fiftyone.brain.similarity", reason="fiftyone is not installed")
 
 import fiftyone.brain as fob
 from bson import ObjectId
 from fiftyone.core.collections import SampleCollection
-
-from fixstar.connectors.fiftyone import FixstarSimilarityConfig, FixstarSimilarityIndex
+from fixstar_similarity import FixstarSimilarityConfig, FixstarSimilarityIndex
 
 
 class Samples(SampleCollection):  # type: ignore[misc]

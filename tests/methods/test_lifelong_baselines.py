@@ -264,7 +264,7 @@ def test_mistakes_are_told_with_what_is_allowed() -> None:
         create_method("lucir", ratio="old")
     with pytest.raises(InputError, match="norm-softmax"):
         create_method("lce-er", head="arcface")
-    with pytest.raises(InputError, match="width >= 1"):
+    with pytest.raises(InputError, match="width a whole number >= 1, got width=0"):
         create_method("advbct-er", width=0)
     with pytest.raises(InputError, match="margin >= 0"):
         create_method("cvs", margin=-1.0)

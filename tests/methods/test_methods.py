@@ -14,6 +14,7 @@ from fixstar.data import ImageSet, from_arrays
 from fixstar.errors import InputError, ModelError, UnknownNameError
 from fixstar.losses import cross_entropy, feature_distillation, info_nce, knowledge_distillation
 from fixstar.methods import METHODS, Method, OldVectors, Step, Terms, Upgrade, create_method
+from fixstar.methods.method import above, at_least, one_of, require, whole
 from fixstar.models import Encoder, FrozenEncoder
 
 OLD, NEW = ("a", "b", "c"), ("d", "e")
@@ -217,7 +218,7 @@ def test_mistakes_are_told_with_what_is_allowed() -> None:
         create_method("hco")
     with pytest.raises(InputError, match="it has: lam, rho, same_class"):
         create_method("hoc", lambda_=0.1)
-    with pytest.raises(InputError, match="0 <= lam <= 1"):
+    with pytest.raises(InputError, match=r"lam in \[0, 1\], got lam=2"):
         create_method("hoc", lam=2)
     with pytest.raises(InputError, match="cosine-margin"):
         create_method("bct", head="arcface")
@@ -225,3 +226,13 @@ def test_mistakes_are_told_with_what_is_allowed() -> None:
         create_method("fd", on="new")
     with pytest.raises(InputError, match="same_class one of masked, published, kept, got 'wrong'"):
         create_method("hoc", same_class="wrong")
+
+
+def test_every_option_that_breaks_its_rule_is_named() -> None:
+    rules = {"lam": at_least(0), "rho": above(0), "k": whole(1), "head": one_of(("a", "b"))}
+    require("m", {"lam": 0, "rho": 0.1, "k": 1, "head": "a"}, **rules)
+    with pytest.raises(InputError) as caught:
+        require("m", {"lam": -1, "rho": 0, "k": 1.5, "head": "a"}, **rules)
+    assert str(caught.value) == "m needs lam >= 0 and rho > 0 and k a whole number >= 1, got lam=-1, rho=0, k=1.5"
+    with pytest.raises(InputError, match="head one of a, b"):
+        require("m", {"lam": 1, "rho": 1, "k": 2, "head": "c"}, **rules)

@@ -26,7 +26,6 @@ from unittest import mock
 import pytest
 
 from fixstar.gallery import Gallery
-from fixstar.gallery.addresses import parse_postgres_address
 from fixstar.gallery.postgres import PostgresGallery
 
 URL = os.environ.get("FIXSTAR_POSTGRES_URL")
@@ -146,18 +145,6 @@ def fresh_url() -> str:
     name = f"fixstar_test_{token_hex(8)}"
     atexit.register(_drop, URL, name)
     return f"{URL}{'&' if '?' in URL else '?'}gallery={name}"
-
-
-def make_older(url: str) -> None:
-    """Make the tables of a gallery those of the first format, of release 0.2.0."""
-    import psycopg
-
-    address = parse_postgres_address(url)
-    with psycopg.connect(address.conninfo) as db:
-        db.execute(f"SET LOCAL search_path TO {address.schema}")
-        db.execute("DROP INDEX items_by_field")
-        db.execute("ALTER TABLE items DROP COLUMN fields")
-        db.execute("UPDATE gallery SET format = 1")
 
 
 def _drop(url: str, name: str) -> None:

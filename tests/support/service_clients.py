@@ -8,8 +8,12 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
-import httpx
 import numpy as np
+import pytest
+
+pytest.importorskip("fastapi", reason="the service extra is not installed")
+
+import httpx
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from PIL import Image

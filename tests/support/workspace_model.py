@@ -6,8 +6,7 @@ that kills itself (SIGKILL) at a random call into the system or the database (``
 somebody else reads everything: ids, versions, payloads, vectors to the bit, deployments, retired versions, translations
 and counts. Searches are compared with scores over the reference, w cos(q, F z) + (1 - w) cos(b, z) vector by vector,
 and ``verify`` must find nothing. After a kill every write is there as a whole or not at all, and all that was
-acknowledged is there. Now and then the gallery moves to another file or server, or its tables become those of an older
-release, which the next who open it migrate, all at once.
+acknowledged is there. Now and then the gallery moves to another file or server.
 
 A failure is shrunk: operations are left out as long as it still fails. What is left is printed as a command.
 
@@ -96,7 +95,6 @@ WEIGHTS = {
     "restart": 2,
     "abandon": 2,
     "move": 2,
-    "migrate": 2,
 }
 ACTORS = {"own": 54, "other": 27, "process": 14, "killed": 5}
 
@@ -1063,8 +1061,6 @@ class Trial:
             expected, outcome = Expected(), self._begin_again(name, by)
         elif name == "move":
             expected, outcome = self._move(by, rng)
-        elif name == "migrate":
-            expected, outcome = Expected(), self._migrate(by, rng)
         elif name in ("race", "together"):
             act = self._race if name == "race" else self._together
             expected, outcome = act(rng), Outcome("done")
@@ -1147,27 +1143,6 @@ class Trial:
             raise MismatchError(f"the gallery was moved to {target} and is at {now}")
         self._open_users()
         return Expected(value=len(self.reference.items)), outcome
-
-    def _migrate(self, by: str, rng: random.Random) -> Outcome:
-        """The tables become those of the first format; then all open it at once, one of them killed if it is to be."""
-        address = gallery_url(self.path)
-        if "://" not in address:  # a file has had one format so far
-            return Outcome("done")
-        from postgres_server import make_older
-
-        self.close()
-        make_older(address)
-        outcome = Outcome("done")
-        if by == "killed":
-            outcome = self._process().do({"do": "read"}, kill_after=int(2 ** rng.uniform(0, 7)))
-            self._end_worker(kill=True)
-        self._open_users()
-        with ThreadPoolExecutor() as pool:
-            opening = [pool.submit(attempt, space, {"do": "read"}) for space in self.users.values()]
-            outcomes = [self._process().do({"do": "read"}), *(one.result() for one in opening)]
-        if any(one.kind != "done" for one in outcomes):
-            raise MismatchError(f"who opened an older gallery was refused: {outcomes}")
-        return outcome
 
     def _race(self, rng: random.Random) -> Expected:
         """Items are read, others delete and change some of them, then all get new vectors: only unchanged ones do."""

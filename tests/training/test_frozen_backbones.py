@@ -151,6 +151,7 @@ def test_every_method_trains_on_features(method: str, tmp_path: Path, monkeypatc
 
 
 def test_maps_and_random_backbones_are_refused() -> None:
+    pytest.importorskip("transformers", reason="the backbones extra is not installed")
     with pytest.raises(InputError, match="compares feature maps, and a frozen backbone's never change"):
         trained(patches(), method="podnet")
     with pytest.raises(InputError, match="tiny starts from random weights"):

@@ -21,6 +21,8 @@ from fixstar.gallery.store import Question
 from fixstar.workspace.deployment import Move, Rollout
 from fixstar.workspace.search import Serving
 
+pytest.importorskip("faiss", reason="the index extra is not installed")
+
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_workspace_does_what_the_reference_says(seed: int) -> None:

@@ -19,6 +19,7 @@ from fixstar.workspace import Workspace
 from fixstar.workspace.backfill.planning import BackfillOptions
 from fixstar.workspace.items import text_catalogue, text_item, text_of, text_stamp
 
+pytest.importorskip("httpx", reason="the endpoint extra is not installed")
 __all__ = ["own_settings"]  # a fixture
 pytestmark = pytest.mark.usefixtures("own_settings")
 

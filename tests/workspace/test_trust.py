@@ -18,8 +18,6 @@ from fixstar.durable import document, read_document
 from fixstar.errors import InputError, UntrustedCodeError
 from fixstar.images import Preprocessing
 from fixstar.models import Encoder
-from fixstar.service.serve import _usable
-from fixstar.service.settings import ServiceSettings
 from fixstar.training import Settings
 from fixstar.workspace import Workspace, catalogue
 from fixstar.workspace.cluster import _Worker
@@ -158,6 +156,11 @@ def test_commands_and_services_refuse_code_that_is_not_trusted(space: Workspace,
     shutil.copytree(space.path, tmp_path / "copy")
     refused = typed("index", pictures(tmp_path / "photos"), "-w", tmp_path / "copy")
     assert (refused.code, "'own_models' is not trusted" in refused.err) == (1, True)
+
+    pytest.importorskip("uvicorn", reason="the service extra is not installed")
+    from fixstar.service.serve import _usable
+    from fixstar.service.settings import ServiceSettings
+
     with pytest.raises(UntrustedCodeError), Workspace(tmp_path / "copy", device="cpu") as copied:
         _usable({"": copied}, {"": ServiceSettings()})
 

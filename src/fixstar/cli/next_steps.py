@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from fixstar.durable import DAMAGE
 from fixstar.errors import FixstarError, NextStep
 
 
@@ -66,7 +67,7 @@ def _reads_texts(workspace: Path) -> bool:
 
     try:
         return Registry(workspace).reads() == "texts"
-    except (FixstarError, OSError, KeyError, TypeError, AttributeError):
+    except (FixstarError, OSError, *DAMAGE):
         return False
 
 

@@ -63,12 +63,18 @@ class Batches:
             raise InputError(f"a batch has at least 2 images of one or two sources, got {batch_size} of {len(sources)}")
         if rotated and views != 2:
             raise InputError(f"the second of two views is rotated, got views={views}")
-        self._sources, self._augmentation, self._seed, self._views = sources, augmentation, seed, views
+        self._sources = sources
+        self._augmentation = augmentation
+        self._seed = seed
+        self._views = views
         self._rotated = rotated
         self.batch_size = min(batch_size, total)
         self.per_epoch = total // self.batch_size
         replayed = self.batch_size // 2
-        self._shares = [self.batch_size] if len(sources) == 1 else [self.batch_size - replayed, replayed]
+        if len(sources) == 1:
+            self._shares = [self.batch_size]
+        else:
+            self._shares = [self.batch_size - replayed, replayed]
 
     def epoch(self, number: int) -> Iterator[Batch]:
         """The batches of epoch ``number``, always the same for the same seed."""
@@ -101,7 +107,9 @@ class Batches:
         """The plan of an epoch on the device, for ``cut_at``: four tensors [batches, b] per source, then turns."""
         device = self._sources[0].targets.device
         plan = [torch.from_numpy(part).to(device) for crops in self._plan(number) for part in crops]
-        return [*plan, torch.from_numpy(self._turns(number)).to(device)] if self._rotated else plan
+        if self._rotated:
+            return [*plan, torch.from_numpy(self._turns(number)).to(device)]
+        return plan
 
     def cut_at(self, plan: Sequence[Tensor], at: Tensor) -> Batch:
         """The batch of step ``at`` [1] of a plan: on a GPU by one kernel per source, elsewhere by index arithmetic."""
@@ -110,10 +118,13 @@ class Batches:
             batch = self._cut_by_kernel(crops, at)
         else:
             batch = self.cut([part.index_select(0, at)[0] for part in crops])
-        return batch if turns is None else _turned(batch, turns)
+        if turns is None:
+            return batch
+        return _turned(batch, turns)
 
     def _cut_by_kernel(self, plan: Sequence[Tensor], at: Tensor) -> Batch:
-        size, device = self.batch_size * self._views, at.device
+        size = self.batch_size * self._views
+        device = at.device
         shapes = {cast(ResidentPixels, source.pixels).shape for source in self._sources}
         if len(shapes) > 1:
             raise InputError(f"images of a batch must have one size, got {', '.join(map(str, sorted(shapes)))}")
@@ -124,9 +135,19 @@ class Batches:
             torch.empty(size, dtype=torch.bool, device=device),
         )
         for i, source in enumerate(self._sources):
-            padded, first = cast(ResidentPixels, source.pixels).padded, sum(self._shares[:i])
+            padded = cast(ResidentPixels, source.pixels).padded
+            first = sum(self._shares[:i])
             part = plan[4 * i : 4 * i + 4]
-            cut_crops(at, part, padded, source.targets, source.replay, batch, first, self._views)
+            cut_crops(
+                at=at,
+                plan=part,
+                padded=padded,
+                slots=source.targets,
+                replay=source.replay,
+                batch=batch,
+                first=first,
+                views=self._views,
+            )
         return Batch(*batch)
 
     def cut(self, plan: Sequence[Tensor]) -> Batch:
@@ -147,7 +168,10 @@ class Batches:
             index = np.tile(index, self._views)  # [batches, views * share]
             shape = index.shape
             offsets = rng.integers(0, 2 * self._augmentation.crop_padding + 1, (2, *shape))
-            flip = rng.random(shape) < 0.5 if self._augmentation.flip else np.zeros(shape, bool)
+            if self._augmentation.flip:
+                flip = rng.random(shape) < 0.5
+            else:
+                flip = np.zeros(shape, bool)
             plans.append(Crops(index, offsets[0], offsets[1], flip))
         return plans
 
@@ -167,13 +191,16 @@ def _turned(batch: Batch, turns: Tensor) -> Batch:
     if second.shape[2] != second.shape[3]:
         raise InputError(f"only square images are rotated, got {second.shape[2]} x {second.shape[3]} pixels")
     k = turns[:, None, None, None]
-    quarter, three = second.rot90(1, (2, 3)), second.rot90(3, (2, 3))
+    quarter = second.rot90(1, (2, 3))
+    three = second.rot90(3, (2, 3))
     rotated = torch.where(k == 1, quarter, torch.where(k == 2, second.flip(2, 3), three))
     return batch._replace(pixels=torch.cat([first, rotated]), turns=both)
 
 
 def _joined(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat(parts)
 
 
 def _cyclic_order(n: int, total: int, rng: np.random.Generator) -> np.ndarray[Any, Any]:

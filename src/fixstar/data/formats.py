@@ -216,10 +216,20 @@ def other_labels(root: Path, images: Sequence[Path]) -> str | None:
         return None
     kinds = {label: sorted({folder_label(found, label) for found in parts}) for label in LABELS}
     seen = "; ".join(
-        f"by {label} there are {len(names):,} labels ({', '.join(names[:3])}{', ...' * (len(names) > 3)})"
-        for label, names in kinds.items()
+        f"by {label} there are {len(names):,} labels ({_first_three(names)})" for label, names in kinds.items()
     )
     return f"folders are nested, as in {'/'.join(nested[0])}: {seen}"
+
+
+def _first_three(names: Sequence[str]) -> str:
+    """
+    >>> _first_three(["a", "b", "c", "d"])
+    'a, b, c, ...'
+    """
+    shown = ", ".join(names[:3])
+    if len(names) > 3:
+        return f"{shown}, ..."
+    return shown
 
 
 def _labelled_files(files: dict[str, list[Path]], name: str) -> ImageSet:
@@ -253,7 +263,8 @@ def find_images(folder: str | Path) -> list[Path]:
 
 def list_images(root: Path) -> tuple[list[Path], list[Path]]:
     """The files below a folder with an image's extension, sorted by their path; and the other ones."""
-    images, others = list[Path](), list[Path]()
+    images = list[Path]()
+    others = list[Path]()
     for path in _files(root):
         (images if _has_image_extension(path.name) else others).append(path)
     return images, others
@@ -319,7 +330,9 @@ def _split_folders(root: Path) -> list[str]:
     """The splits of a dataset such as train/shoes/1.jpg, test/shoes/2.jpg. A class may be called "train", too."""
     folders = class_folders(root)
     splits = [folder.name for folder in folders if folder.name in _SPLITS and class_folders(folder)]
-    return splits if len(splits) > 1 or len(splits) == len(folders) else []
+    if len(splits) > 1 or len(splits) == len(folders):
+        return splits
+    return []
 
 
 def _split_lists(root: Path) -> list[str]:
@@ -352,7 +365,8 @@ def image_list(csv_path: str | Path, root: str | Path | None = None) -> ImageSet
     if names.count("path") != 1 or names.count("label") != 1:
         seen = ",".join(header.cells)
         raise DataError(f"{source}: line {header.line}: the header must have the columns path,label; got {seen!r}")
-    path_column, label_column = names.index("path"), names.index("label")
+    path_column = names.index("path")
+    label_column = names.index("label")
     if wrong := list(_wrong_rows(rows, len(names), path_column, label_column)):
         raise DataError(f"{source}: {len(wrong)} lines are wrong:{_listed(wrong)}")
     if not rows:
@@ -437,7 +451,9 @@ def _find_cifar10(path: Path) -> Path | None:
 def _find_cifar100(path: Path) -> Path | None:
     folder = _folder_with(path, "cifar-100-binary", ("train.bin", "test.bin"))
     certain = folder and (folder.name == "cifar-100-binary" or any(folder.glob("*_label_names.txt")))
-    return folder if certain else None
+    if certain:
+        return folder
+    return None
 
 
 def _folder_with(path: Path, name: str, files: Sequence[str]) -> Path | None:
@@ -452,7 +468,12 @@ def cifar10(path: str | Path, split: str) -> ImageSet:
     folder = _find_cifar10(_existing_folder(path)) or _no_cifar(path, "CIFAR-10", "cifar-10-batches-bin")
     classes = _cifar_names(folder / "batches.meta.txt", 10)
     whole = (folder / "data_batch.bin").is_file()
-    files = ["test_batch.bin"] if split == "test" else ["data_batch.bin"] if whole else list(_CIFAR10_BATCHES)
+    if split == "test":
+        files = ["test_batch.bin"]
+    elif whole:
+        files = ["data_batch.bin"]
+    else:
+        files = list(_CIFAR10_BATCHES)
     images, labels = _read_cifar([folder / file for file in files], 1, 0, classes)
     return ImageSet(images, labels, classes, f"cifar10 {split}")
 

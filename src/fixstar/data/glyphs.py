@@ -32,9 +32,16 @@ Bytes: TypeAlias = NDArray[np.uint8]
 
 
 _TEX_CHARACTERS = frozenset(string.ascii_letters + string.digits)
-_FIELD, _GLYPH, _FONT_SIZE = 64, 44, 72  # pixels: side of a distance field, longest side of its glyph, drawing size
-_DILATIONS, _EROSIONS = 3, 2  # layers of a distance field
-_KNOTS, _CRUMPLE = 5, 4.0  # side of the grid of random numbers behind a smooth field; bend in field pixels
+# pixels: side of a distance field, longest side of its glyph, drawing size
+_FIELD = 64
+_GLYPH = 44
+_FONT_SIZE = 72
+# layers of a distance field
+_DILATIONS = 3
+_EROSIONS = 2
+# side of the grid of random numbers behind a smooth field; bend in field pixels
+_KNOTS = 5
+_CRUMPLE = 4.0
 _BATCH = 32  # images warped together; small enough to stay in the processor's cache
 
 
@@ -51,7 +58,8 @@ def _expand(ranges: str) -> list[str]:
 _CONTENT = tomllib.loads(files("fixstar.data").joinpath("glyphs.toml").read_text(encoding="utf-8"))
 _TEX_FONTS: list[str] = _CONTENT["fonts"]["tex"]
 _VARIATION: dict[str, tuple[float, float]] = _CONTENT["variation"]
-_RANGES, _LOOK_ALIKES = _CONTENT["scripts"], _CONTENT["look-alikes"]["all"]
+_RANGES = _CONTENT["scripts"]
+_LOOK_ALIKES = _CONTENT["look-alikes"]["all"]
 _EXCLUDED = frozenset(_expand(_LOOK_ALIKES))
 SCRIPTS: dict[str, tuple[str, ...]] = {
     name: tuple(character for character in _expand(ranges) if character not in _EXCLUDED)
@@ -101,7 +109,7 @@ def _check(characters: Sequence[str], **numbers: tuple[int, int]) -> None:
 @lru_cache(maxsize=1)
 def _fonts() -> tuple[tuple[ImageFont.FreeTypeFont, frozenset[str]], ...]:
     """Every font found, with the characters that it really has: anything else it would draw as an empty box."""
-    import matplotlib  # 0.3 s that only those who draw should pay
+    import matplotlib  # takes 0.3 s: imported only to draw
     from matplotlib.ft2font import FT2Font
 
     folder = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
@@ -125,9 +133,11 @@ def _draw(font: ImageFont.FreeTypeFont, character: str) -> Bytes | None:
     if box is None:
         return None
     zoom = _GLYPH / max(box[2] - box[0], box[3] - box[1])
-    width, height = max(1, round((box[2] - box[0]) * zoom)), max(1, round((box[3] - box[1]) * zoom))
+    width = max(1, round((box[2] - box[0]) * zoom))
+    height = max(1, round((box[3] - box[1]) * zoom))
     ink = np.zeros((_FIELD, _FIELD), np.uint8)
-    top, left = (_FIELD - height) // 2, (_FIELD - width) // 2
+    top = (_FIELD - height) // 2
+    left = (_FIELD - width) // 2
     resized = image.resize((width, height), Image.Resampling.BILINEAR, box=box)
     ink[top : top + height, left : left + width] = np.asarray(resized)
     return ink
@@ -188,7 +198,8 @@ def _unpack(draws: NDArray[np.uint64], size: int) -> tuple[dict[str, Floats], Fl
 @lru_cache(maxsize=8)
 def _basis(size: int) -> Floats:
     """``[size, _KNOTS]``: rows that blend a handful of random values into a smooth curve."""
-    pixels, knots = (np.arange(size) + 0.5) / size, np.linspace(0, 1, _KNOTS)
+    pixels = (np.arange(size) + 0.5) / size
+    knots = np.linspace(0, 1, _KNOTS)
     weights = np.exp(-(((pixels[:, None] - knots) * (_KNOTS - 1) / 0.9) ** 2))
     blend: Floats = (weights / np.sqrt((weights**2).sum(axis=1, keepdims=True))).astype(np.float32)
     return blend
@@ -197,16 +208,25 @@ def _basis(size: int) -> Floats:
 def _sample(fields: Bytes, p: dict[str, Floats], bend_x: Floats, bend_y: Floats, size: int) -> Floats:
     """Depth in [0, 1] under each pixel of the turned, slanted, stretched, shifted and bent glyph (bilinear)."""
     across = (np.arange(size, dtype=np.float32) + 0.5) / size - 0.5
-    x, y = across[None, None, :] - p["right"], across[None, :, None] - p["down"]
-    zoom, cosine, sine = _GLYPH / p["scale"], np.cos(p["angle"]), np.sin(p["angle"])
-    wide, tall = zoom * np.exp(p["aspect"]), zoom * np.exp(-p["aspect"])
+    x = across[None, None, :] - p["right"]
+    y = across[None, :, None] - p["down"]
+    zoom = _GLYPH / p["scale"]
+    cosine = np.cos(p["angle"])
+    sine = np.sin(p["angle"])
+    wide = zoom * np.exp(p["aspect"])
+    tall = zoom * np.exp(-p["aspect"])
     middle = np.float32(_FIELD / 2 - 0.5)
     u = wide * (cosine - p["shear"] * sine) * x + wide * (sine + p["shear"] * cosine) * y + middle + _CRUMPLE * bend_x
     v = -tall * sine * x + tall * cosine * y + middle + _CRUMPLE * bend_y
     u, v = (np.clip(w, 0, _FIELD - 1.001) for w in (u, v))
-    font, left, top = np.floor(p["font"] * len(fields)), np.floor(u), np.floor(v)
-    flat, at = fields.ravel(), ((font * _FIELD + top) * _FIELD + left).astype(np.intp)  # exact below 2**24
-    u, v = u - left, v - top
+    font = np.floor(p["font"] * len(fields))
+    left = np.floor(u)
+    top = np.floor(v)
+    # exact below 2**24
+    flat = fields.ravel()
+    at = ((font * _FIELD + top) * _FIELD + left).astype(np.intp)
+    u = u - left
+    v = v - top
     upper = flat[at] * (1 - u) + flat[at + 1] * u
     lower = flat[at + _FIELD] * (1 - u) + flat[at + _FIELD + 1] * u
     depth: Floats = (upper + (lower - upper) * v) / np.float32(255)

@@ -141,7 +141,9 @@ class ImageSet:
     def _fitting(self, inputs: Preprocessing | Prompts) -> Preprocessing | None:
         """How the images are to be prepared, None for texts; refused if the model reads the other kind."""
         if isinstance(inputs, Prompts) == self.has_texts:
-            return None if isinstance(inputs, Prompts) else inputs
+            if isinstance(inputs, Prompts):
+                return None
+            return inputs
         wanted, seen = ("texts", "images") if isinstance(inputs, Prompts) else ("images", "texts")
         raise InputError(f"the model reads {wanted}, and{self.name and ' ' + self.name} holds {seen}; give {wanted}")
 
@@ -266,7 +268,9 @@ def _joined(parts: list[Any]) -> Any:
     shapes = {array.shape[1:] for array in arrays}
     if len(shapes) > 1:
         raise InputError(f"images of different sizes cannot be concatenated: {sorted(shapes)}; load() them to one size")
-    return np.concatenate(arrays) if arrays else tuple(path for part in files for path in part)
+    if arrays:
+        return np.concatenate(arrays)
+    return tuple(path for part in files for path in part)
 
 
 def _image_mistakes(images: Any) -> Iterator[str]:

@@ -74,7 +74,9 @@ class ResidentPixels:
         if self.padded.device.type == "cpu":
             padded = self.padded.numpy()
             for index, down, right, flip in zip(*crops, strict=True):
-                yield torch.from_numpy(_cut_numpy(padded, index, down, right, flip, self.shape[1:]))
+                yield torch.from_numpy(
+                    _cut_numpy(padded=padded, index=index, down=down, right=right, flip=flip, size=self.shape[1:])
+                )
             return
         on_device = [torch.from_numpy(part).to(self.padded.device) for part in crops]  # one copy per epoch
         for part in zip(*on_device, strict=True):
@@ -82,7 +84,7 @@ class ResidentPixels:
 
     def cut_one(self, index: Tensor, down: Tensor, right: Tensor, flip: Tensor) -> Tensor:
         """The crops of one batch, by tensors on the device."""
-        return _cut_torch(self.padded, index, down, right, flip, self.shape[1:])
+        return _cut_torch(padded=self.padded, index=index, down=down, right=right, flip=flip, size=self.shape[1:])
 
 
 class StreamedPixels:
@@ -91,8 +93,10 @@ class StreamedPixels:
     def __init__(
         self, images: ImageSet, preprocessing: Preprocessing, augmentation: Augmentation, device: torch.device
     ) -> None:
-        self._images, self._preprocessing = images, preprocessing
-        self._augmentation, self._device = augmentation, device
+        self._images = images
+        self._preprocessing = preprocessing
+        self._augmentation = augmentation
+        self._device = device
 
     def __len__(self) -> int:
         return len(self._images)
@@ -104,7 +108,14 @@ class StreamedPixels:
         for down, right, flip in zip(crops.down, crops.right, crops.flip, strict=True):
             stack = np.stack([_readable(next(decoded)) for _ in down])
             padded = _padded(stack, self._augmentation)
-            pixels = _cut_numpy(padded, np.arange(len(down)), down, right, flip, self._preprocessing.size)
+            pixels = _cut_numpy(
+                padded=padded,
+                index=np.arange(len(down)),
+                down=down,
+                right=right,
+                flip=flip,
+                size=self._preprocessing.size,
+            )
             yield torch.from_numpy(pixels).to(self._device, non_blocking=True)
 
 
@@ -137,7 +148,7 @@ def augmented_views(images: Array, augmentation: Augmentation, count: int, seed:
     for view in views:
         down, right = rng.integers(0, 2 * augmentation.crop_padding + 1, (2, n))
         flip = rng.random(n) < 0.5 if augmentation.flip else np.zeros(n, bool)
-        cut = _cut_numpy(padded, every, down, right, flip, images.shape[1:3])
+        cut = _cut_numpy(padded=padded, index=every, down=down, right=right, flip=flip, size=images.shape[1:3])
         view[:] = cut.transpose(0, 2, 3, 1)
     return views.reshape(count * n, *images.shape[1:])
 
@@ -185,7 +196,9 @@ def available_memory() -> int:
         used = int(Path("/sys/fs/cgroup/memory.current").read_text())
     except (OSError, ValueError):
         return free
-    return free if limit == "max" else max(0, min(free, int(limit) - used))
+    if limit == "max":
+        return free
+    return max(0, min(free, int(limit) - used))
 
 
 def _free_memory() -> int:
@@ -203,7 +216,9 @@ def _free_memory() -> int:
 def resident_budget(device: torch.device) -> int:
     """Bytes of padded pixels that may stay on the device: a third of free memory, half of a GPU's at most."""
     host = available_memory() // 3
-    return host if device.type != "cuda" else min(host, torch.cuda.mem_get_info(device)[0] // 2)
+    if device.type != "cuda":
+        return host
+    return min(host, torch.cuda.mem_get_info(device)[0] // 2)
 
 
 def pixel_source(

@@ -20,7 +20,8 @@ Features = np.ndarray[Any, Any]
 
 def herding(features: Features, count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Rows of [N, d] whose running mean stays closest to the mean of all, best first (iCaRL, algorithm 4)."""
-    mean, total = features.mean(axis=0), np.zeros(features.shape[1])
+    mean = features.mean(axis=0)
+    total = np.zeros(features.shape[1])
     left = np.ones(len(features), bool)
     chosen: list[int] = []
     for k in range(1, min(count, len(features)) + 1):
@@ -80,7 +81,9 @@ class ReplayMemory:
             raise InputError(f"per_class={self.per_class} must be at least 0 (0: no memory)")
 
     def __len__(self) -> int:
-        return 0 if self.images is None else len(self.images)
+        if self.images is None:
+            return 0
+        return len(self.images)
 
     def extended(
         self,

@@ -64,7 +64,10 @@ def class_stream(images: ImageSet, initial: int, increment: int = 0, order_seed:
             f"{plural(len(order), 'class')} cannot be split into {initial} at first and then {increment} at a time; "
             "initial + a multiple of increment must be the number of classes"
         )
-    cuts = [0, initial, *range(initial + increment, len(order) + 1, increment)] if rest else [0, initial]
+    if rest:
+        cuts = [0, initial, *range(initial + increment, len(order) + 1, increment)]
+    else:
+        cuts = [0, initial]
     groups = [order[a:b] for a, b in itertools.pairwise(cuts)]
     return TaskStream.of([images.of_classes(group) for group in groups], order)
 
@@ -86,7 +89,8 @@ def class_and_sample_stream(
     order = class_order(images.classes, order_seed)
     if not 1 <= initial < len(order) or not 0 < fraction < 1:
         raise InputError(f"need 1 <= initial < {len(order)} and 0 < fraction < 1, got {initial} and {fraction}")
-    old, new = images.of_classes(order[:initial]), images.of_classes(order[initial:])
+    old = images.of_classes(order[:initial])
+    new = images.of_classes(order[initial:])
     first, rest = _split_samples(old, [fraction, 1 - fraction], seed)
     return TaskStream.of([old.take(first), concatenate([old.take(rest), new])], order)
 

@@ -105,7 +105,9 @@ def update_gain(cross: float, old: float, new: float) -> float | None:
     True
     """
     _require_fractions(np.array([new]))
-    return float((cross - old) / (new - old)) if is_compatible(cross, old) and new > old else None
+    if is_compatible(cross, old) and new > old:
+        return float((cross - old) / (new - old))
+    return None
 
 
 def compatible_cells(C: ArrayLike, ties: bool = False) -> NDArray[np.bool_]:
@@ -211,7 +213,9 @@ def format_spread(spread: Spread, *, percent: bool = True, digits: int = 1) -> s
     """
     unit = 100 if percent else 1
     mean = f"{unit * spread.mean:z.{digits}f}"
-    return mean if spread.deviation is None else f"{mean} ± {unit * spread.deviation:.{digits}f}"
+    if spread.deviation is None:
+        return mean
+    return f"{mean} ± {unit * spread.deviation:.{digits}f}"
 
 
 def _lower_triangle(C: ArrayLike, up_to: int | None = None) -> Matrix:

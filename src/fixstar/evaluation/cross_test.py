@@ -105,7 +105,8 @@ def cross_test(
            [ 1.,  1.]])
     """
     kind, number = _parse(protocol)
-    truth, labels = np.asarray(query_labels), np.asarray(gallery_labels)
+    truth = np.asarray(query_labels)
+    labels = np.asarray(gallery_labels)
     _check(versions, upper)
     check_images(versions, truth, labels)
     if takes_pairs(protocol) and pairs is None:
@@ -132,7 +133,16 @@ def cross_test(
                     searches[gallery] = searcher(kind, gallery.gallery, labels, device)
                 hits[cell] = searches[gallery](queries, truth)
             else:
-                hits[cell] = _answers(kind, number, queries, truth, gallery.gallery, labels, cameras, relevant)
+                hits[cell] = _answers(
+                    kind=kind,
+                    number=number,
+                    queries=queries,
+                    truth=truth,
+                    gallery=gallery.gallery,
+                    labels=labels,
+                    cameras=cameras,
+                    relevant=relevant,
+                )
         matrix[cell] = hits[cell].mean()
         if progress is not None:
             progress(len(hits), total)
@@ -180,7 +190,9 @@ def _parse(protocol: str) -> tuple[str, float]:
         )
     if found[4]:
         return found[4], float(found[5])
-    return (found[1], 0) if found[1] else (found[2], int(found[3]))
+    if found[1]:
+        return (found[1], 0)
+    return (found[2], int(found[3]))
 
 
 def _cells(
@@ -218,7 +230,10 @@ def _answers(
     elif relevant is not None:
         values = listed_precisions(queries, gallery, relevant, at=K or None)
     else:
-        views = {} if cameras is None else {"query_cameras": cameras[0], "gallery_cameras": cameras[1]}
+        if cameras is None:
+            views = {}
+        else:
+            views = {"query_cameras": cameras[0], "gallery_cameras": cameras[1]}
         values = average_precisions(queries, truth, gallery, labels, at=K or None, **views)
     if np.isnan(values).all():
         raise InputError(f"none of the {len(values)} queries has an image of its class in the gallery")

@@ -21,12 +21,18 @@ if TYPE_CHECKING:
 COLOURS = ("#1d5a98", "#b3402c", "#117733", "#a8780f", "#882255", "#2f8f80", "#5a6877", "#aa4499")
 MARKERS = "osD^vPX*"
 RULE = "#dfe4e9"  # grid lines
-WIDTH, HEIGHT = 6.4, 3.8  # inches
+# inches
+WIDTH = 6.4
+HEIGHT = 3.8
 LOWEST_FAR = 1e-6
 COLUMNS = 3
-SIDE, TALL = 3.1, 2.7  # inches: minimum width of a panel, and height without its legend
+# inches: minimum width of a panel, and height without its legend
+SIDE = 3.1
+TALL = 2.7
 ENTRY = 0.18  # inches: a line of a legend
-LETTER, CAPITAL = 0.073, 0.12  # inches per character of a legend and of the title, rounded up
+# inches per character of a legend and of the title, rounded up
+LETTER = 0.073
+CAPITAL = 0.12
 BEHIND = "#d3d9df"  # curves of the other groups
 
 Floats = NDArray[np.float64]
@@ -101,7 +107,8 @@ def backfill_curves(
     for number, (name, curve) in enumerate(curves.items()):
         colour = COLOURS[number % len(COLOURS)]
         order = np.argsort(curve.shares)
-        shares, runs = 100 * curve.shares[order], 100 * curve.runs[:, order]
+        shares = 100 * curve.shares[order]
+        runs = 100 * curve.runs[:, order]
         if len(runs) > 1:
             axes.fill_between(shares, runs.min(axis=0), runs.max(axis=0), color=colour, alpha=0.15, linewidth=0)
         for accuracy, style in zip(tests.get(name, ()), ((0, (1, 2)), (0, (6, 3))), strict=False):

@@ -83,17 +83,20 @@ def paired_bootstrap(
     >>> paired_bootstrap(np.arange(1000) < 602, np.arange(1000) < 600).verdict
     'not decided'
     """
-    differences, enough = _paired(cross, old), needed_resamples(confidence, fewest=1)
+    differences = _paired(cross, old)
+    enough = needed_resamples(confidence, fewest=1)
     resamples = needed_resamples(confidence) if resamples is None else resamples
     if resamples < enough:
         raise InputError(f"{resamples} resamples are too few for confidence {confidence:g}; pass at least {enough}")
     rng = np.random.default_rng(seed)
     if clusters is None:
-        units, differing = len(differences), int(np.count_nonzero(differences))
+        units = len(differences)
+        differing = int(np.count_nonzero(differences))
         means = _means_over_queries(differences, resamples, rng)
     else:
         sums, sizes = _cluster_sums(differences, clusters)
-        units, differing = len(sums), int(np.count_nonzero(sums))
+        units = len(sums)
+        differing = int(np.count_nonzero(sums))
         means = _means_over_clusters(sums, sizes, resamples, rng)
     low, high = _interval(means, units, confidence)
     mean = float(differences.mean(dtype=np.float64))
@@ -193,14 +196,17 @@ def flips(before: Hits, after: Hits, labels: Labels) -> Flips:
     >>> found.negative.tolist(), found.positive.tolist(), [(c.label, c.net) for c in found.classes]
     ([1], [3], [(5, -1), (3, 1)])
     """
-    old, new, classes = np.asarray(before), np.asarray(after), np.asarray(labels)
+    old = np.asarray(before)
+    new = np.asarray(after)
+    classes = np.asarray(labels)
     hits = all(one.dtype == np.bool_ and one.ndim == 1 and len(one) for one in (old, new))
     if not hits or not old.shape == new.shape == classes.shape or classes.dtype.kind not in "iu":
         raise InputError(
             "flips need the hits of both searches, one bool per query, not empty, and one integer class per query; got "
             f"{_seen(old)}, {_seen(new)} and classes {_seen(classes)}"
         )
-    lost, won = old & ~new, new & ~old
+    lost = old & ~new
+    won = new & ~old
     names, inverse, counts = np.unique(classes, return_inverse=True, return_counts=True)
     columns = (names, counts, *(np.bincount(inverse[which], minlength=len(names)) for which in (lost, won)))
     table = (ClassFlips(*row) for row in zip(*(column.tolist() for column in columns), strict=True))
@@ -325,7 +331,9 @@ def _verdict(low: float, high: float, differing: int, confidence: float) -> Verd
         return "not decided"
     if low > 0:
         return "compatible"
-    return "incompatible" if high <= 0 else "not decided"
+    if high <= 0:
+        return "incompatible"
+    return "not decided"
 
 
 def _seen(array: NDArray[Any]) -> str:

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fixstar import geometry
-from fixstar.durable import open_regular_file, replace_file, require_plausible_archive
+from fixstar.durable import DAMAGE, open_regular_file, replace_file, require_plausible_archive
 from fixstar.errors import DataError, InputError, NextStep
 from fixstar.texts import Role
 
@@ -35,6 +35,7 @@ Array = NDArray[Any]
 Floats = NDArray[np.floating[Any]]
 Labels = NDArray[np.integer[Any]]
 
+_DAMAGED_ARCHIVE = (EOFError, zipfile.BadZipFile, zlib.error)
 _SHORTEST = 1e-12  # ``geometry.unit`` leaves shorter rows as they are
 
 
@@ -108,7 +109,9 @@ class VersionFeatures:
 
     def searching(self, to: VersionFeatures) -> Floats:
         """The queries, of any length, that search the gallery of a version, [N, s]."""
-        return self.asked[to.name] if to.name in self.asked else self.carry(self.queries, to)
+        if to.name in self.asked:
+            return self.asked[to.name]
+        return self.carry(self.queries, to)
 
     def take(self, queries: NDArray[Any], gallery: NDArray[Any] | None = None) -> VersionFeatures:
         """Some of the queries, and some of the gallery or all of it."""
@@ -137,8 +140,10 @@ def _check_vectors(vectors: Array, name: str) -> None:
             f"got {vectors.dtype} of shape {vectors.shape}"
         )
     if not vectors.size:
-        return  # the search says so, if it comes to one
-    lowest, highest = vectors.min(axis=1), vectors.max(axis=1)  # NaN wins both
+        return  # a search reports it
+    # NaN wins both
+    lowest = vectors.min(axis=1)
+    highest = vectors.max(axis=1)
     for wrong, what in (
         (~(np.isfinite(lowest) & np.isfinite(highest)), "contain NaN or infinity"),
         (np.maximum(highest, -lowest) < _SHORTEST, "are zero and have no direction"),
@@ -167,8 +172,11 @@ def version_features(
         shown = part.images if made is None else made(encoder, part.images)
         vectors.append(encoder.encode(shown, form="short", progress=progress, role=role))
     adapt = None if encoder.adapter is None else encoder.adapter.adapt
-    projection, parts = encoder.projection_matrix(), encoder.classifier.parts
-    return VersionFeatures(name, vectors[0], vectors[-1], projection, adapt, parts)
+    projection = encoder.projection_matrix()
+    parts = encoder.classifier.parts
+    return VersionFeatures(
+        name=name, queries=vectors[0], gallery=vectors[-1], projection=projection, adapt=adapt, parts=parts
+    )
 
 
 def incomparable_widths(versions: Sequence[VersionFeatures]) -> InputError:
@@ -269,7 +277,8 @@ def read_labelled_vectors(file: str) -> tuple[NDArray[np.float32], NDArray[np.in
     if not file.endswith(".npz"):
         raise InputError(f"{file!r} is not an .npz file; save np.savez(FILE, vectors=..., classes=...)")
     arrays = _read(file, ("vectors", "classes"))
-    vectors, names = arrays["vectors"], arrays["classes"]
+    vectors = arrays["vectors"]
+    names = arrays["classes"]
     try:
         _check_vectors(vectors, "vectors")
     except InputError as error:
@@ -295,7 +304,7 @@ def load_arrays(path: Path) -> Array | dict[str, Array]:
             return array
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (ValueError, EOFError, KeyError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
+    except (RuntimeError, MemoryError, *_DAMAGED_ARCHIVE, *DAMAGE) as error:
         if "pickle" in str(error):
             raise DataError(
                 f"{path} holds Python objects, or is not a NumPy file; objects are never unpickled. Save plain "

@@ -55,7 +55,8 @@ def mixed_gallery_search(
     """
     if protocol not in PROTOCOLS:
         raise UnknownNameError("protocol", protocol, PROTOCOLS)
-    truth, labels = np.asarray(query_labels), np.asarray(gallery_labels)
+    truth = np.asarray(query_labels)
+    labels = np.asarray(gallery_labels)
     check_images(versions, truth, labels)
     if protocol == "image":
         return np.equal(labels[mixed_nearest(versions, held, scores=scores)[0]], truth)
@@ -123,7 +124,8 @@ def backfill_curve(
         raise UnknownNameError("protocol", protocol, PROTOCOLS)
     if new.asked and protocol != "image":
         raise InputError("a translated gallery is re-embedded by protocol 'image' only; a template mixes versions")
-    truth, labels = np.asarray(query_labels), np.asarray(gallery_labels)
+    truth = np.asarray(query_labels)
+    labels = np.asarray(gallery_labels)
     check_images([old, new], truth, labels)
     outcomes = []
     for steps in _steps(order, labels, orders, seed):
@@ -189,7 +191,10 @@ def _steps(order: Order | Labels, labels: Labels, orders: int, seed: int) -> Ite
             raise UnknownNameError("order", order, ORDERS)
         if orders < 1:
             raise InputError(f"orders is the number of random orders to average, at least 1; got {orders}")
-        units = np.arange(len(labels)) if order == "images" else np.unique(labels, return_inverse=True)[1]
+        if order == "images":
+            units = np.arange(len(labels))
+        else:
+            units = np.unique(labels, return_inverse=True)[1]
         return (np.random.default_rng(seed + i).permutation(units.max() + 1)[units] for i in range(orders))
     rows = np.asarray(order)
     if rows.shape != labels.shape or not np.array_equal(np.sort(rows), np.arange(len(labels))):

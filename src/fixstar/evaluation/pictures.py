@@ -27,8 +27,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DPI = 200
-TITLE, TEXT = 12.0, 9.0  # points
-INK, GREY, RED_INK = "#17212b", "#5a6877", "#8f1d13"
+# points
+TITLE = 12.0
+TEXT = 9.0
+INK = "#17212b"
+GREY = "#5a6877"
+RED_INK = "#8f1d13"
 BLUES = ("#e9f0f8", "#a6c6e3", "#5a93c7", "#1d5a98")
 REDS = ("#fdf0ec", "#fbdfd8", "#f6c9be", "#f0b1a3")
 GREYS = ("#f3f5f7", "#e4e8ec", "#d4dae0", "#c1c9d2")
@@ -38,8 +42,14 @@ RAMPS = {"self-test": BLUES, "compatible": BLUES, "fails": REDS, "not decided": 
 SMALLEST_NUMBER = 5.5  # points
 LONGEST_NAME = 18  # characters of a version's name
 
-RIGHT, WRONG = "#1d7a3e", "#b3261e"  # frames of the contact sheet
-IMAGE, SPACE, BAND, HEAD = 0.62, 0.10, 0.42, 0.62  # inches: an image, between images, between groups, above all
+# frames of the contact sheet
+RIGHT = "#1d7a3e"
+WRONG = "#b3261e"
+# inches: an image, between images, between groups, above all
+IMAGE = 0.62
+SPACE = 0.10
+BAND = 0.42
+HEAD = 0.62
 
 Matrix = NDArray[np.float64]
 Colour = str | tuple[float, float, float, float]
@@ -70,7 +80,8 @@ def side_by_side(
         raise InputError("side_by_side needs at least one compatibility matrix: {title: C}")
     kinds = {title: _kinds(C, (verdicts or {}).get(title), title) for title, C in panels.items()}
     scale = _Scale.of(list(panels.values()))
-    T, rows = max(map(len, panels.values())), math.ceil(len(panels) / 4)
+    T = max(map(len, panels.values()))
+    rows = math.ceil(len(panels) / 4)
     columns = math.ceil(len(panels) / rows)
     side = float(np.clip(0.68 * T, 2.7, {1: 6.6, 2: 4.8}.get(len(panels), 3.7)))
     size = columns * (side + 0.9) + 1.1, rows * (side + 1.5) + 0.6
@@ -93,7 +104,7 @@ def side_by_side(
 
 
 def laid_out_figure(size: tuple[float, float]) -> Figure:
-    """An empty figure of a size in inches, in which matplotlib finds a place for everything."""
+    """An empty figure of a size in inches, laid out by matplotlib."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
@@ -122,7 +133,8 @@ class _Scale:
     @classmethod
     def of(cls, matrices: Sequence[Matrix]) -> _Scale:
         values = np.concatenate([C[np.tril_indices(len(C))] for C in matrices])
-        low, high = float(values.min()), float(values.max())
+        low = float(values.min())
+        high = float(values.max())
         spare = max(0.0, 0.02 - (high - low)) / 2  # equal values get a neutral colour
         return cls(low - spare, high + spare)
 
@@ -134,7 +146,9 @@ class _Scale:
         if kind == "fails":
             return RED_INK
         red, green, blue, _ = self.colour(value, kind)
-        return INK if 0.299 * red + 0.587 * green + 0.114 * blue > 0.52 else "white"
+        if 0.299 * red + 0.587 * green + 0.114 * blue > 0.52:
+            return INK
+        return "white"
 
 
 def _checked(C: ArrayLike, names: Sequence[str] | None) -> Matrix:
@@ -173,7 +187,8 @@ def _ramp(colours: tuple[str, ...]) -> LinearSegmentedColormap:
 
 def _frame(axes: Axes, title: str, C: Matrix, names: Sequence[str], side: float) -> None:
     """An empty plane of about ``side`` inches: title, summary, and the names of the versions."""
-    T, values = len(C), compatibility.summary(C)
+    T = len(C)
+    values = compatibility.summary(C)
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
     axes.set(xlim=(0, T), ylim=(T, 0), aspect="equal", anchor="NW")
@@ -199,7 +214,7 @@ def _draw_cells(axes: Axes, C: Matrix, kinds: Mapping[Cell, str], scale: _Scale,
     numbered = size >= SMALLEST_NUMBER
     for (t, k), kind in kinds.items():
         value = float(C[t, k])
-        _square(axes, k, t, scale.colour(value, kind), cell, kind)
+        _square(axes=axes, x=k, y=t, colour=scale.colour(value, kind), cell=cell, kind=kind)
         if numbered:
             text = axes.text(k + 0.5, t + 0.5, f"{100 * value:.1f}", ha="center", va="center_baseline", size=size)
             text.set(color=scale.ink(value, kind), weight="bold" if t == k else "normal")
@@ -318,7 +333,10 @@ def contact_sheet(
         for row, hits in enumerate(rows):
             for place, hit in enumerate(hits):
                 left = start + place * step
-                put(hit.pixels, left, row, RIGHT if hit.right else WRONG, 2.0 if hit.right else 0.5, "✓" * hit.right)
+                if hit.right:
+                    put(hit.pixels, left, row, RIGHT, 2.0, "✓")
+                else:
+                    put(hit.pixels, left, row, WRONG, 0.5)
     if path is not None:
         figure.savefig(path, dpi=DPI)
     return figure

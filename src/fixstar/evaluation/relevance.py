@@ -60,7 +60,9 @@ def query_ids(relevant: Relevance | None) -> list[str] | None:
     if relevant is None or isinstance(relevant, Mapping):
         return None
     texts = _files(relevant)[1]
-    return None if texts is None else list(_read_queries(texts))
+    if texts is None:
+        return None
+    return list(_read_queries(texts))
 
 
 def query_texts(relevant: Sequence[str | Path]) -> dict[str, str]:
@@ -81,7 +83,10 @@ def query_texts(relevant: Sequence[str | Path]) -> dict[str, str]:
 
 def _files(relevant: str | Path | Sequence[str | Path]) -> tuple[Path, Path | None]:
     """The file that says what is relevant, and that of the queries."""
-    given = [Path(relevant)] if isinstance(relevant, (str, Path)) else [Path(one) for one in relevant]
+    if isinstance(relevant, (str, Path)):
+        given = [Path(relevant)]
+    else:
+        given = [Path(one) for one in relevant]
     texts = [path for path in given if path.suffix == ".jsonl"]
     judged = [path for path in given if path.suffix != ".jsonl"]
     if len(judged) != 1 or len(texts) > 1:
@@ -166,7 +171,9 @@ def matched(wanted: Grades, queries: Sequence[str], gallery: Sequence[str]) -> R
         grades.append(np.array(list(there.values()), np.float32))
     if not rows:
         raise InputError(_nothing_matches(wanted, queries, gallery, unknown))
-    return Relevant(np.array(rows, np.int64), items, grades, unknown, alone, missing)
+    return Relevant(
+        queries=np.array(rows, np.int64), items=items, grades=grades, unknown=unknown, alone=alone, missing=missing
+    )
 
 
 def _nothing_matches(wanted: Grades, queries: Sequence[str], gallery: Sequence[str], unknown: int) -> str:

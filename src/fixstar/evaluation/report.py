@@ -114,10 +114,20 @@ class Report:
     ) -> None:
         self.tests = {"": tests} if isinstance(tests, CrossTest) else dict(tests)
         _check(self.tests, query_labels, by_class)
-        self.title, self.confidence, self.by_class = title, confidence, by_class
-        self.classes = dict(classes) if isinstance(classes, Mapping) else dict(enumerate(classes))
-        self.lost, self.thumbnails, self.backfill, self.rocs = lost or {}, thumbnails, backfill or {}, rocs or {}
-        self.tables, self.replacements, self.facts = tables, replacements, facts or {}
+        self.title = title
+        self.confidence = confidence
+        self.by_class = by_class
+        if isinstance(classes, Mapping):
+            self.classes = dict(classes)
+        else:
+            self.classes = dict(enumerate(classes))
+        self.lost = lost or {}
+        self.thumbnails = thumbnails
+        self.backfill = backfill or {}
+        self.rocs = rocs or {}
+        self.tables = tables
+        self.replacements = replacements
+        self.facts = facts or {}
         for what, given in (("lost queries", self.lost), ("a backfill curve", self.backfill)):
             if unknown := sorted(set(given) - self.tests.keys()):
                 raise UnknownNameError(f"method of {what}", unknown[0], self.tests)
@@ -260,8 +270,10 @@ def backfill_sentence(curve: BackfillCurve) -> str:
     between = np.flatnonzero((curve.shares > 0) & (curve.shares < 1))
     if not len(between):
         return ""
-    start, worst = int(curve.shares.argmin()), int(between[curve.accuracy[between].argmin()])
-    before, after = float(curve.accuracy[start]), float(curve.accuracy[worst])
+    start = int(curve.shares.argmin())
+    worst = int(between[curve.accuracy[between].argmin()])
+    before = float(curve.accuracy[start])
+    after = float(curve.accuracy[worst])
     if after > before - VISIBLE_DROP:
         return ""
     return (
@@ -296,9 +308,15 @@ def _page(report: Report, pictures: Mapping[str, bytes]) -> str:
     """report.html; ``pictures`` are PNG files by name."""
     shown = {name: _data_url(png) for name, png in pictures.items()}
     warnings = ((name, backfill_sentence(curve)) for name, curve in report.backfill.items())
+    if report.by_class:
+        unit = "classes"
+    elif takes_pairs(report.protocol):
+        unit = "pairs"
+    else:
+        unit = "queries"
     return _template().render(
         report=report,
-        unit="classes" if report.by_class else "pairs" if takes_pairs(report.protocol) else "queries",
+        unit=unit,
         confidence=f"{100 * report.confidence:g}",
         pictures=shown,
         methods=[_method_parts(report, name) for name in report.tests],
@@ -309,7 +327,9 @@ def _page(report: Report, pictures: Mapping[str, bytes]) -> str:
 
 
 def _method_parts(report: Report, name: str) -> dict[str, Any]:
-    test, evidence, found = report.tests[name], report.evidence[name], report.flips[name]
+    test = report.tests[name]
+    evidence = report.evidence[name]
+    found = report.flips[name]
     newest = len(test.names) - 1
     marks = {cell: f"{MARKS[difference.verdict]} ".lstrip() for cell, difference in evidence.items()}
     return {
@@ -345,7 +365,10 @@ def _lost_images(report: Report, name: str, test: CrossTest) -> list[list[tuple[
 def _facts(report: Report) -> dict[str, str]:
     """How it was measured: what the report knows itself, then the facts it was given."""
     protocol = report.protocol
-    kind = protocol.partition("=")[0] + "=F" if "=" in protocol else protocol.rstrip("0123456789") + "K"
+    if "=" in protocol:
+        kind = protocol.partition("=")[0] + "=F"
+    else:
+        kind = protocol.rstrip("0123456789") + "K"
     meaning = MEASURES.get(protocol) or MEASURES.get(kind, "")
     answers = len(next(iter(next(iter(report.tests.values())).hits.values())))
     unit = "classes" if report.by_class else "single answers"
@@ -414,7 +437,8 @@ def _numbers(report: Report) -> dict[str, Any]:
 
 
 def _method_numbers(report: Report, name: str) -> dict[str, Any]:
-    test, evidence = report.tests[name], report.evidence[name]
+    test = report.tests[name]
+    evidence = report.evidence[name]
     counted = cell_evidence(evidence)
     return {
         "versions": list(test.names),

@@ -94,7 +94,8 @@ def nearest(queries: Floats, gallery: Floats, k: int = 1, block: int = BLOCK) ->
     >>> indices.tolist(), cosines.round(3).tolist()
     ([[1, 2]], [[0.9950000047683716, 0.7739999890327454]])
     """
-    q, g = unit_features(queries, "query"), unit_features(gallery, "gallery")
+    q = unit_features(queries, "query")
+    g = unit_features(gallery, "gallery")
     check_widths(q, g)
     if not 1 <= k <= len(g):
         raise InputError(f"k counts gallery entries, 1 to {len(g)} here; got {k}")
@@ -136,8 +137,10 @@ class _Searcher:
     """Top-1 search in a gallery that is normalised, and moved to the device, once."""
 
     def __init__(self, gallery: Floats, labels: Labels, block: int = BLOCK, device: str | None = None) -> None:
-        self.labels, self.block = checked_labels(labels, gallery, "gallery"), block
-        self.gallery, self.device = unit_features(gallery, "gallery"), device
+        self.labels = checked_labels(labels, gallery, "gallery")
+        self.block = block
+        self.gallery = unit_features(gallery, "gallery")
+        self.device = device
         self.on_device = _to_device(self.gallery, device) if device is not None else None
 
     def __call__(self, queries: Floats, query_labels: Labels) -> Hits:
@@ -350,7 +353,8 @@ def _divided(sums: NDArray[np.float64], positives: Indices, at: int | None) -> N
 
 def _precision_sums(kept: Hits, right: Hits, at: int | None) -> NDArray[np.float64]:
     """[n]: the sum of the precisions at each positive; ``kept`` and ``right`` [n, depth], best first."""
-    places, found = np.cumsum(kept, axis=1, dtype=np.int32), np.cumsum(right, axis=1, dtype=np.int32)
+    places = np.cumsum(kept, axis=1, dtype=np.int32)
+    found = np.cumsum(right, axis=1, dtype=np.int32)
     counted = right if at is None else right & (places <= at)
     precisions = np.zeros(found.shape)
     np.divide(found, places, out=precisions, where=counted)
@@ -437,7 +441,9 @@ def _product(q: NDArray[np.float32], g: NDArray[np.float32]) -> NDArray[np.float
 
 
 def _whole_tiles(rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    return np.pad(rows, ((0, -len(rows) % _TILE), (0, 0))) if len(rows) % _TILE else rows
+    if len(rows) % _TILE:
+        return np.pad(rows, ((0, -len(rows) % _TILE), (0, 0)))
+    return rows
 
 
 def _to_device(features: NDArray[np.float32], device: str | None) -> Any:

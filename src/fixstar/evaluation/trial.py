@@ -29,8 +29,11 @@ if TYPE_CHECKING:
 
 Features = Callable[["ImageSet", "ImageSet"], "Sequence[VersionFeatures]"]  # of queries and gallery
 
-PAIRS, FOLDS = 3000, 10  # pairs of each kind, as in CoReS
-RANKS, FARS = (1, 5, 10), (0.1, 0.01, 0.001)
+# pairs of each kind, as in CoReS
+PAIRS = 3000
+FOLDS = 10
+RANKS = (1, 5, 10)
+FARS = (0.1, 0.01, 0.001)
 SHARES = tuple(number / 10 for number in range(11))
 
 
@@ -55,7 +58,9 @@ class Trial:
         """The class of each answer: of the queries, of those with an average precision, or of the pairs' first."""
         if self.pairs is not None:
             first = self.query_labels[self.pairs.first]
-            return first[self.pairs.same] if protocol.startswith("TAR") else first
+            if protocol.startswith("TAR"):
+                return first[self.pairs.same]
+            return first
         if protocol.startswith("map"):
             return self.query_labels[np.isin(self.query_labels, self.gallery_labels)]
         return self.query_labels
@@ -92,7 +97,8 @@ class Trial:
         old, new = last = self.versions[-2:]
         names = {(t, k): f"queries by {last[t].name}, gallery by {last[k].name}" for t, k in ((0, 0), (1, 0), (1, 1))}
         if self.pairs is not None:
-            scores, same = cross_test_scores(last, self.pairs), self.pairs.same
+            scores = cross_test_scores(last, self.pairs)
+            same = self.pairs.same
             rates = {name: tuple(tar_at_far(scores[cell], same, far) for far in FARS) for cell, name in names.items()}
             return {
                 "rocs": {name: roc(scores[cell], same)[:2] for cell, name in names.items()},
@@ -129,9 +135,17 @@ def trial_of_images(
         made = features(images, images.take([0]))  # pairs take both images from one set
         both = [replace(version, gallery=version.queries) for version in made]
         facts = {"Images": counted(images.labels), "Pairs drawn": how}
-        return Trial(both, images.labels, images.labels, classes, facts, pairs)
+        return Trial(
+            versions=both,
+            query_labels=images.labels,
+            gallery_labels=images.labels,
+            classes=classes,
+            facts=facts,
+            pairs=pairs,
+        )
     split, how = _kept_split(images.labels, split_file, seed, protocol.startswith("TPIR"))
-    queries, gallery = images.take(split.queries), images.take(split.gallery)
+    queries = images.take(split.queries)
+    gallery = images.take(split.gallery)
     facts = {"Gallery": counted(gallery.labels), "Split": how}
     shown = None if images.has_texts else Thumbnails(_by_row(queries), _by_row(gallery))
     return Trial(features(queries, gallery), queries.labels, gallery.labels, classes, facts, thumbnails=shown)
@@ -168,7 +182,8 @@ def _kept_split(labels: Labels, path: Path | None, seed: int, open_set: bool) ->
     An open-set search asks for classes that the gallery lacks, too: half of them are only among the queries.
     """
     if path is None or not path.exists():
-        split, classes = gallery_query_split(labels, seed=_checked_seed(seed)), "each class"
+        split = gallery_query_split(labels, seed=_checked_seed(seed))
+        classes = "each class"
         if open_set:
             enrolled = np.random.default_rng(seed).permutation(np.unique(labels))[::2]
             split = Split(split.gallery[np.isin(labels[split.gallery], enrolled)], split.queries)

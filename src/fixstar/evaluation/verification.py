@@ -83,7 +83,9 @@ class _RowFile:
 class VerificationPairs(_RowFile):
     """Rows ``first`` [N] (queries), ``second`` [N] (gallery) and ``same`` [N] bool: **genuine**, else **impostor**."""
 
-    content, argument, others = "pairs", "pairs_file", {"protocol": "verification"}
+    content = "pairs"
+    argument = "pairs_file"
+    others: ClassVar[dict[str, str]] = {"protocol": "verification"}
 
     first: Rows
     second: Rows
@@ -106,7 +108,8 @@ class VerificationPairs(_RowFile):
 class Split(_RowFile):
     """Images divided for 1:N search: row numbers of the ``gallery`` [G] and of the ``queries`` [Q], ascending."""
 
-    content, argument = "a split into gallery and queries", "split_file"
+    content = "a split into gallery and queries"
+    argument = "split_file"
 
     gallery: Rows
     queries: Rows
@@ -174,7 +177,9 @@ def draw_pairs(labels: Labels, genuine: int = 3000, impostor: int = 3000, seed: 
         raise InputError(f"ask for at least one pair of each kind, got {genuine} genuine and {impostor} impostors")
     if len(np.unique(classes)) < 2:
         raise InputError("impostor pairs need images of two classes; there is only one class")
-    rng, missing, parts = np.random.default_rng(seed), {True: genuine, False: impostor}, []
+    rng = np.random.default_rng(seed)
+    missing = {True: genuine, False: impostor}
+    parts = []
     while any(missing.values()):
         drawn = rng.integers(len(classes), size=(10 * (genuine + impostor), 2))
         same = classes[drawn[:, 0]] == classes[drawn[:, 1]]
@@ -237,7 +242,8 @@ def pair_scores(first: Floats, second: Floats, pairs: VerificationPairs) -> Scor
     >>> pair_scores(new, old, pairs)
     array([1., 0.])
     """
-    a, b = unit_features(first, "first"), unit_features(second, "second")
+    a = unit_features(first, "first")
+    b = unit_features(second, "second")
     check_widths(a, b)
     for rows, features, name in ((pairs.first, a, "first"), (pairs.second, b, "second")):
         if rows.max() >= len(features):
@@ -318,7 +324,18 @@ def tpir_at_fpir(
     >>> [tpir_at_fpir(queries, truth, np.array([[1.0, 0.0]]), np.array([7]), fpir) for fpir in (0, 1)]
     [0.5, 1.0]
     """
-    return float(np.nanmean(open_set_hits(queries, query_labels, gallery, gallery_labels, fpir, protocol)))
+    return float(
+        np.nanmean(
+            open_set_hits(
+                queries=queries,
+                query_labels=query_labels,
+                gallery=gallery,
+                gallery_labels=gallery_labels,
+                fpir=fpir,
+                protocol=protocol,
+            )
+        )
+    )
 
 
 def open_set_hits(
@@ -364,12 +381,14 @@ def _accepted(scores: Scores, genuine: Same) -> tuple[Scores, Rows, Rows]:
     order = np.argsort(-scores)
     ordered = scores[order]
     last = np.append(np.flatnonzero(np.diff(ordered)), len(ordered) - 1)  # of equal scores
-    accepts, false_accepts = np.cumsum(genuine[order])[last], np.cumsum(~genuine[order])[last]
+    accepts = np.cumsum(genuine[order])[last]
+    false_accepts = np.cumsum(~genuine[order])[last]
     return np.append(np.inf, ordered[last]), np.append(0, accepts), np.append(0, false_accepts)
 
 
 def _checked(scores: Floats, same: Same) -> tuple[Scores, Same]:
-    values, genuine = np.asarray(scores, dtype=np.float64), np.asarray(same)
+    values = np.asarray(scores, dtype=np.float64)
+    genuine = np.asarray(same)
     if values.ndim != 1 or genuine.shape != values.shape or genuine.dtype != np.bool_:
         seen = f"scores {values.shape}, same {genuine.dtype} {genuine.shape}"
         raise InputError(f"verification needs one score and one bool per pair; got {seen}")

@@ -727,4 +727,4 @@ def _best_of_few(target: _Target, row: Indices, k: int, least: float | None) -> 
 
 def _hits(ids: Objects, score: Floats, versions: Iterable[str], texts: Objects) -> list[Hit]:
     columns = zip(ids.tolist(), score.tolist(), versions, all_parsed(texts.tolist()))  # noqa: B905  one may repeat
-    return list(map(tuple.__new__, repeat(Hit), columns))  # as Hit(...), in half the time
+    return [Hit(*row) for row in columns]

@@ -33,14 +33,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
-from itertools import chain
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fixstar.errors import DamagedItemError, GalleryError, GalleryUnavailableError, MissingExtraError, NextStep
+from fixstar.errors import DamagedItemError, GalleryError, GalleryUnavailableError, MissingExtraError
 from fixstar.gallery.addresses import PostgresAddress, parse_postgres_address
 from fixstar.gallery.filters import Payload, Where, conditions, payload_test
 from fixstar.gallery.matrix import parsed
@@ -81,25 +80,20 @@ _WIDEST = 16_000  # components of pgvector's vector
 _LONGEST_ID = 2_600  # bytes: an entry of PostgreSQL's index holds 2,704, with its header and the version beside the id
 _IN_ROW = 2_000  # components that fit in a page of 8 KiB; wider vectors are kept beside the table
 _OLDEST = (0, 8)  # pgvector with iterative scans, without which a filter returns too few
-_LOCK = 0x66787374  # "fxst", held while a gallery is created or migrated
-_SCHEMA = (  # what makes each format out of the one before; a new gallery gets it all
-    (
-        "CREATE TABLE gallery (format integer NOT NULL, written bigint NOT NULL)",
-        'CREATE TABLE versions (number integer PRIMARY KEY, name text COLLATE "C" NOT NULL UNIQUE, '
-        "width integer NOT NULL, full_width integer NOT NULL, projection bytea, "
-        "created timestamptz NOT NULL DEFAULT now(), items bigint NOT NULL DEFAULT 0)",
-        'CREATE TABLE items (id text COLLATE "C" PRIMARY KEY, version integer NOT NULL REFERENCES versions (number), '
-        "number bigint NOT NULL UNIQUE, payload json NOT NULL)",
-        "CREATE INDEX items_by_version ON items (version, id)",
-        "CREATE TABLE indexes (version integer PRIMARY KEY REFERENCES versions (number), recall double precision)",
-    ),
-    (  # IF NOT EXISTS: may have been done by hand
-        "ALTER TABLE items ADD COLUMN IF NOT EXISTS fields jsonb NOT NULL "
-        r"GENERATED ALWAYS AS (replace(payload::text, '\u0000', '\u0001')::jsonb) STORED",
-        "CREATE INDEX IF NOT EXISTS items_by_field ON items USING gin (fields jsonb_path_ops) WITH (fastupdate = off)",
-    ),
+_LOCK = 0x66787374  # "fxst", held while a gallery is created
+_SCHEMA = (
+    "CREATE TABLE gallery (format integer NOT NULL, written bigint NOT NULL)",
+    'CREATE TABLE versions (number integer PRIMARY KEY, name text COLLATE "C" NOT NULL UNIQUE, '
+    "width integer NOT NULL, full_width integer NOT NULL, projection bytea, "
+    "created timestamptz NOT NULL DEFAULT now(), items bigint NOT NULL DEFAULT 0)",
+    'CREATE TABLE items (id text COLLATE "C" PRIMARY KEY, version integer NOT NULL REFERENCES versions (number), '
+    "number bigint NOT NULL UNIQUE, payload json NOT NULL, fields jsonb NOT NULL "
+    r"GENERATED ALWAYS AS (replace(payload::text, '\u0000', '\u0001')::jsonb) STORED)",
+    "CREATE INDEX items_by_version ON items (version, id)",
+    "CREATE TABLE indexes (version integer PRIMARY KEY REFERENCES versions (number), recall double precision)",
+    "CREATE INDEX items_by_field ON items USING gin (fields jsonb_path_ops) WITH (fastupdate = off)",
 )
-_FORMAT = len(_SCHEMA)
+_FORMAT = 2
 _HEADER = 4  # bytes before the components
 _COPY_START = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 _COPY_END = b"\xff\xff"
@@ -303,7 +297,7 @@ def without_password(text: str, address: PostgresAddress) -> str:
 
 
 def _prepare(address: PostgresAddress, create: bool, read_only: bool, wait: float) -> None:
-    """Check that there is a gallery that this fixstar can open; create one if there is none, migrate an older one."""
+    """Check that there is a gallery that this fixstar can open; create one if there is none."""
     db = _connect(address, wait)
     with db, _translated(address):
         create = create and not read_only
@@ -321,12 +315,12 @@ def _prepare(address: PostgresAddress, create: bool, read_only: bool, wait: floa
                 "unchanged. Choose another name: ?gallery=NAME"
             )
         _check_place(db, address)
-        if (found := _format(db)) < _FORMAT:
-            found = _migrate(db, address, wait)
+        ((found,),) = db.execute("SELECT format FROM gallery")
         db.execute("COMMIT")
-    if found > _FORMAT:
+    if found != _FORMAT:
         raise GalleryError(
-            f"the {address.shown} has format {found}; this fixstar reads formats up to {_FORMAT}. Update fixstar"
+            f"the {address.shown} has format {found}; this fixstar reads format {_FORMAT}. Nothing was changed. "
+            "Use the fixstar that made it"
         )
 
 
@@ -387,55 +381,10 @@ def _make(db: Database, address: PostgresAddress) -> list[str]:
         if not db.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (address.schema,)).fetchone():
             db.execute(SQL("CREATE SCHEMA {}").format(Identifier(address.schema)))
         _check_place(db, address)
-        for statement in chain(*_SCHEMA):
+        for statement in _SCHEMA:
             db.execute(statement)
         db.execute("INSERT INTO gallery (format, written) VALUES (%s, 0)", (_FORMAT,))
     return _tables(db, address)
-
-
-def _format(db: Database) -> int:
-    ((found,),) = db.execute("SELECT format FROM gallery")
-    return int(found)
-
-
-def _migrate(db: Database, address: PostgresAddress, wait: float) -> int:
-    """Bring the tables to this fixstar's format, once, even if several processes try at the same moment.
-
-    Returns the format. The others wait as long as it takes; for those who use the tables it waits no longer than usual.
-    """
-    db.execute("SET LOCAL lock_timeout TO 0; SET LOCAL statement_timeout TO 0")
-    db.execute("SELECT pg_advisory_xact_lock(%s, 0)", (_LOCK,))
-    db.execute(f"SET LOCAL lock_timeout TO '{int(wait * 1000)}ms'")
-    if (found := _format(db)) >= _FORMAT:
-        return found
-    ((owner, may_alter),) = db.execute(
-        "SELECT pg_get_userbyid(relowner), pg_has_role(relowner, 'USAGE') AND "
-        "NOT current_setting('transaction_read_only')::boolean FROM pg_class WHERE oid = 'items'::regclass"
-    )
-    if not may_alter:
-        raise GalleryError(
-            f"the {address.shown} has format {found}, of an older fixstar, and this one needs format {_FORMAT}. It is "
-            f"migrated when the owner of its tables, the role {owner!r}, opens it for writing, on the primary server",
-            NextStep("status", {}, f"as the role {owner}; opening the gallery migrates it"),
-        )
-    db.execute("UPDATE gallery SET format = %s", (_FORMAT,))  # first, as writers do
-    for statement in chain(*_SCHEMA[found:]):
-        db.execute(statement)
-    _refuse_older_snapshots(db, address)
-    return _FORMAT
-
-
-def _refuse_older_snapshots(db: Database, address: PostgresAddress) -> None:
-    """Raise if others wait to read the items: a table that was rewritten is empty for a snapshot that is older."""
-    ((waiting,),) = db.execute(
-        "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'items'::regclass "
-        "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
-    )
-    if waiting:
-        raise GalleryError(
-            f"the {address.shown} was not migrated to format {_FORMAT}: others read it at the same time, and would "
-            "have found no items. Nothing was changed. Stop the services and backups that use it, then open it again"
-        )
 
 
 def _check_lengths(ids: Iterable[str]) -> None:

@@ -92,7 +92,7 @@ class DecodeProcesses:
         return width, height
 
     def close(self) -> None:
-        """Kill the processes that are decoding: those who wait get an ``ImageError``, and so does any later call."""
+        """Kill the decoding processes. Callers that wait get an ``ImageError``, and so does every later call."""
         with _changing:
             self._closed = True
             for process in self._busy:
@@ -175,7 +175,7 @@ class DecodeProcesses:
 
 
 class _Message(NamedTuple):
-    """A request to a process, or its answer: JSON, and bytes beside it."""
+    """A request to a process, or its answer: JSON and bytes."""
 
     head: dict[str, Any]
     content: bytes | bytearray | memoryview
@@ -250,7 +250,8 @@ class _Process:
 
     async def ask_async(self, request: _Message, patience: float) -> _Message:
         """The same for an event loop."""
-        loop, seen = asyncio.get_running_loop(), bytearray()
+        loop = asyncio.get_running_loop()
+        seen = bytearray()
         self._socket.settimeout(0)
         late = loop.call_later(patience, self.kill)
         try:
@@ -262,7 +263,7 @@ class _Process:
         return answer
 
     def is_alive(self) -> bool:
-        """Whether it has not ended by itself."""
+        """Whether it is still running."""
         return self._process.poll() is None
 
     def kill(self) -> None:

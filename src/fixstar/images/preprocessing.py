@@ -110,7 +110,9 @@ def resize_to_fit(image: Image.Image, p: Preprocessing, box: Box | None = None) 
     resample = Image.Resampling[p.interpolation.upper()]
     if p.fit == "squash":
         return image.resize((width, height), resample, box)
-    return _padded(image, p, box, resample) if p.fit == "pad" else _cropped(image, p, box, resample)
+    if p.fit == "pad":
+        return _padded(image, p, box, resample)
+    return _cropped(image, p, box, resample)
 
 
 def size_before_crop(size: tuple[float, float], p: Preprocessing) -> tuple[int, int]:
@@ -140,7 +142,8 @@ def _cropped(image: Image.Image, p: Preprocessing, box: Box, resample: Image.Res
     """Resize and centre crop in one resampling: a strip of 1 x 1,000,000 pixels never becomes 224 x 224,000,000."""
     (height, width), (left, top, right, bottom) = p.size, box
     wide, high = size_before_crop((right - left, bottom - top), p)
-    x, y = round((wide - width) / 2), round((high - height) / 2)
+    x = round((wide - width) / 2)
+    y = round((high - height) / 2)
     kept = (
         left + x * (right - left) / wide,
         top + y * (bottom - top) / high,

@@ -98,13 +98,17 @@ def read_pixels(
 
 
 def _image_error(error: Exception) -> type[ImageError]:
-    return TooManyPixelsError if isinstance(error, _TooManyPixelsError) else ImageError
+    if isinstance(error, _TooManyPixelsError):
+        return TooManyPixelsError
+    return ImageError
 
 
 def _name(source: Any, position: int | None) -> str:
     if isinstance(source, (str, Path)):
         return str(source)
-    return "image" if position is None else f"image #{position}"
+    if position is None:
+        return "image"
+    return f"image #{position}"
 
 
 def _reason(error: Exception) -> str:
@@ -133,7 +137,9 @@ def _channels_last(tensor: Any) -> npt.NDArray[Any]:
     if tensor.is_floating_point():
         tensor = tensor.float()  # NumPy has no bfloat16
     array: npt.NDArray[Any] = tensor.numpy()
-    return np.moveaxis(array, 0, -1) if array.ndim == 3 else array
+    if array.ndim == 3:
+        return np.moveaxis(array, 0, -1)
+    return array
 
 
 def _array_pixels(array: npt.NDArray[Any], p: Preprocessing) -> Pixels:
@@ -153,7 +159,8 @@ def _eight_bit(array: npt.NDArray[Any]) -> Pixels:
         return array
     if not np.issubdtype(array.dtype, np.floating):
         raise _UnreadableError(f"pixel values are uint8 or floats in [0, 1], got {array.dtype}")
-    low, high = float(array.min()), float(array.max())
+    low = float(array.min())
+    high = float(array.max())
     if not (low >= -1e-6 and high <= 1 + 1e-6):  # NaN fails every comparison; the slack forgives float32 resampling
         raise _UnreadableError(f"float pixel values are numbers in [0, 1], got {low:g} to {high:g}")
     scaled: Pixels = np.rint(np.clip(array, 0, 1) * 255).astype(np.uint8)
@@ -235,7 +242,10 @@ def _image_pixels(image: Image.Image, p: Preprocessing, max_pixels: int, *, ours
 
 
 _MARKER = re.compile(rb"\xff+([\x01-\xcf\xd8-\xfe])")  # not a stuffed byte, not a restart inside a scan
-_ALONE, _END, _SCAN = (0x01, 0xD8), 0xD9, 0xDA  # markers without a length; the end of the image; the start of a scan
+# markers without a length; the end of the image; the start of a scan
+_ALONE = (0x01, 0xD8)
+_END = 0xD9
+_SCAN = 0xDA
 
 
 def _scans(image: JpegImageFile) -> int:
@@ -245,7 +255,8 @@ def _scans(image: JpegImageFile) -> int:
     image.fp.seek(0)
     data = image.fp.read()
     image.fp.seek(place)
-    scans, start = 0, 0
+    scans = 0
+    start = 0
     while scans <= MAX_SCANS and (found := _MARKER.search(data, start)) is not None and found[1][0] != _END:
         start = found.end()
         scans += found[1][0] == _SCAN
@@ -287,7 +298,8 @@ def _has_all_rows(file: IO[bytes] | None, path: str | bytes) -> bool:
 
 def _png_bytes(head: bytes) -> int:
     """The bytes of all rows of a PNG, each after a byte that says how it is filtered."""
-    width, height = int.from_bytes(head[:4], "big"), int.from_bytes(head[4:8], "big")
+    width = int.from_bytes(head[:4], "big")
+    height = int.from_bytes(head[4:8], "big")
     bits = head[8] * _PNG_CHANNELS[head[9]]
     passes = _PNG_PASSES if head[12] else ((0, 0, 1, 1),)
     total = 0
@@ -307,7 +319,9 @@ def upright_size(
         with _open(source, formats) as image:
             _require_few_pixels(image, max_pixels)  # first: to find how a PNG is turned, Pillow decodes it
             width, height = image.size
-            return (height, width) if _orientation(image) >= 5 else (width, height)
+            if _orientation(image) >= 5:
+                return (height, width)
+            return (width, height)
     except Exception as error:  # as in read_pixels
         raise _image_error(error)(_name(source, None), _reason(error)) from error
 
@@ -330,7 +344,9 @@ def _shrink_while_decoding(image: JpegImageFile, p: Preprocessing) -> Box:
     needed = size_before_crop(size, p) if p.fit == "crop" else p.size[::-1]
     across, down = needed[::-1] if turned else needed
     drafted = image.draft(None, (2 * across, 2 * down))
-    return drafted[1] if drafted else (0, 0, width, height)
+    if drafted:
+        return drafted[1]
+    return (0, 0, width, height)
 
 
 def _rotated_box(box: Box, size: tuple[int, int], turn: int) -> Box:
@@ -340,7 +356,9 @@ def _rotated_box(box: Box, size: tuple[int, int], turn: int) -> Box:
         left, right = width - right, width - left
     if turn in (3, 4, 6, 7):
         top, bottom = height - bottom, height - top
-    return (top, left, bottom, right) if turn >= 5 else (left, top, right, bottom)
+    if turn >= 5:
+        return (top, left, bottom, right)
+    return (left, top, right, bottom)
 
 
 def _to_size(image: Image.Image, p: Preprocessing, box: Box | None = None) -> Pixels:
@@ -357,7 +375,9 @@ def _to_mode(image: Image.Image, p: Preprocessing) -> Image.Image:
         colours = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), colours)
     mode = "L" if p.channels == 1 else "RGB"
-    return image if image.mode == mode else image.convert(mode)
+    if image.mode == mode:
+        return image
+    return image.convert(mode)
 
 
 def _from_deep_grey(image: Image.Image) -> Image.Image:

@@ -30,11 +30,14 @@ def _kernel() -> Any:
         P: tl.constexpr, RESIDUAL: tl.constexpr, FACTOR: tl.constexpr,
     ):  # fmt: skip
         pixel = tl.program_id(0) * P + tl.arange(0, P)
-        row, column = (pixel // W) % H, pixel % W
-        ci, co = tl.arange(0, C), tl.arange(0, C)
+        row = (pixel // W) % H
+        column = pixel % W
+        ci = tl.arange(0, C)
+        co = tl.arange(0, C)
         sums = tl.zeros((P, C), tl.float32)
         for tap in tl.static_range(9):
-            dy, dx = tap // 3 - 1, tap % 3 - 1
+            dy = tap // 3 - 1
+            dx = tap % 3 - 1
             inside = (pixel < total) & (row + dy >= 0) & (row + dy < H) & (column + dx >= 0) & (column + dx < W)
             near = tl.load(x + (pixel + dy * W + dx)[:, None] * C + ci[None, :], mask=inside[:, None], other=0.0)
             weight = tl.load(w + co[None, :] * w_out + ci[:, None] * w_in + tap * w_tap)

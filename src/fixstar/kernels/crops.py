@@ -13,7 +13,8 @@ from torch import Tensor
 
 from fixstar.errors import InputError
 
-_BLOCK, _WARPS = 1024, 4
+_BLOCK = 1024
+_WARPS = 4
 
 
 @functools.cache
@@ -27,7 +28,8 @@ def _kernel() -> Any:
         C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, BLOCK: tl.constexpr,
     ):  # fmt: skip
         """BLOCK pixels of one image. Sources and places in memory are int64: a set may exceed 2^31 bytes."""
-        image, block = tl.program_id(0), tl.program_id(1)
+        image = tl.program_id(0)
+        block = tl.program_id(1)
         row = tl.load(at) * tl.num_programs(0) + image
         source = tl.load(index + row).to(tl.int64)
         place = ((image // share) * total + first + image % share).to(tl.int64)  # view by view
@@ -63,7 +65,8 @@ def cut(
     """
     pixels, targets, flags = batch
     images, (_, channels, height, width) = plan[0].shape[1], pixels.shape
-    share, total = images // views, len(pixels) // views
+    share = images // views
+    total = len(pixels) // views
     fits = share * views == images and 0 <= first <= total - share and total * views == len(targets) == len(flags)
     alike = all(part.shape == plan[0].shape for part in plan) and padded.shape[:2] == (len(slots), channels)
     if not (fits and alike and all(t.is_contiguous() for t in (*plan, padded, slots, *batch))):

@@ -20,7 +20,9 @@ from fixstar.kernels import AVAILABLE
 
 _MOST = 256  # images: all similarities of an anchor are in the registers of one program
 _ROWS = 4  # anchors per program
-_TILE, _BLOCK = 16, 64  # rows per program (the fewest that a matrix product takes), and anchors summed at a time
+# rows per program (the fewest that a matrix product takes), and anchors summed at a time
+_TILE = 16
+_BLOCK = 64
 _WARPS = 8
 _SHORTEST = 1e-12  # functional.normalize divides a shorter feature by this
 
@@ -37,8 +39,10 @@ def _anchors() -> Any:
         SAME_CLASS: tl.constexpr, SHORTEST: tl.constexpr, TILE: tl.constexpr, B: tl.constexpr,
     ):  # fmt: skip
         """Losses of TILE anchors i against all images j, with w_ij and s_ij, from products old_i . new_j."""
-        i, j = tl.program_id(0) * TILE + tl.arange(0, TILE), tl.arange(0, B)
-        inside, pair = (i < images)[:, None] & (j < images)[None, :], i[:, None] * images + j[None, :]
+        i = tl.program_id(0) * TILE + tl.arange(0, TILE)
+        j = tl.arange(0, B)
+        inside = (i < images)[:, None] & (j < images)[None, :]
+        pair = i[:, None] * images + j[None, :]
         old_length = tl.load(old_lengths + i, mask=i < images, other=1.0)
         new_length = tl.load(new_lengths + j, mask=j < images, other=1.0)
         s = tl.load(products + pair, mask=inside, other=0.0) * rho
@@ -47,11 +51,14 @@ def _anchors() -> Any:
         itself = i[:, None] == j[None, :]
         own = tl.load(targets + i, mask=i < images, other=0)
         foreign = own[:, None] != tl.load(targets + j, mask=j < images, other=0)[None, :]
-        counted, moving, candidates = (i[:, None] != j[None, :]) & (j < images)[None, :], foreign, s
+        counted = (i[:, None] != j[None, :]) & (j < images)[None, :]
+        moving = foreign
+        candidates = s
         if SAME_CLASS == "masked":
             counted &= foreign
         elif SAME_CLASS == "published":
-            counted, candidates = (j < images)[None, :] & (i < images)[:, None], tl.where(foreign, s, 0.0)
+            counted = (j < images)[None, :] & (i < images)[:, None]
+            candidates = tl.where(foreign, s, 0.0)
         else:  # kept
             moving = counted
         some = tl.max(counted.to(tl.int32), axis=1) > 0
@@ -80,11 +87,14 @@ def _gradient() -> Any:
         STEPS: tl.constexpr, SHORTEST: tl.constexpr, TILE: tl.constexpr, ANCHORS: tl.constexpr, WIDTH: tl.constexpr,
     ):  # fmt: skip
         """WIDTH coordinates of the gradient of TILE new features j, from all anchors i, ANCHORS at a time."""
-        j, at = tl.program_id(0) * TILE + tl.arange(0, TILE), tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-        g, along = tl.zeros((TILE, WIDTH), tl.float32), tl.zeros((TILE, ANCHORS), tl.float32)
+        j = tl.program_id(0) * TILE + tl.arange(0, TILE)
+        at = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+        g = tl.zeros((TILE, WIDTH), tl.float32)
+        along = tl.zeros((TILE, ANCHORS), tl.float32)
         for step in range(STEPS):
             i = step * ANCHORS + tl.arange(0, ANCHORS)
-            pair, inside = i[None, :] * images + j[:, None], (j < images)[:, None] & (i < images)[None, :]
+            pair = i[None, :] * images + j[:, None]
+            inside = (j < images)[:, None] & (i < images)[None, :]
             w = tl.load(slopes + pair, mask=inside, other=0.0)
             along += w * tl.load(similarities + pair, mask=inside, other=0.0)
             w *= (rho / tl.maximum(tl.load(old_lengths + i, mask=i < images, other=1.0), SHORTEST))[None, :]
@@ -93,7 +103,8 @@ def _gradient() -> Any:
         length = tl.load(new_lengths + j, mask=j < images, other=1.0)
         divisor = tl.maximum(length, SHORTEST)
         radial = tl.where(length < SHORTEST, 0.0, tl.sum(along, axis=1))  # divided by a constant: no direction is lost
-        spot, valid = j[:, None] * d + at[None, :], (j < images)[:, None] & (at < d)[None, :]
+        spot = j[:, None] * d + at[None, :]
+        valid = (j < images)[:, None] & (at < d)[None, :]
         unit = tl.load(new + spot, mask=valid, other=0.0) / divisor[:, None]
         factor = tl.load(weight) / images
         tl.store(out + spot, factor * ((g - unit * radial[:, None]) / divisor[:, None]), mask=valid)

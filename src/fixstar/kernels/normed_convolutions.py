@@ -33,14 +33,19 @@ def forward(  # type: ignore[no-untyped-def]
     WIDTH: tl.constexpr = LANES * (4 if TAPS == 3 else 1)
     program = tl.program_id(0)
     pixel = program * P + tl.arange(0, P)
-    image, row, column = pixel // (OH * OW), (pixel // OW) % OH * STRIDE, pixel % OW * STRIDE
-    co, lane = tl.arange(0, CO), tl.arange(0, WIDTH)
-    beside, ci = lane // LANES, lane % LANES
+    image = pixel // (OH * OW)
+    row = (pixel // OW) % OH * STRIDE
+    column = pixel % OW * STRIDE
+    co = tl.arange(0, CO)
+    lane = tl.arange(0, WIDTH)
+    beside = lane // LANES
+    ci = lane % LANES
     used = (beside < TAPS) & (ci < CI)
     sums = tl.zeros((P, CO), tl.float32)
     for group in tl.static_range(9 // TAPS):
         first = group * TAPS
-        up, aside = row + first // 3 - 1, first % 3 - 1 + beside
+        up = row + first // 3 - 1
+        aside = first % 3 - 1 + beside
         left = column[:, None] + aside[None, :]
         inside = ((pixel < total) & (up >= 0) & (up < H))[:, None] & used[None, :] & (left >= 0) & (left < W)
         at = ((image * H + up) * W + column)[:, None] * CI + (aside * CI + ci)[None, :]
@@ -64,7 +69,8 @@ def statistics(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """The parts of one channel together: norm = gain, shift, mean, 1 / deviation; and the running statistics."""
     c = tl.program_id(0)
-    sums, squares = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
+    sums = tl.zeros((BLOCK,), tl.float32)
+    squares = tl.zeros((BLOCK,), tl.float32)
     for step in range(STEPS):
         part = step * BLOCK + tl.arange(0, BLOCK)
         count = tl.where(part < programs, tl.minimum(P, total - part * P), 0).to(tl.float32)
@@ -93,12 +99,16 @@ def joint(  # type: ignore[no-untyped-def]
     STRIDE: tl.constexpr, RELU: tl.constexpr, P: tl.constexpr,
 ):  # fmt: skip
     """out = relu(y * gain + shift + shortcut); ``before`` has CB channels, 0 for no shortcut; H, W are of out."""
-    pixel, c = tl.program_id(0) * P + tl.arange(0, P), tl.arange(0, C)
-    at, valid = pixel[:, None] * C + c[None, :], (pixel < total)[:, None]
+    pixel = tl.program_id(0) * P + tl.arange(0, P)
+    c = tl.arange(0, C)
+    at = pixel[:, None] * C + c[None, :]
+    valid = (pixel < total)[:, None]
     value = tl.load(y + at, mask=valid, other=0.0).to(tl.float32)
     value = value * tl.load(norm + c)[None, :] + tl.load(norm + C + c)[None, :]
     if CB > 0:
-        image, row, column = pixel // (H * W), (pixel // W) % H, pixel % W
+        image = pixel // (H * W)
+        row = (pixel // W) % H
+        column = pixel % W
         source = (image * H * STRIDE + row * STRIDE) * (W * STRIDE) + column * STRIDE
         there = valid & (c < CB)[None, :]
         value += tl.load(before + source[:, None] * CB + c[None, :], mask=there, other=0.0).to(tl.float32)
@@ -111,7 +121,8 @@ def joint(  # type: ignore[no-untyped-def]
 def _gathered(grad, y, norm, parts, at, valid, program, programs, C: tl.constexpr):  # type: ignore[no-untyped-def]
     """Of a gradient at the output of a batch norm: the sums that the batch norm's own gradient needs."""
     c = tl.arange(0, C)
-    mean, inverse = tl.load(norm + 2 * C + c)[None, :], tl.load(norm + 3 * C + c)[None, :]
+    mean = tl.load(norm + 2 * C + c)[None, :]
+    inverse = tl.load(norm + 3 * C + c)[None, :]
     normal = (tl.load(y + at, mask=valid, other=0.0).to(tl.float32) - mean) * inverse
     tl.store(parts + c * programs + program, tl.sum(grad, axis=0))
     tl.store(parts + (C + c) * programs + program, tl.sum(grad * normal, axis=0))
@@ -132,15 +143,21 @@ def backward(  # type: ignore[no-untyped-def]
     WIDTH: tl.constexpr = CO * (4 if TAPS == 3 else 1)
     program = tl.program_id(0)
     pixel = program * P + tl.arange(0, P)
-    image, row, column = pixel // (H * W), (pixel // W) % H, pixel % W
-    ci, lane = tl.arange(0, CI), tl.arange(0, WIDTH)
-    beside, co = lane // CO, lane % CO
+    image = pixel // (H * W)
+    row = (pixel // W) % H
+    column = pixel % W
+    ci = tl.arange(0, CI)
+    lane = tl.arange(0, WIDTH)
+    beside = lane // CO
+    co = lane % CO
     used = beside < TAPS
     sums = tl.zeros((P, CI), tl.float32)
     for group in tl.static_range(9 // TAPS):
         first = group * TAPS
         aside = beside - 1 if TAPS == 3 else 1 - first % 3 + beside
-        up, left = row + 1 - first // 3, column[:, None] + aside[None, :]  # over the stride: where the output lies
+        # over the stride: where the output lies
+        up = row + 1 - first // 3
+        left = column[:, None] + aside[None, :]
         inside = ((pixel < total) & (up >= 0) & (up < H))[:, None] & used[None, :] & (left >= 0) & (left < W)
         if STRIDE > 1:
             inside = inside & (up % STRIDE == 0)[:, None] & (left % STRIDE == 0)
@@ -151,7 +168,8 @@ def backward(  # type: ignore[no-untyped-def]
         tap = first // 3 * 3 + 1 - aside
         weight = tl.load(w + (co * (9 * CI) + tap * CI)[:, None] + ci[None, :], mask=used[:, None], other=0.0)
         sums = tl.dot(near.to(PRODUCT), weight.to(PRODUCT), sums, input_precision="ieee")
-    at, valid = pixel[:, None] * CI + ci[None, :], (pixel < total)[:, None]
+    at = pixel[:, None] * CI + ci[None, :]
+    valid = (pixel < total)[:, None]
     if CS > 0:
         there = (pixel < total) & (row % SKIP_STRIDE == 0) & (column % SKIP_STRIDE == 0)
         source = (image * (H // SKIP_STRIDE) + row // SKIP_STRIDE) * (W // SKIP_STRIDE) + column // SKIP_STRIDE
@@ -169,8 +187,10 @@ def tail(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """The gradient of the mean over pixels, at the last batch norm."""
     program = tl.program_id(0)
-    pixel, c = program * P + tl.arange(0, P), tl.arange(0, C)
-    at, valid = pixel[:, None] * C + c[None, :], (pixel < total)[:, None]
+    pixel = program * P + tl.arange(0, P)
+    c = tl.arange(0, C)
+    at = pixel[:, None] * C + c[None, :]
+    valid = (pixel < total)[:, None]
     grad = tl.load(gh + (pixel // HW)[:, None] * C + c[None, :], mask=valid, other=0.0) / HW
     if RELU:
         grad = tl.where(tl.load(top + at, mask=valid, other=0.0) > 0, grad, 0.0)
@@ -185,17 +205,19 @@ def coefficients(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """The sums of one channel together: the gradients of gain and shift, and a, b, c of the batch norm's own."""
     channel = tl.program_id(0)
-    shifts, gains = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
+    shifts = tl.zeros((BLOCK,), tl.float32)
+    gains = tl.zeros((BLOCK,), tl.float32)
     for step in range(STEPS):
         part = step * BLOCK + tl.arange(0, BLOCK)
         shifts += tl.load(parts + channel * programs + part, mask=part < programs, other=0.0)
         gains += tl.load(parts + (C + channel) * programs + part, mask=part < programs, other=0.0)
-    by_beta, by_gamma = tl.sum(shifts), tl.sum(gains)
+    by_beta = tl.sum(shifts)
+    by_gamma = tl.sum(gains)
     tl.store(d_gamma + channel, by_gamma)
     tl.store(d_beta + channel, by_beta)
-    gain, mean, inverse = (
-        tl.load(norm + channel), tl.load(norm + 2 * C + channel), tl.load(norm + 3 * C + channel)
-    )  # fmt: skip
+    gain = tl.load(norm + channel)
+    mean = tl.load(norm + 2 * C + channel)
+    inverse = tl.load(norm + 3 * C + channel)
     slope = inverse * by_gamma / total
     tl.store(line + channel, gain)
     tl.store(line + C + channel, -gain * slope)
@@ -205,10 +227,15 @@ def coefficients(  # type: ignore[no-untyped-def]
 @triton.jit
 def along(g, y, line, dy, total, C: tl.constexpr, P: tl.constexpr):  # type: ignore[no-untyped-def]
     """The gradient of a batch norm: dy = a g + b y + c."""
-    pixel, c = tl.program_id(0) * P + tl.arange(0, P), tl.arange(0, C)
-    at, valid = pixel[:, None] * C + c[None, :], (pixel < total)[:, None]
-    above, raw = tl.load(g + at, mask=valid, other=0.0), tl.load(y + at, mask=valid, other=0.0)
-    slope, turn, level = tl.load(line + c), tl.load(line + C + c), tl.load(line + 2 * C + c)
+    pixel = tl.program_id(0) * P + tl.arange(0, P)
+    c = tl.arange(0, C)
+    at = pixel[:, None] * C + c[None, :]
+    valid = (pixel < total)[:, None]
+    above = tl.load(g + at, mask=valid, other=0.0)
+    raw = tl.load(y + at, mask=valid, other=0.0)
+    slope = tl.load(line + c)
+    turn = tl.load(line + C + c)
+    level = tl.load(line + 2 * C + c)
     value = slope[None, :] * above.to(tl.float32) + turn[None, :] * raw.to(tl.float32) + level[None, :]
     tl.store(dy + at, value.to(dy.dtype.element_ty), mask=valid)
 
@@ -222,15 +249,22 @@ def weights(  # type: ignore[no-untyped-def]
     OH: tl.constexpr = H // STRIDE
     OW: tl.constexpr = W // STRIDE
     WIDTH: tl.constexpr = LANES * (4 if TAPS == 3 else 1)
-    chunk, first = tl.program_id(0), tl.program_id(1) * TAPS
-    co, lane = tl.arange(0, CO), tl.arange(0, WIDTH)
-    beside, ci = lane // LANES, lane % LANES
-    used, aside = (beside < TAPS) & (ci < CI), first % 3 - 1 + beside
+    chunk = tl.program_id(0)
+    first = tl.program_id(1) * TAPS
+    co = tl.arange(0, CO)
+    lane = tl.arange(0, WIDTH)
+    beside = lane // LANES
+    ci = lane % LANES
+    used = (beside < TAPS) & (ci < CI)
+    aside = first % 3 - 1 + beside
     sums = tl.zeros((CO, WIDTH), tl.float32)
     for step in range(STEPS):
         pixel = (chunk * STEPS + step) * P + tl.arange(0, P)
-        image, row, column = pixel // (OH * OW), (pixel // OW) % OH * STRIDE, pixel % OW * STRIDE
-        up, left = row + first // 3 - 1, column[:, None] + aside[None, :]
+        image = pixel // (OH * OW)
+        row = (pixel // OW) % OH * STRIDE
+        column = pixel % OW * STRIDE
+        up = row + first // 3 - 1
+        left = column[:, None] + aside[None, :]
         inside = ((pixel < total) & (up >= 0) & (up < H))[:, None] & used[None, :] & (left >= 0) & (left < W)
         at = ((image * H + up) * W + column)[:, None] * CI + (aside * CI + ci)[None, :]
         near = tl.load(x + at, mask=inside, other=0.0)
@@ -243,7 +277,8 @@ def weights(  # type: ignore[no-untyped-def]
 @triton.jit
 def summed(parts, out, SIZE: tl.constexpr, CHUNKS: tl.constexpr, AT_ONCE: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """The chunks of a layer's gradient together, in a fixed order."""
-    at, chunk = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, AT_ONCE)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    chunk = tl.arange(0, AT_ONCE)
     total = tl.zeros((AT_ONCE, BLOCK), tl.float32)
     for start in range(0, CHUNKS, AT_ONCE):
         there = (start + chunk < CHUNKS)[:, None] & (at < SIZE)[None, :]

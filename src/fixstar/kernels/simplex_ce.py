@@ -16,7 +16,8 @@ from fixstar.errors import InputError
 from fixstar.geometry import simplex_constants
 from fixstar.kernels import INTERPRETED
 
-_BLOCK, _WARPS = 4096, 4
+_BLOCK = 4096
+_WARPS = 4
 _PART = 16_384  # components per program of the first pass: few long rows would leave most of a GPU idle
 
 
@@ -27,7 +28,8 @@ class _SimplexCrossEntropy(torch.autograd.Function):
 
         n = z.shape[1]
         a, _, r = simplex_constants(n + 1)
-        parts, block = -(-n // _PART), _block(n)
+        parts = -(-n // _PART)
+        block = _block(n)
         steps = -(-n // (parts * block))
         losses, totals, logs = memory = torch.empty(3, len(z), device=z.device)
         pieces = torch.empty(len(z), parts, 3, device=z.device) if parts > 1 else memory
@@ -49,7 +51,8 @@ class _SimplexCrossEntropy(torch.autograd.Function):
         z, targets, totals, logs = ctx.saved_tensors
         images, n = z.shape
         a, _, r = simplex_constants(n + 1)
-        out, block = torch.empty_like(z), _block(n)
+        out = torch.empty_like(z)
+        block = _block(n)
         simplex_rows.gradient[(images, -(-n // block))](
             z, targets, totals, logs, weights[0].contiguous(), out, images, n, a, ctx.length / r,
             BLOCK=block, num_warps=_WARPS,

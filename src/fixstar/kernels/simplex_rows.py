@@ -31,8 +31,10 @@ def sums(  # type: ignore[no-untyped-def]
     z, targets, losses, totals, logs, parts, n, a, scale, PARTS: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Per image: S, log sum exp and the loss; or, of each of PARTS parts of its row, what ``finish`` needs for them."""
-    image, part = tl.program_id(0), tl.program_id(1)
-    row, at = z + image.to(tl.int64) * n, part * STEPS * BLOCK + tl.arange(0, BLOCK)
+    image = tl.program_id(0)
+    part = tl.program_id(1)
+    row = z + image.to(tl.int64) * n
+    at = part * STEPS * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)
     largest = tl.full((BLOCK,), -float("inf"), tl.float32)
     exponentials = tl.zeros((BLOCK,), tl.float32)
@@ -61,7 +63,8 @@ def finish(  # type: ignore[no-untyped-def]
     z, targets, losses, totals, logs, parts, n, a, scale, PARTS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """S, log sum exp and the loss of an image from its parts; WIDTH is a power of two that holds them."""
-    image, part = tl.program_id(0), tl.arange(0, WIDTH)
+    image = tl.program_id(0)
+    part = tl.arange(0, WIDTH)
     at = parts + (image * PARTS + part) * 3
     S = tl.sum(tl.load(at, mask=part < PARTS, other=0.0))
     largest = tl.load(at + 1, mask=part < PARTS, other=-float("inf"))
@@ -74,9 +77,11 @@ def gradient(  # type: ignore[no-untyped-def]
     z, targets, totals, logs, weight, out, images, n, a, scale, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """By z_j: (p_j - y_j + a (p_K - y_K)) / r, times the gradient of the mean loss."""
-    image, at = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    image = tl.program_id(0)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     offset = image.to(tl.int64) * n + at
-    target, log = tl.load(targets + image), tl.load(logs + image)
+    target = tl.load(targets + image)
+    log = tl.load(logs + image)
     is_last = tl.where(target == n, 1.0, 0.0)
     off_last = tl.exp(a * tl.load(totals + image) * scale - log) - is_last  # p_K - y_K
     value = tl.load(z + offset, mask=at < n, other=0.0).to(tl.float32)

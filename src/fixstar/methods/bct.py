@@ -19,7 +19,19 @@ from torch.nn import functional
 
 from fixstar.errors import ModelError
 from fixstar.losses import cross_entropy, knowledge_distillation
-from fixstar.methods.method import Method, Need, Objective, Step, Terms, Upgrade, plain_terms, require
+from fixstar.methods.method import (
+    Method,
+    Need,
+    Objective,
+    Step,
+    Terms,
+    Upgrade,
+    above,
+    at_least,
+    one_of,
+    plain_terms,
+    require,
+)
 from fixstar.models import Classifier, FrozenEncoder
 
 Head = Literal["softmax", "norm-softmax", "cosine-margin"]
@@ -34,7 +46,7 @@ HEADS: dict[str, tuple[str, dict[str, object]]] = {
 
 def trainable_head(method: str, head: str) -> tuple[str, dict[str, object]]:
     """The kind of a head and its options."""
-    require(method, {"head": head}, f"head one of {', '.join(HEADS)}", head in HEADS)
+    require(method, {"head": head}, head=one_of(HEADS))
     return HEADS[head]
 
 
@@ -53,8 +65,7 @@ def bct_replay(lam: float = 1.0, head: Head = "softmax") -> Method:
 def bct_vectors(lam: float = 1.0, scale: float = 32.0, head: Head = "norm-softmax") -> Method:
     """BCT where only stored vectors are left of the old model: their class means classify (section 2.5)."""
     given = {"lam": lam, "scale": scale, "head": head}
-    rule = f"lam >= 0, scale > 0 and head one of {', '.join(HEADS)}"
-    require("bct-vectors", given, rule, lam >= 0 and scale > 0 and head in HEADS)
+    require("bct-vectors", given, lam=at_least(0), scale=above(0), head=one_of(HEADS))
     classifier, options = HEADS[head]
     return Method(
         "bct-vectors",
@@ -118,8 +129,8 @@ def _some(names: Sequence[str]) -> str:
 
 def _method(name: str, summary: str, lam: float, new_classes: str, head: str, lifelong: bool = False) -> Method:
     given = {"lam": lam, "head": head} if lifelong else {"lam": lam, "new_classes": new_classes, "head": head}
-    rule = f"lam >= 0, new_classes one of none, kd, synthesised and head one of {', '.join(HEADS)}"
-    require("bct", given, rule, lam >= 0 and new_classes in get_args(NewClasses) and head in HEADS)
+    every = {"lam": lam, "new_classes": new_classes, "head": head}
+    require("bct", every, lam=at_least(0), new_classes=one_of(get_args(NewClasses)), head=one_of(HEADS))
     classifier, options = HEADS[head]
     return Method(
         name,

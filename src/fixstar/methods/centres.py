@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from numbers import Integral
 from typing import Literal
 
 import torch
@@ -13,7 +12,18 @@ from torch.nn import functional
 from fixstar.errors import ModelError
 from fixstar.losses import centre_alignment, centre_distance, cosine_boundary, cross_model_triplet, elastic_boundary
 from fixstar.methods.bct import HEADS, Head
-from fixstar.methods.method import Method, Objective, Step, Terms, Upgrade, plain_terms, require
+from fixstar.methods.method import (
+    Method,
+    Objective,
+    Step,
+    Terms,
+    Upgrade,
+    at_least,
+    one_of,
+    plain_terms,
+    require,
+    whole,
+)
 
 
 class OldCentres(nn.Module):
@@ -39,11 +49,16 @@ class OldCentres(nn.Module):
     @classmethod
     def at(cls, upgrade: Upgrade, classes: Sequence[str]) -> OldCentres:
         """Those of the model before this upgrade, of ``classes``."""
-        encoder, teacher = upgrade.encoder, upgrade.teacher
+        encoder = upgrade.encoder
+        teacher = upgrade.teacher
         assert teacher is not None, "the first version has no old centres"
-        features, targets = [torch.zeros(0, teacher.feature_dim)], [torch.zeros(0, dtype=torch.long)]
+        features = [torch.zeros(0, teacher.feature_dim)]
+        targets = [torch.zeros(0, dtype=torch.long)]
         for part in (upgrade.images, upgrade.memory):
-            chosen = None if part is None else part.of_classes([name for name in part.classes if name in classes])
+            if part is None:
+                chosen = None
+            else:
+                chosen = part.of_classes([name for name in part.classes if name in classes])
             if chosen is not None and len(chosen):
                 features.append(torch.from_numpy(teacher.encode(chosen.images)))
                 targets.append(torch.tensor(encoder.slots.of(chosen.classes))[torch.from_numpy(chosen.labels)])
@@ -52,7 +67,8 @@ class OldCentres(nn.Module):
     @classmethod
     def stored(cls, upgrade: Upgrade) -> OldCentres:
         """Those of the stored vectors, whichever versions made them."""
-        encoder, old = upgrade.encoder, upgrade.old_vectors
+        encoder = upgrade.encoder
+        old = upgrade.old_vectors
         assert old is not None, "there are stored vectors"
         slots = [encoder.slots.of([name])[0] if name in encoder.slots else -1 for name in old.classes]
         targets = torch.tensor(slots)[torch.from_numpy(old.labels)]
@@ -73,8 +89,7 @@ def lce_replay(align: float = 100.0, boundary: float = 1.0, head: Head = "norm-s
     worst image. The weights are the published code's; the transformation is the identity; ``head`` is one of BCT's.
     """
     given = {"align": align, "boundary": boundary, "head": head}
-    rule = f"align >= 0, boundary >= 0 and head one of {', '.join(HEADS)}"
-    require("lce-er", given, rule, align >= 0 and boundary >= 0 and head in HEADS)
+    require("lce-er", given, align=at_least(0), boundary=at_least(0), head=one_of(HEADS))
     classifier, options = HEADS[head]
     return Method(
         "lce-er",
@@ -100,7 +115,9 @@ def _aligned(upgrade: Upgrade, align: float, boundary: float) -> Objective:
     centres = OldCentres.at(upgrade, upgrade.encoder.slots.classes)
 
     def terms(step: Step) -> Terms:
-        means, known, own = centres.means, centres.known, step.targets
+        means = centres.means
+        known = centres.known
+        own = step.targets
         within = cosine_boundary(step.new.z, means[own], centres.loosest[own], known[own])
         return {
             "ce": step.new.cross_entropy(step.targets),
@@ -127,15 +144,21 @@ def adversarial_replay(
     """
     weights = {"adversarial": adversarial, "reversal": reversal, "boundary": boundary, "threshold": threshold}
     given = {**weights, "width": width, "head": head}
-    whole = isinstance(width, Integral) and width >= 1
-    rule = f"{', '.join(weights)} >= 0, a whole width >= 1 and head one of {', '.join(HEADS)}"
-    require("advbct-er", given, rule, all(value >= 0 for value in weights.values()) and whole and head in HEADS)
+    not_negative = {name: at_least(0) for name in weights}
+    require("advbct-er", given, **not_negative, width=whole(1), head=one_of(HEADS))
     classifier, options = HEADS[head]
     return Method(
         "advbct-er",
         "fine-tune with features that a discriminator cannot tell from old ones, inside elastic class boundaries",
         "Pan et al. 2023, adversarial and elastic boundary loss; HOC, section 5 (AdvBCT-ER)",
-        begin=lambda upgrade: _adversarial(upgrade, adversarial, reversal, boundary, threshold, width),
+        begin=lambda upgrade: _adversarial(
+            upgrade=upgrade,
+            adversarial=adversarial,
+            reversal=reversal,
+            boundary=boundary,
+            threshold=threshold,
+            width=width,
+        ),
         classifier=classifier,
         classifier_options=options,
         needs=frozenset({"old model", "replay"}),
@@ -187,7 +210,8 @@ def _adversarial(
 
     def terms(step: Step) -> Terms:
         assert step.old is not None  # the teacher is there
-        own, radii = step.targets, adversary.radii(threshold)
+        own = step.targets
+        radii = adversary.radii(threshold)
         inside = elastic_boundary(step.new.z, centres.means[own], radii[own], centres.known[own])
         return {
             "ce": step.new.cross_entropy(step.targets),
@@ -212,8 +236,14 @@ def cvs(
     are the published code's for CIFAR-100. ``head="softmax"`` trains a linear classifier, without the temperature.
     """
     options = {"model": model, "data": data, "margin": margin, "scale": scale, "head": head}
-    rule = "model, data and margin >= 0 and head one of cosine, softmax"
-    require("cvs", options, rule, model >= 0 and data >= 0 and margin >= 0 and head in ("cosine", "softmax"))
+    require(
+        "cvs",
+        options,
+        model=at_least(0),
+        data=at_least(0),
+        margin=at_least(0),
+        head=one_of(("cosine", "softmax")),
+    )
     return Method(
         "cvs",
         "fine-tune coherently with the previous model's features and the class means of the past",
@@ -231,7 +261,10 @@ def _coherent(upgrade: Upgrade, model: float, data: float, margin: float) -> Obj
     if upgrade.teacher is None:
         return Objective(plain_terms)
     past = [name for name in upgrade.encoder.slots.classes if name not in upgrade.new_classes]
-    centres = OldCentres.at(upgrade, past) if upgrade.old_vectors is None else OldCentres.stored(upgrade)
+    if upgrade.old_vectors is None:
+        centres = OldCentres.at(upgrade, past)
+    else:
+        centres = OldCentres.stored(upgrade)
 
     def terms(step: Step) -> Terms:
         assert step.old is not None  # the teacher is there

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from numbers import Integral
 from typing import Literal, get_args
 
 import torch
@@ -21,7 +20,21 @@ from fixstar.losses import (
     neighbourhood_components,
     pooled_outputs,
 )
-from fixstar.methods.method import Method, Objective, Stage, Step, Terms, Upgrade, plain_terms, require
+from fixstar.methods.method import (
+    Method,
+    Objective,
+    Rule,
+    Stage,
+    Step,
+    Terms,
+    Upgrade,
+    above,
+    at_least,
+    one_of,
+    plain_terms,
+    require,
+    whole,
+)
 from fixstar.models import Adapter, CosineClassifier, Encoder, LinearClassifier
 
 Ratio = Literal["old/new", "new/old"]
@@ -47,7 +60,7 @@ def bias_corrected(temperature: float = 2.0, hold_out: float = 0.1) -> Method:
     classifier, so that they teach the next version.
     """
     options = {"temperature": temperature, "hold_out": hold_out}
-    require("bic", options, "temperature > 0 and 0 < hold_out < 1", temperature > 0 and 0 < hold_out < 1)
+    require("bic", options, temperature=above(0), hold_out=Rule("in (0, 1)", lambda share: 0 < share < 1))
     return Method(
         "bic",
         "fine-tune with distilled answers, then correct the bias towards new classes",
@@ -67,11 +80,13 @@ class BiasCorrection(nn.Module):
     def __init__(self, first_new: int) -> None:
         super().__init__()
         self.first_new = first_new
-        self.alpha, self.beta = nn.Parameter(torch.ones(())), nn.Parameter(torch.zeros(()))
+        self.alpha = nn.Parameter(torch.ones(()))
+        self.beta = nn.Parameter(torch.zeros(()))
 
     def forward(self, logits: Tensor) -> Tensor:
         """[B, C] to [B, C]."""
-        old, new = logits[:, : self.first_new], logits[:, self.first_new :]
+        old = logits[:, : self.first_new]
+        new = logits[:, self.first_new :]
         return torch.cat([old, self.alpha * new + self.beta], dim=1)
 
     def fit(self, logits: Tensor, targets: Tensor) -> None:
@@ -102,7 +117,8 @@ def _corrected(upgrade: Upgrade, temperature: float) -> Objective:
         raise ModelError(
             f"bic corrects a linear classifier with a bias; this model has a {head.kind} one. Begin with it from v1"
         )
-    old, new = len(upgrade.old_classes), len(upgrade.new_classes)
+    old = len(upgrade.old_classes)
+    new = len(upgrade.new_classes)
     lam = old / (old + max(new, 1))  # an upgrade may bring old classes alone: at lam = 1 no label would count
 
     def terms(step: Step) -> Terms:
@@ -140,14 +156,20 @@ def lucir(
     sums). The scale of the cosines is fixed, not learnt; new prototypes are not imprinted; no balanced fine-tuning.
     """
     options = {"base": base, "ratio": ratio, "ranking": ranking, "k": k, "margin": margin, "scale": scale}
-    rule = "base, ranking and margin >= 0, a whole k >= 1 and ratio one of old/new, new/old"
-    positive = base >= 0 and ranking >= 0 and margin >= 0 and isinstance(k, Integral) and k >= 1
-    require("lucir", options, rule, positive and ratio in get_args(Ratio))
+    require(
+        "lucir",
+        options,
+        base=at_least(0),
+        ranking=at_least(0),
+        margin=at_least(0),
+        k=whole(1),
+        ratio=one_of(get_args(Ratio)),
+    )
     return Method(
         "lucir",
         "fine-tune a cosine classifier, features held at the old ones, old prototypes apart from new ones",
         "Hou et al. 2019, eqs. 6 to 9; CL2R, section 7.3 (LUCIR)",
-        begin=lambda upgrade: _rebalanced(upgrade, base, ratio, ranking, k, margin),
+        begin=lambda upgrade: _rebalanced(upgrade=upgrade, base=base, ratio=ratio, ranking=ranking, k=k, margin=margin),
         classifier="cosine",
         classifier_options={"scale": scale, "margin": 0.0},
         needs=frozenset({"old model", "replay"}),
@@ -163,7 +185,8 @@ def _rebalanced(upgrade: Upgrade, base: float, ratio: str, ranking: float, k: in
         raise ModelError(
             f"lucir trains a cosine classifier; this model has a {head.kind} one. Begin with lucir from v1"
         )
-    old, new = len(upgrade.old_classes), max(len(upgrade.new_classes), 1)
+    old = len(upgrade.old_classes)
+    new = max(len(upgrade.new_classes), 1)
     imbalance = old / new if ratio == "old/new" else new / old
     scale, lam = head.scale, base * math.sqrt(imbalance if upgrade.new_classes else 1.0)
 
@@ -186,8 +209,7 @@ def podnet(spatial: float = 3.0, flat: float = 1.0, proxies: int = 10, margin: f
     each stage, ReLU included. The classifier's balanced fine-tuning is left out: features do not depend on it.
     """
     options = {"spatial": spatial, "flat": flat, "proxies": proxies, "margin": margin}
-    met = spatial >= 0 and flat >= 0 and isinstance(proxies, Integral) and proxies >= 1
-    require("podnet", options, "spatial and flat >= 0 and a whole number of proxies >= 1", met)
+    require("podnet", options, spatial=at_least(0), flat=at_least(0), proxies=whole(1))
     return Method(
         "podnet",
         "fine-tune with several proxies per class, pooled feature maps held at the old ones",
@@ -229,8 +251,8 @@ def foster(
     class frequency (that of the batches) counts.
     """
     options = {"boost_beta": boost_beta, "compress_beta": compress_beta, "temperature": temperature, "epochs": epochs}
-    met = 0 <= boost_beta < 1 and 0 <= compress_beta < 1 and temperature > 0 and epochs > 0
-    require("foster", options, "betas in [0, 1), temperature and epochs > 0", met)
+    beta = Rule("in [0, 1)", lambda value: 0 <= value < 1)
+    require("foster", options, boost_beta=beta, compress_beta=beta, temperature=above(0), epochs=above(0))
     return Method(
         "foster",
         "a second network learns what the old one lacks; both are then compressed into one",
@@ -326,14 +348,22 @@ def feature_adaptation(
     pass through the adapters of all versions since: each stored vector changes at every upgrade.
     """
     options = {"lam": lam, "classify": classify, "hidden": hidden, "epochs": epochs, "learning_rate": learning_rate}
-    rule = "lam, classify >= 0, a whole hidden >= 1, epochs and learning_rate > 0"
-    whole = isinstance(hidden, Integral) and hidden >= 1
-    require("fan", options, rule, whole and lam >= 0 and classify >= 0 and epochs > 0 and learning_rate > 0)
+    require(
+        "fan",
+        options,
+        lam=at_least(0),
+        classify=at_least(0),
+        hidden=whole(1),
+        epochs=above(0),
+        learning_rate=above(0),
+    )
     return Method(
         "fan",
         "fine-tune, then learn a network that carries stored vectors into the new space",
         "Iscen et al. 2020, feature adaptation; CL2R, section 7.3 (FAN)",
-        begin=lambda upgrade: _adapted(upgrade, lam, classify, hidden, epochs, learning_rate),
+        begin=lambda upgrade: _adapted(
+            upgrade=upgrade, lam=lam, classify=classify, hidden=hidden, epochs=epochs, learning_rate=learning_rate
+        ),
         classifier="linear",
         needs=frozenset({"old model", "replay"}),
         options=options,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from numbers import Integral
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -176,8 +177,38 @@ def plain_terms(step: Step) -> Terms:
     return {"ce": step.new.cross_entropy(step.targets)}
 
 
-def require(method: str, options: Mapping[str, object], rule: str, met: bool) -> None:
-    """Refuse options that break a method's rule."""
-    if not met:
-        got = ", ".join(f"{name}={value!r}" for name, value in options.items())
-        raise InputError(f"{method} needs {rule}, got {got}")
+class Rule(NamedTuple):
+    """What the value of an option must be, in words and as a test."""
+
+    words: str
+    allows: Callable[[Any], bool]
+
+
+def at_least(bound: float) -> Rule:
+    """A number that is not below a bound."""
+    return Rule(f">= {bound}", lambda value: value >= bound)
+
+
+def above(bound: float) -> Rule:
+    """A number above a bound."""
+    return Rule(f"> {bound}", lambda value: value > bound)
+
+
+def whole(bound: int) -> Rule:
+    """A whole number that is not below a bound."""
+    return Rule(f"a whole number >= {bound}", lambda value: isinstance(value, Integral) and int(value) >= bound)
+
+
+def one_of(allowed: Iterable[str]) -> Rule:
+    """One of several names."""
+    names = tuple(allowed)
+    return Rule(f"one of {', '.join(names)}", lambda value: value in names)
+
+
+def require(method: str, options: Mapping[str, object], **rules: Rule) -> None:
+    """Refuse options that break their rules; all of them are named."""
+    broken = [name for name, rule in rules.items() if not rule.allows(options[name])]
+    if broken:
+        needed = " and ".join(f"{name} {rules[name].words}" for name in broken)
+        got = ", ".join(f"{name}={options[name]!r}" for name in broken)
+        raise InputError(f"{method} needs {needed}, got {got}")

@@ -7,7 +7,19 @@ from typing import Literal, get_args
 from fixstar.errors import ModelError
 from fixstar.losses import cross_entropy, feature_distance, knowledge_distillation, two_view_contrast
 from fixstar.methods.bct import Head, trainable_head
-from fixstar.methods.method import Initialisation, Method, Objective, Step, Terms, Upgrade, plain_terms, require
+from fixstar.methods.method import (
+    Initialisation,
+    Method,
+    Objective,
+    Step,
+    Terms,
+    Upgrade,
+    above,
+    at_least,
+    one_of,
+    plain_terms,
+    require,
+)
 
 Polytope = Literal["simplex", "orthoplex", "cube", "polygon"]
 
@@ -20,8 +32,12 @@ def cores(polytope: Polytope = "simplex", initialisation: Initialisation = "same
     model's ("previous"), as in its section 6.4.
     """
     options = {"polytope": polytope, "initialisation": initialisation}
-    for name, allowed in (("polytope", get_args(Polytope)), ("initialisation", get_args(Initialisation))):
-        require("cores", options, f"{name} one of {', '.join(allowed)}", options[name] in allowed)
+    require(
+        "cores",
+        options,
+        polytope=one_of(get_args(Polytope)),
+        initialisation=one_of(get_args(Initialisation)),
+    )
     return Method(
         "cores",
         f"retrain against the fixed {polytope}",
@@ -43,9 +59,7 @@ def cores_contrastive(temperature: float = 0.1, initialisation: Initialisation =
     same weights. As in the paper, give ``retraining`` a ``pretrained`` model.
     """
     options = {"temperature": temperature, "initialisation": initialisation}
-    allowed = get_args(Initialisation)
-    rule = f"temperature > 0 and initialisation one of {', '.join(allowed)}"
-    require("cores-contrastive", options, rule, temperature > 0 and initialisation in allowed)
+    require("cores-contrastive", options, temperature=above(0), initialisation=one_of(get_args(Initialisation)))
     return Method(
         "cores-contrastive",
         "retrain on two views of each image, contrasted behind the fixed simplex; no labels",
@@ -91,7 +105,7 @@ def fine_tuned() -> Method:
 
 def l2_regularised(lam: float = 1.0, head: Head = "softmax") -> Method:
     """l2: retrained with new and old features of old classes held together (BCT, eq. 3; a mean, as in CoReS, 5.1)."""
-    require("l2", {"lam": lam}, "lam >= 0", lam >= 0)
+    require("l2", {"lam": lam}, lam=at_least(0))
     classifier, options = trainable_head("l2", head)
 
     def begin(upgrade: Upgrade) -> Objective:
@@ -132,8 +146,7 @@ def learning_without_forgetting(
     ``on="new"`` trains upgrades on images of new classes alone, as BCT does (table 1a: 50 % of the data).
     """
     given = {"lam": lam, "temperature": temperature, "on": on, "head": head}
-    rule = "lam >= 0, temperature > 0 and on one of all, new"
-    require("lwf", given, rule, lam >= 0 and temperature > 0 and on in ("all", "new"))
+    require("lwf", given, lam=at_least(0), temperature=above(0), on=one_of(("all", "new")))
     classifier, options = trainable_head("lwf", head)
 
     def begin(upgrade: Upgrade) -> Objective:
@@ -143,7 +156,8 @@ def learning_without_forgetting(
             if step.old is None or not shared:
                 return {"ce": step.new.cross_entropy(step.targets)}
             chosen = step.targets >= shared if on == "new" else None
-            answers, taught = step.new.logits[:, :shared], step.old.logits[:, :shared]
+            answers = step.new.logits[:, :shared]
+            taught = step.old.logits[:, :shared]
             return {
                 "ce": cross_entropy(step.new.logits, step.targets, chosen),
                 "lwf": lam * knowledge_distillation(answers, taught, temperature, chosen),

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fixstar.errors import InputError, NextStep, plural
 from fixstar.losses import SameClass, feature_distillation, info_nce, info_nce_of, search_contrast
-from fixstar.methods.method import Method, Objective, Step, Terms, Upgrade, require
+from fixstar.methods.method import Method, Objective, Rule, Step, Terms, Upgrade, above, at_least, one_of, require
 from fixstar.models import Encoder, Outputs
 
 WIDE = 8192  # features wider than this are compared through the m x m product of the projections
@@ -23,7 +23,7 @@ def simplex_hoc(lam: float = 0.25, rho: float = 5.0, same_class: SameClass = "ma
     first version has no predecessor and is trained with cross-entropy alone.
     """
     options = {"lam": lam, "rho": rho, "same_class": same_class}
-    require("hoc", options, "0 <= lam <= 1 and rho > 0", 0 <= lam <= 1 and rho > 0)
+    require("hoc", options, lam=Rule("in [0, 1]", lambda share: 0 <= share <= 1), rho=above(0))
     if same_class not in get_args(SameClass):
         raise InputError(f"hoc needs same_class one of {', '.join(get_args(SameClass))}, got {same_class!r}")
 
@@ -55,11 +55,11 @@ def simplex_fd(
     on the whole batch, ``head="softmax"`` trains a linear classifier, both as in the paper's ablation (table 9).
     """
     options = {"base": base, "on": on, "head": head}
-    met = base >= 0 and on in ("replay", "all") and head in ("simplex", "softmax")
-    require("fd", options, "base >= 0, on one of replay, all and head one of simplex, softmax", met)
+    require("fd", options, base=at_least(0), on=one_of(("replay", "all")), head=one_of(("simplex", "softmax")))
 
     def begin(upgrade: Upgrade) -> Objective:
-        old, new = upgrade.remembered, len(upgrade.new_classes)
+        old = upgrade.remembered
+        new = len(upgrade.new_classes)
         lam = base * math.sqrt(max(new, 1) / old) if old else 0.0  # an upgrade may bring old classes alone
 
         def terms(step: Step) -> Terms:
@@ -87,10 +87,11 @@ def simplex_upper_bound(base: float = 5.0) -> Method:
 
     Every version sees all images so far, so nothing can be forgotten; features of old classes are distilled.
     """
-    require("cl2r-ub", {"base": base}, "base >= 0", base >= 0)
+    require("cl2r-ub", {"base": base}, base=at_least(0))
 
     def begin(upgrade: Upgrade) -> Objective:
-        old, new = len(upgrade.old_classes), len(upgrade.new_classes)
+        old = len(upgrade.old_classes)
+        new = len(upgrade.new_classes)
         lam = base * math.sqrt(max(new, 1) / old) if old else 0.0
         remembered = torch.zeros(upgrade.encoder.classifier.outputs, dtype=torch.bool, device=upgrade.encoder.device)
         remembered[upgrade.encoder.slots.of(upgrade.old_classes)] = True
@@ -138,8 +139,15 @@ def polaris(
     A large capacity belongs to it (10,000): see docs/appendix/methods.md for why, and for what each part adds.
     """
     options = {"hold": hold, "contrast": contrast, "rho": rho, "rotated": rotated, "rate": rate, "fade": fade}
-    rule = "hold >= 0, contrast >= 0, rho > 0, rate > 0 and fade >= 0"
-    require("polaris", options, rule, hold >= 0 and contrast >= 0 and rho > 0 and rate > 0 and fade >= 0)
+    require(
+        "polaris",
+        options,
+        hold=at_least(0),
+        contrast=at_least(0),
+        rho=above(0),
+        rate=above(0),
+        fade=at_least(0),
+    )
 
     def begin(upgrade: Upgrade) -> Objective:
         slots = rotated_slots(upgrade.encoder) if rotated else None
@@ -188,13 +196,12 @@ def vega(
       vectors can answer. It is dropped after training: a translation is fitted to the finished model.
     - From the third version on, a second head does the same for the first version.
     - Images come twice, the second time ``rotated``, as for Polaris.
-    - An upgrade trains ``longer``: so many times the recipe's epochs. A free model has more to gain from them.
+    - An upgrade trains ``longer``: this multiple of the recipe's epochs. A free model gains more from them.
 
     With ``head`` and ``contrast`` 0 there are no heads, and the old model is not needed to train.
     """
     options = {"head": head, "contrast": contrast, "rho": rho, "rotated": rotated, "longer": longer}
-    rule = "head >= 0, contrast >= 0, rho > 0 and longer > 0"
-    require("vega", options, rule, head >= 0 and contrast >= 0 and rho > 0 and longer > 0)
+    require("vega", options, head=at_least(0), contrast=at_least(0), rho=above(0), longer=above(0))
     has_heads = head > 0 or contrast > 0
 
     def begin(upgrade: Upgrade) -> Objective:

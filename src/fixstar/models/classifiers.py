@@ -57,16 +57,19 @@ class TrainableClassifier(Classifier):
     def _allocate(self, feature_dim: int, outputs: int) -> None:
         if feature_dim < 1 or outputs < 1:
             raise InputError(f"a classifier needs features and classes, got {feature_dim} and {outputs}")
-        self.feature_dim, self.outputs = feature_dim, outputs
+        self.feature_dim = feature_dim
+        self.outputs = outputs
         self.weight = nn.Parameter(torch.empty(outputs, feature_dim))
         nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))  # as nn.Linear
 
     def grown(self, outputs: int) -> Classifier:
         """A wider classifier that begins with this one's rows."""
-        return self if outputs <= self.outputs else self.with_rows(outputs, range(self.outputs), range(self.outputs))
+        if outputs <= self.outputs:
+            return self
+        return self.with_rows(outputs, range(self.outputs), range(self.outputs))
 
     def with_rows(self, outputs: int, rows: Sequence[int], sources: Sequence[int]) -> Classifier:
-        """One of so many outputs, whose ``rows`` are the ``sources`` of this one; the others are new."""
+        """One with this many outputs: ``rows`` are copied from the ``sources`` of this one, the rest is new."""
         other = type(self)(**{**self.options, "outputs": outputs}).to(self.weight.device)
         with torch.no_grad():
             for name, parameter in self.named_parameters():
@@ -84,7 +87,9 @@ class NoClassifier(Classifier):
 
     def __init__(self, feature_dim: int) -> None:
         super().__init__()
-        self.feature_dim, self.outputs, self.options = feature_dim, 0, {"feature_dim": feature_dim}
+        self.feature_dim = feature_dim
+        self.outputs = 0
+        self.options = {"feature_dim": feature_dim}
 
     def forward(self, z: Tensor, targets: Tensor | None = None) -> Tensor:  # noqa: ARG002
         """Refused."""
@@ -117,7 +122,8 @@ class CosineClassifier(TrainableClassifier):
         if not scale > 0 or not 0 <= margin < 2:
             raise InputError(f"a cosine classifier needs scale > 0 and 0 <= margin < 2, got {scale} and {margin}")
         self._allocate(feature_dim, outputs)
-        self.scale, self.margin = float(scale), float(margin)
+        self.scale = float(scale)
+        self.margin = float(margin)
         self.options = {"feature_dim": feature_dim, "outputs": outputs, "scale": self.scale, "margin": self.margin}
 
     def forward(self, z: Tensor, targets: Tensor | None = None) -> Tensor:
@@ -142,7 +148,9 @@ class ProxyClassifier(TrainableClassifier):
         if proxies < 1 or not 0 <= margin < 2:
             raise InputError(f"a proxy classifier needs proxies >= 1 and 0 <= margin < 2, got {proxies} and {margin}")
         self._allocate(feature_dim, outputs * proxies)
-        self.outputs, self.proxies, self.margin = outputs, proxies, float(margin)
+        self.outputs = outputs
+        self.proxies = proxies
+        self.margin = float(margin)
         self.weight = nn.Parameter(self.weight.detach().view(outputs, proxies, feature_dim))
         self.scale = nn.Parameter(torch.ones(()))
         self.options = {"feature_dim": feature_dim, "outputs": outputs, "proxies": proxies, "margin": float(margin)}
@@ -173,7 +181,9 @@ class FixedClassifier(Classifier, ABC):
             raise InputError(f"a {self.kind} needs capacity >= {self.smallest}, got capacity={capacity}")
         if not scale > 0:
             raise InputError(f"a {self.kind} needs scale > 0, got scale={scale}")
-        self.feature_dim, self.outputs, self.scale = self.width(capacity), capacity, float(scale)
+        self.feature_dim = self.width(capacity)
+        self.outputs = capacity
+        self.scale = float(scale)
         self.options = {"capacity": capacity, "scale": float(scale)}
 
     @staticmethod
@@ -192,7 +202,9 @@ class FixedClassifier(Classifier, ABC):
 
     def grown(self, outputs: int) -> Classifier:
         """Itself while the capacity suffices: a polytope never changes."""
-        return self if outputs <= self.outputs else super().grown(outputs)
+        if outputs <= self.outputs:
+            return self
+        return super().grown(outputs)
 
     def extended(self, extra: int) -> Classifier:
         """Only a simplex can be extended."""
@@ -239,7 +251,9 @@ class SimplexClassifier(FixedClassifier):
     def fused_cross_entropy(self, z: Tensor, targets: Tensor) -> Tensor | None:
         """On a GPU, without storing logits; the kernel supports one simplex only."""
         fused = z.is_cuda and AVAILABLE and not self.added
-        return simplex_cross_entropy(z, targets, self.scale) if fused else None
+        if fused:
+            return simplex_cross_entropy(z, targets, self.scale)
+        return None
 
 
 class OrthoplexClassifier(FixedClassifier):

@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fixstar.durable import disk_errors, document, flush, is_vacant, make_directory, read_document, replace_json
+from fixstar.durable import DAMAGE, disk_errors, document, flush, is_vacant, make_directory, read_document, replace_json
 from fixstar.errors import (
     FixstarError,
     ImageError,
@@ -48,7 +48,8 @@ from fixstar.progress import progress_bar
 from fixstar.texts import Prompts, Reads, Role, checked_text
 from fixstar.trust import ADDRESSES, import_path, module_of, server_of, trusting
 
-CARD, WEIGHTS = "card.json", "model.safetensors"
+CARD = "card.json"
+WEIGHTS = "model.safetensors"
 CANARY = "canary"  # among the weights: vectors of a few fixed images
 
 Form = Literal["full", "short", "raw"]
@@ -68,7 +69,10 @@ def resolve_device(name: str) -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
-        usable = "auto, cpu, cuda or cuda:0" if torch.cuda.is_available() else "auto or cpu: there is no CUDA device"
+        if torch.cuda.is_available():
+            usable = "auto, cpu, cuda or cuda:0"
+        else:
+            usable = "auto or cpu: there is no CUDA device"
         raise InputError(f"device {name!r} cannot be used here ({reason}). Try {usable}") from None
     return device
 
@@ -89,14 +93,17 @@ class Outputs:
     @functools.cached_property
     def z(self) -> Tensor:
         """[B, d]."""
-        return self.h if self.projection is None else functional.linear(self.h, self.projection)
+        if self.projection is None:
+            return self.h
+        return functional.linear(self.h, self.projection)
 
     def cosines(self, other: Outputs) -> Tensor:
         """cos(z_i, z'_j) of all features with all of another model's, [B, B'].
 
         Where it is less work they come from the m x m matrix P^T P' and no z is made: P h . P' h' = h^T (P^T P') h'.
         """
-        P, Q = self.projection, other.projection
+        P = self.projection
+        Q = other.projection
         rows = len(self.h) + len(other.h)
         if P is None or Q is None or rows < P.shape[1] or P.shape[0] <= P.shape[1] or Q.shape[0] <= Q.shape[1]:
             return functional.normalize(self.z.float()) @ functional.normalize(other.z.float()).T
@@ -117,7 +124,9 @@ class Outputs:
     def cross_entropy(self, targets: Tensor) -> Tensor:
         """The mean softmax cross-entropy over all outputs, including those without a class (CoReS, eq. 9)."""
         fused = self.classifier.fused_cross_entropy(self.z, targets)
-        return functional.cross_entropy(self.logits.float(), targets) if fused is None else fused
+        if fused is None:
+            return functional.cross_entropy(self.logits.float(), targets)
+        return fused
 
 
 class Adapter(nn.Module):
@@ -127,8 +136,10 @@ class Adapter(nn.Module):
         super().__init__()
         if width < 1 or hidden < 1:
             raise InputError(f"an adapter needs width and hidden >= 1, got {width} and {hidden}")
-        self.width, self.hidden = width, hidden
-        self.first, self.second = nn.Linear(width, hidden), nn.Linear(hidden, width)
+        self.width = width
+        self.hidden = hidden
+        self.first = nn.Linear(width, hidden)
+        self.second = nn.Linear(hidden, width)
 
     @property
     def options(self) -> dict[str, int]:
@@ -151,7 +162,9 @@ class Adapter(nn.Module):
                 unit(self(torch.from_numpy(array[start : start + batch_size]).to(device))).cpu().numpy()
                 for start in range(0, len(array), batch_size)
             ]
-        return np.concatenate(parts) if parts else array
+        if parts:
+            return np.concatenate(parts)
+        return array
 
 
 class Encoder(nn.Module):
@@ -173,7 +186,9 @@ class Encoder(nn.Module):
         adapter: Adapter | None = None,
     ) -> None:
         super().__init__()
-        self.backbone, self.projection, self.classifier = backbone, projection, classifier
+        self.backbone = backbone
+        self.projection = projection
+        self.classifier = classifier
         self.adapter = adapter
         self.slots = slots
         self.inputs = inputs or backbone.inputs
@@ -227,7 +242,8 @@ class Encoder(nn.Module):
         else:
             if not classes:
                 raise InputError(f"a {classifier} classifier has one output per class: pass classes")
-            slots, projection = Slots().assign(classes), None if width is None else _projection(body, width)
+            slots = Slots().assign(classes)
+            projection = None if width is None else _projection(body, width)
             sizes = {"feature_dim": width or body.feature_dim, "outputs": len(slots)}
             head = create_classifier(classifier, **{**sizes, **(classifier_options or {})})
         return cls(body, projection, head, slots, preprocessing)
@@ -296,7 +312,14 @@ class Encoder(nn.Module):
         else:
             named = None if isinstance(model, nn.Module) else import_path(str(model), {})
             with trusting(*(module_of(one) for one in (named, source) if one is not None)):
-                body = foreign_backbone(model, preprocessing, source, arguments, weights, output)
+                body = foreign_backbone(
+                    model=model,
+                    preprocessing=preprocessing,
+                    source=source,
+                    arguments=arguments,
+                    weights=weights,
+                    output=output,
+                )
         head = create_classifier("none", feature_dim=body.feature_dim)
         encoder = cls(body, None, head, Slots(), preprocessing or body.inputs).eval()
         with trusting(*([] if encoder.code is None else [module_of(encoder.code)])):
@@ -306,7 +329,9 @@ class Encoder(nn.Module):
     @property
     def reads(self) -> Reads:
         """What it makes vectors of."""
-        return "texts" if isinstance(self.inputs, Prompts) else "images"
+        if isinstance(self.inputs, Prompts):
+            return "texts"
+        return "images"
 
     @property
     def preprocessing(self) -> Preprocessing:
@@ -326,7 +351,9 @@ class Encoder(nn.Module):
     @property
     def feature_dim(self) -> int:
         """d, the width of a full feature."""
-        return self.projection.out_features if self.projection is not None else self.backbone.feature_dim
+        if self.projection is not None:
+            return self.projection.out_features
+        return self.backbone.feature_dim
 
     def normalise(self, pixels: Tensor) -> Tensor:
         """uint8 pixels [B, C, H, W] to the backbone's input range."""
@@ -361,7 +388,9 @@ class Encoder(nn.Module):
             h = self.backbone(x if x.is_cuda else x.contiguous(memory_format=torch.channels_last))
         if self.projection is not None:
             h = h @ (self._short_factor() if form == "short" else self.projection.weight).T
-        return h if form == "raw" else unit(h)
+        if form == "raw":
+            return h
+        return unit(h)
 
     def _short_factor(self) -> Tensor:
         """R of P = Q R, cached until the weights change."""
@@ -369,12 +398,15 @@ class Encoder(nn.Module):
         weight = self.projection.weight
         key = (weight.data_ptr(), weight._version, len(weight))  # a grown weight may reuse the old one's memory
         if getattr(self, "_factor_key", None) != key:
-            self._factor, self._factor_key = short_factors(weight.detach())[1], key
+            self._factor = short_factors(weight.detach())[1]
+            self._factor_key = key
         return self._factor
 
     def projection_matrix(self) -> np.ndarray[Any, Any] | None:
         """P [d, m] as float32, which a gallery needs to compare short forms; ``None`` if the feature is h itself."""
-        return None if self.projection is None else self.projection.weight.detach().float().cpu().numpy()
+        if self.projection is None:
+            return None
+        return self.projection.weight.detach().float().cpu().numpy()
 
     def add_classes(self, classes: Sequence[str], side: Side = "left") -> None:
         """Give new classes their slots; a trainable classifier grows by their rows."""
@@ -384,11 +416,13 @@ class Encoder(nn.Module):
 
     def leave_classes(self, classes: Sequence[str]) -> None:
         """Leave a trainable classifier with the outputs of ``classes`` alone, in that order; missing ones are new."""
-        old, slots = self.classifier, Slots().assign(classes)
+        old = self.classifier
+        slots = Slots().assign(classes)
         assert isinstance(old, TrainableClassifier), "a fixed classifier keeps its slots"
         kept = [name for name in classes if name in self.slots]
         head = old.with_rows(len(slots), slots.of(kept), self.slots.of(kept))
-        self.classifier, self.slots = head.train(old.training), slots
+        self.classifier = head.train(old.training)
+        self.slots = slots
 
     def grow(self, extra: int) -> None:
         """Make room for ``extra`` more classes: one more simplex, in new dimensions at the end, zero at first."""
@@ -407,7 +441,9 @@ class Encoder(nn.Module):
 
     def join_slots(self, other: Encoder) -> None:
         """Add another model's classes at the slots they own there; its simplices must be the first of this one's."""
-        slots, mine, theirs = other.slots, self.classifier.parts, other.classifier.parts
+        slots = other.slots
+        mine = self.classifier.parts
+        theirs = other.classifier.parts
         if mine and theirs and mine != theirs:
             if mine[: len(theirs)] != theirs:
                 raise ModelError(
@@ -444,7 +480,10 @@ class Encoder(nn.Module):
         with the error (``bad="skip"``). ``decode`` reads one image; see ``decode_ahead``.
         """
         _check_encode(images, batch_size, form, bad)
-        width = min(self.feature_dim, self.backbone.feature_dim) if form == "short" else self.feature_dim
+        if form == "short":
+            width = min(self.feature_dim, self.backbone.feature_dim)
+        else:
+            width = self.feature_dim
         vectors = np.full((len(images), width), np.nan, np.float32)
         training = self.training
         self.eval()
@@ -513,7 +552,8 @@ class Encoder(nn.Module):
             stack.append(item)
             if len(stack) == batch_size:
                 yield rows, _to_tensor(stack)
-                rows, stack = [], []
+                rows = []
+                stack = []
         if stack:
             yield rows, _to_tensor(stack)
 
@@ -603,7 +643,8 @@ def _text_batches(
         rows.append(index)
         if len(batch) == batch_size:
             yield rows, batch
-            rows, batch = [], []
+            rows = []
+            batch = []
     if batch:
         yield rows, batch
 
@@ -716,7 +757,7 @@ def _load(directory: Path) -> Encoder:
         raise UntrustedCodeError(f"{directory} was not loaded: {error}") from None
     except FixstarError as error:
         raise ModelError(f"{directory} cannot be rebuilt: {error}") from error
-    except (AttributeError, SafetensorError, RuntimeError, KeyError, TypeError, ValueError) as error:
+    except (SafetensorError, RuntimeError, *DAMAGE) as error:
         raise ModelError(f"{directory} is damaged: card and weights do not belong together ({error})") from error
     encoder.eval()._canary = canary, directory
     encoder.require_unchanged()
@@ -724,7 +765,7 @@ def _load(directory: Path) -> Encoder:
 
 
 def _canary_images(p: Preprocessing) -> np.ndarray[Any, Any]:
-    """Four images of 8 x 8 blocks, the same for ever: uint8 [4, H, W, C]."""
+    """Four fixed images of 8 x 8 blocks: uint8 [4, H, W, C]."""
     i, y, x, c = np.ogrid[:4, : p.size[0], : p.size[1], : p.channels]
     blocks = (x * 8 // p.size[1] * 37 + y * 8 // p.size[0] * 59 + i * 101 + c * 17) * (i + 3) % 256
     return np.asarray(blocks, np.uint8)
@@ -758,7 +799,10 @@ def _check_canary(encoder: Encoder, expected: Vectors, directory: Path) -> None:
     """The model must still make the vectors that it made when it was saved."""
     found = canary_vectors(encoder)
     if found.shape != expected.shape or not (apart := _apart(found, expected)) <= _SAME:
-        seen = f"{apart:.3f} apart" if found.shape == expected.shape else f"{found.shape}, not {expected.shape}"
+        if found.shape == expected.shape:
+            seen = f"{apart:.3f} apart"
+        else:
+            seen = f"{found.shape}, not {expected.shape}"
         cause = "a library or the model's own code has changed"
         remedy = "Restore the earlier library or code"
         if encoder.backbone.name == "endpoint":
@@ -779,7 +823,8 @@ def _require_steady(encoder: Encoder) -> None:
     """Refuse a model whose vectors are constant, or change between calls or with the rest of the batch."""
     shown: Any = _CANARY_TEXTS if encoder.reads == "texts" else _canary_images(encoder.preprocessing)
     kind = encoder.reads.removesuffix("s")
-    first, again = canary_vectors(encoder), canary_vectors(encoder)
+    first = canary_vectors(encoder)
+    again = canary_vectors(encoder)
     alone = np.concatenate([encoder.encode(shown[i : i + 1], form="short") for i in range(len(shown))])
     if not (np.linalg.norm(first, axis=1) > 0.5).all():
         raise ModelError(f"the model returns zero for {_a(kind)}; a unit vector cannot be made of it")
@@ -794,7 +839,9 @@ def _require_steady(encoder: Encoder) -> None:
 
 
 def _a(noun: str) -> str:
-    return f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
+    if noun[0] in "aeiou":
+        return f"an {noun}"
+    return f"a {noun}"
 
 
 def _check_weights(path: Path, card: dict[str, Any]) -> None:
@@ -812,7 +859,9 @@ def _check_weights(path: Path, card: dict[str, Any]) -> None:
 
 def _check_shapes(path: Path, card: dict[str, Any]) -> None:
     """Compare the card with the weights' header before anything of the card's size is allocated."""
-    projection, adapter, backbone = card["projection"], card["adapter"], card["backbone"]
+    projection = card["projection"]
+    adapter = card["adapter"]
+    backbone = card["backbone"]
     cut = backbone["options"].get("tokenizer_size")
     for part, weight, shape in (
         ("backbone", "backbone.tokenizer_file", None if cut is None else [cut]),
@@ -821,7 +870,10 @@ def _check_shapes(path: Path, card: dict[str, Any]) -> None:
         ("adapter", "adapter.first.weight", None if adapter is None else [adapter["hidden"], adapter["width"]]),
     ):
         with safe_open(path, framework="pt") as stored:
-            held = stored.get_slice(weight).get_shape() if weight in set(stored.keys()) else None
+            if weight in set(stored.keys()):
+                held = stored.get_slice(weight).get_shape()
+            else:
+                held = None
         if held != shape:
             raise ModelError(f"the card's {part} {card[part]} is not that of the weights, {held}")
 
@@ -830,8 +882,19 @@ def _build(card: dict[str, Any]) -> Encoder:
     with torch.random.fork_rng(devices=[]):  # building draws initial weights; leave the caller's generator alone
         backbone = create_backbone(card["backbone"]["name"], **card["backbone"]["options"])
         shape = card["projection"]
-        projection = None if shape is None else nn.Linear(shape["in"], shape["out"], bias=False)
+        if shape is None:
+            projection = None
+        else:
+            projection = nn.Linear(shape["in"], shape["out"], bias=False)
         classifier = create_classifier(card["classifier"]["kind"], **card["classifier"]["options"])
         adapter = None if card["adapter"] is None else Adapter(**card["adapter"])
     slots = Slots(card["slots"]["capacity"], card["slots"]["by_class"])
-    return Encoder(backbone, projection, classifier, slots, inputs_of(card), card["about"], adapter)
+    return Encoder(
+        backbone=backbone,
+        projection=projection,
+        classifier=classifier,
+        slots=slots,
+        inputs=inputs_of(card),
+        about=card["about"],
+        adapter=adapter,
+    )

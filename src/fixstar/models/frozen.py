@@ -80,7 +80,8 @@ class FoldedCifarResNet:
 
 def refit_pixels(pixels: Tensor, preprocessing: Preprocessing) -> Tensor:
     """Pixels [B, C, H, W] at this model's size and channels, as whole numbers; unchanged if they fit."""
-    size, channels = preprocessing.size, preprocessing.channels
+    size = preprocessing.size
+    channels = preprocessing.channels
     if pixels.shape[1:] == (channels, *size):
         return pixels
     x = pixels.float()
@@ -122,7 +123,8 @@ class FrozenEncoder:
 
     def reads(self, columns: slice, made: Callable[[Encoder, Any], Any]) -> FrozenEncoder:
         """Itself, for training on features made before: its columns in a row, and what gives those of images."""
-        self._columns, self._made = columns, made
+        self._columns = columns
+        self._made = made
         return self
 
     def to(self, device: torch.device) -> FrozenEncoder:

@@ -1,7 +1,7 @@
 """A CIFAR ResNet in training whose batch norms live inside its convolutions: a third of the kernels of a training step.
 
 Only for a GPU: forward and backward are written out, layer by layer, in ``fixstar.kernels.normed_convolutions``. The
-weights' gradients are nobody's input, so they run on a second stream.
+nothing in the backward pass reads the weights' gradients, so they run on a second stream.
 """
 
 from __future__ import annotations
@@ -91,7 +91,8 @@ class Gradients:
     """All gradients in one piece of memory, a layer's weights, gain and shift after another; and parts to sum."""
 
     def __init__(self, layers: list[FusedLayer], images: int, device: torch.device) -> None:
-        self.layers, self._device = layers, device
+        self.layers = layers
+        self._device = device
         sizes = [layer.size + 2 * layer.outputs for layer in layers]
         parts = [layer.chunks(images)[0] * layer.size for layer in layers]
         self._starts, self._sources = ([0, *itertools.accumulate(lengths)] for lengths in (sizes, parts))
@@ -110,7 +111,8 @@ class Gradients:
 
     def of_norm(self, memory: Tensor, number: int) -> tuple[Tensor, Tensor]:
         """Of a layer's gain and shift."""
-        start, width = self._starts[number] + self.layers[number].size, self.layers[number].outputs
+        start = self._starts[number] + self.layers[number].size
+        width = self.layers[number].outputs
         return memory[start : start + width], memory[start + width : start + 2 * width]
 
     def views(self, memory: Tensor) -> list[Tensor]:
@@ -146,7 +148,8 @@ class FusedCifarResNet:
         from fixstar.kernels import normed_convolutions
 
         self._run: Any = normed_convolutions
-        self._backbone, self._storage = backbone, storage
+        self._backbone = backbone
+        self._storage = storage
         self._product = normed_convolutions.TYPES[torch.float32 if INTERPRETED else storage]
         self._plans: dict[tuple[int, int, int, torch.device], Gradients] = {}
 
@@ -232,7 +235,9 @@ class FusedCifarResNet:
     def _activated(self, kept: _Kept, before: Tensor | None, relu: bool = True) -> Tensor:
         """relu(batch norm(y) + shortcut)."""
         images, height, width, channels = kept.y.shape
-        out, tile, total = torch.empty_like(kept.y), _POINTWISE[channels], images * height * width
+        out = torch.empty_like(kept.y)
+        tile = _POINTWISE[channels]
+        total = images * height * width
         stride, narrower = (1, 0) if before is None else (before.shape[1] // height, before.shape[-1])
         self._run.joint[(programs_for(total, tile),)](
             kept.y, kept.norm, kept.y if before is None else before, out, total, height, width, channels, narrower,
@@ -264,7 +269,9 @@ class FusedCifarResNet:
 
     def _tail(self, gradient: Tensor, kept: _Kept, top: Tensor, relu: bool) -> tuple[Tensor, Tensor]:
         images, height, width, channels = kept.y.shape
-        out, tile, total = torch.empty_like(kept.y), _POINTWISE[channels], images * height * width
+        out = torch.empty_like(kept.y)
+        tile = _POINTWISE[channels]
+        total = images * height * width
         programs = programs_for(total, tile)
         sums = torch.empty((2, channels, programs), device=out.device)
         self._run.tail[(programs,)](
@@ -275,9 +282,12 @@ class FusedCifarResNet:
 
     def _through_norm(self, kept: _Kept, g: Tensor, sums: Tensor, d_gain: Tensor, d_shift: Tensor) -> Tensor:
         """The gradient of a layer's raw output, from that of its batch norm's output and the sums over it."""
-        channels, programs = kept.layer.outputs, sums.shape[-1]
-        total, tile = g.numel() // channels, _POINTWISE[channels]
-        line, dy = torch.empty((3, channels), device=g.device), torch.empty_like(g)
+        channels = kept.layer.outputs
+        programs = sums.shape[-1]
+        total = g.numel() // channels
+        tile = _POINTWISE[channels]
+        line = torch.empty((3, channels), device=g.device)
+        dy = torch.empty_like(g)
         self._run.coefficients[(channels,)](
             sums, kept.norm, line, d_gain, d_shift, total, programs, channels, *_in_blocks(programs), num_warps=1
         )  # fmt: skip
@@ -300,7 +310,8 @@ class FusedCifarResNet:
         return out, sums
 
     def _weights(self, kept: _Kept, dy: Tensor, parts: Tensor, out: Tensor) -> None:
-        layer, lanes = kept.layer, max(kept.layer.inputs, LANES)
+        layer = kept.layer
+        lanes = max(kept.layer.inputs, LANES)
         (taps, tile, warps, _), (chunks, turns) = WEIGHTS[lanes], kept.layer.chunks(len(dy))
         self._run.weights[(chunks, 9 // taps)](
             kept.x, dy, parts, dy.numel() // layer.outputs, turns, layer.height, layer.width, layer.inputs,
@@ -347,7 +358,9 @@ class _Function(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             raise InputError("the fused network has no gradient by its images; call the backbone itself")
         features, kept, top = net.forward(images)
-        ctx.net, ctx.kept, ctx.top = net, kept, top
+        ctx.net = net
+        ctx.kept = kept
+        ctx.top = top
         return features
 
     @staticmethod

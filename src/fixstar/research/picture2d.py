@@ -31,7 +31,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-FIRST, CLASSES, CAPACITY = 5, 7, 10  # digits of v1 and of v3; corners of the polygon
+# digits of v1 and of v3; corners of the polygon
+FIRST = 5
+CLASSES = 7
+CAPACITY = 10
 TEST = 80  # test images per class
 # Sans-serif digits of Unicode's mathematical alphabets: only two fonts have them, so prints vary about as MNIST's do.
 DIGITS = {str(digit): chr(0x1D7E2 + digit) for digit in range(1, CLASSES + 1)}
@@ -45,8 +48,12 @@ BACKBONES: dict[str, tuple[dict[str, Any], float]] = {
 # Paul Tol's "muted" scheme, ordered so that consecutive classes differ most; for any colour vision.
 COLOURS = ("#332288", "#cc6677", "#117733", "#88ccee", "#ddaa33", "#882255", "#44aa99", "#997733", "#aa4499", "#5a6877")
 LIGHT = ("#88ccee", "#ddaa33", "#44aa99")  # dark text is readable on these
-RIM, EDGE = 1.0, 1.24  # radius of the rim of a panel, and where the panel ends
-LABEL, CAPTION = 1.12, -1.42  # radius of the numbers, height of the words below
+# radius of the rim of a panel, and where the panel ends
+RIM = 1.0
+EDGE = 1.24
+# radius of the numbers, height of the words below
+LABEL = 1.12
+CAPTION = -1.42
 PANEL = 2.9  # inches
 KEY = """Dots: test images.  Spokes: prototypes, dashed where reserved for new classes.
 Numbers at the rim: where each class points.  Hollow rings: where it pointed in the version before."""
@@ -125,7 +132,8 @@ def _images(data: Path | None, per_class: int) -> tuple[ImageSet, ImageSet]:
         raise InputError(f"need at least one image per class, got {per_class}")
     if data is None:
         return _drawn(per_class, seed=1), _drawn(TEST, seed=2)
-    train, test = open_images(data, "train"), open_images(data, "test")
+    train = open_images(data, "train")
+    test = open_images(data, "test")
     if len(train.classes) < CLASSES:
         raise InputError(f"{data} has {plural(len(train.classes), 'class')}; the picture needs {CLASSES}")
     classes = train.classes[:CLASSES]
@@ -161,7 +169,8 @@ def _versions(
         if not encoders and method.classifier in firsts:
             encoders.append(firsts[method.classifier])
             continue
-        images, previous = stream.seen(task.number), encoders[-1] if encoders else None
+        images = stream.seen(task.number)
+        previous = encoders[-1] if encoders else None
         version = train_version(task.number, images, TrainingContext(previous), method, settings, progress=progress)
         encoders.append(version.encoder)
     firsts.setdefault(method.classifier, encoders[0])
@@ -218,7 +227,8 @@ def class_turns(before: Plane, after: Plane) -> dict[int, float]:
     >>> {c: round(turn) for c, turn in turned.items()}
     {0: -90, 1: 90}
     """
-    old, new = before.directions(), after.directions()
+    old = before.directions()
+    new = after.directions()
     turns = {c: math.degrees(new[c] - old[c]) for c in old if c in new}
     return {c: (turn + 180) % 360 - 180 for c, turn in turns.items()}
 
@@ -280,7 +290,8 @@ def _draw_plane(axes: Axes, plane: Plane, before: Plane | None, names: Sequence[
 
 def _draw_turns(axes: Axes, before: Plane, after: Plane) -> None:
     """Where the classes pointed before, the arc from there, and the mean turn."""
-    old, turns = before.directions(), class_turns(before, after)
+    old = before.directions()
+    turns = class_turns(before, after)
     for c, turn in turns.items():
         arc = old[c] + np.radians(np.linspace(0, turn, 40))
         colour = COLOURS[c % len(COLOURS)]

@@ -58,7 +58,9 @@ class Distances:
     @property
     def holds(self) -> bool | None:
         """Whether the inequality holds, by more than two standard errors; None if it is too close to say."""
-        return None if abs(self.margin) <= 2 * self.error else self.margin > 0
+        if abs(self.margin) <= 2 * self.error:
+            return None
+        return self.margin > 0
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,8 @@ def _check(d: int, old_angle: float, new_angle: float, samples: int, rng: np.ran
     for start in range(0, samples, step):
         count = min(step, samples - start)
         h = sample_cap(_axis(d, 1.0), old_angle, count, rng)
-        quantiles, directions = rng.random(count), _directions(count, d, rng)
+        quantiles = rng.random(count)
+        directions = _directions(count, d, rng)
         polar = np.stack([polar_angles(d, angle, quantiles) for angle in (old_angle, new_angle)])
         for case, cosine in cosines.items():
             seen = _turned(h, _axis(d, cosine))  # turn h instead of the points of the other cap
@@ -110,7 +113,17 @@ def _distances(drawn: Floats, means: tuple[float, float], cosine: float, sign: i
     errors = [float(values.std(ddof=1)) / math.sqrt(len(values)) for values in (*drawn, margin)]
     exact_old, exact_cross = (1 - means[0] * mean * cosine for mean in means)
     exact_margin = sign * (exact_old - exact_cross)
-    return Distances(old, cross, errors[0], errors[1], kept, errors[2], exact_old, exact_cross, exact_margin)
+    return Distances(
+        old=old,
+        cross=cross,
+        old_error=errors[0],
+        cross_error=errors[1],
+        margin=kept,
+        error=errors[2],
+        exact_old=exact_old,
+        exact_cross=exact_cross,
+        exact_margin=exact_margin,
+    )
 
 
 def sample_cap(axis: Floats, angle: float, count: int, rng: np.random.Generator) -> Floats:
@@ -125,7 +138,9 @@ def _turned(points: Floats, axis: Floats) -> Floats:
     mirror = -axis
     mirror[0] += 1
     length = float(mirror @ mirror)
-    return points if length == 0 else points - np.outer(points @ mirror * (2 / length), mirror)
+    if length == 0:
+        return points
+    return points - np.outer(points @ mirror * (2 / length), mirror)
 
 
 def _directions(count: int, d: int, rng: np.random.Generator) -> Floats:
@@ -181,7 +196,9 @@ def _require_angle(angle: float) -> None:
         raise InputError(f"the polar angle of a cap lies in (0, pi] radians, 0 to 180 degrees; got {angle:g} radians")
 
 
-OLD, NEW = "#b3591c", "#1d5a98"  # before the upgrade, after it
+# before the upgrade, after it
+OLD = "#b3591c"
+NEW = "#1d5a98"
 
 
 def draw_theorem(checks: Sequence[DimensionCheck], path: str | Path | None = None, title: str = "") -> Figure:

@@ -32,6 +32,7 @@ import numpy as np
 from fixstar.data.formats import open_images_within
 from fixstar.data.image_set import ImageSet
 from fixstar.durable import (
+    DAMAGE,
     WatchedFile,
     document,
     exclusive,
@@ -1067,5 +1068,5 @@ def _parsed_samples(path: Path) -> tuple[HistoryPoint, ...]:
         return tuple(
             HistoryPoint(one["when"], dict(one["vectors"])) for one in read_document(path, "history")["samples"]
         )
-    except (FixstarError, OSError, ValueError, KeyError, TypeError):  # only a picture is lost
+    except (FixstarError, OSError, *DAMAGE):  # only a picture is lost
         return ()

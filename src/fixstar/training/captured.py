@@ -32,7 +32,9 @@ class CapturedSteps:
     """``Steps`` as a recorded graph. All pixels and the optimiser's learning rates must be on the device."""
 
     def __init__(self, run: Training, part: PlacedStage, optimiser: optim.Optimizer) -> None:
-        self._run, self._part, self._optimiser = run, part, optimiser
+        self._run = run
+        self._part = part
+        self._optimiser = optimiser
         device = run.encoder.device
         self._plan = part.batches.plan_on_device(part.first)
         self._at = torch.zeros(1, dtype=torch.long, device=device)  # the step within the epoch
@@ -73,7 +75,14 @@ class CapturedSteps:
         if self._part.recipe.changes_every_step:
             set_rate(self._optimiser, self._rates.index_select(0, self._at)[0])
         batch = self._part.batches.cut_at(self._plan, self._at)
-        terms = update(self._run, self._part, self._optimiser, batch, self._done, self._teacher_stream)
+        terms = update(
+            run=self._run,
+            part=self._part,
+            optimiser=self._optimiser,
+            batch=batch,
+            done=self._done,
+            teacher_stream=self._teacher_stream,
+        )
         for name, value in terms.items():
             if name not in self._sums:
                 self._sums[name] = torch.zeros_like(value)
@@ -83,7 +92,8 @@ class CapturedSteps:
 
     def _record(self) -> torch.cuda.CUDAGraph:
         """Warm up and record, then restore weights, statistics and momenta."""
-        run, modules = self._run, self._run.modules()
+        run = self._run
+        modules = self._run.modules()
         trained = run.encoder.backbone.training and not (run.maps or run.frozen)
         worthwhile = self._part.steps >= _WORTH_COMPILING and trained
         with (
@@ -107,9 +117,12 @@ class CapturedSteps:
 
 def _faster(run: Training) -> contextlib.AbstractContextManager[None]:
     """The backbone by its own kernels, if there are any, else compiled."""
-    backbone, sides = run.encoder.backbone, run.encoder.preprocessing.size
+    backbone = run.encoder.backbone
+    sides = run.encoder.preprocessing.size
     made = run.bfloat16 and FusedCifarResNet.supports(backbone, sides)
-    return fused(backbone) if made else compiled(backbone)
+    if made:
+        return fused(backbone)
+    return compiled(backbone)
 
 
 def _stream() -> Any:
@@ -118,7 +131,7 @@ def _stream() -> Any:
 
 @contextlib.contextmanager
 def _restored(modules: nn.Module, optimiser: optim.Optimizer) -> Iterator[None]:
-    """Afterwards weights, statistics and momenta are as before, in the same memory."""
+    """Restores weights, statistics and momenta at the end, in the same memory."""
     weights = {name: value.clone() for name, value in modules.state_dict().items()}
     momenta = {id(value): value.clone() for value in _momenta(optimiser)}
     try:
@@ -143,7 +156,7 @@ def _tensor_cores(allowed: bool) -> Iterator[None]:
 
 
 def _momenta(optimiser: optim.Optimizer) -> list[Tensor]:
-    """Everything that an optimiser remembers; all of it is zero before the first step."""
+    """All state of an optimiser, which is zero before the first step."""
     return [value for state in optimiser.state.values() for value in state.values() if isinstance(value, Tensor)]
 
 
@@ -163,7 +176,7 @@ def _without_batch_counts(modules: nn.Module) -> Iterator[None]:
 
 
 def compiled(backbone: Backbone) -> contextlib.AbstractContextManager[None]:
-    """Inside, ``backbone`` runs its compiled program, made once per process: weights are its inputs."""
+    """While it is active, ``backbone`` runs compiled. Compiled once per process: the weights are inputs."""
     key = json.dumps([backbone.name, backbone.options, backbone.training], sort_keys=True)
     if key not in _PROGRAMS:
         _PROGRAMS[key] = _program(copy.deepcopy(backbone))

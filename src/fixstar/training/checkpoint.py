@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn, optim
 
-from fixstar.durable import disk_errors, document, open_document, replace_file
+from fixstar.durable import DAMAGE, disk_errors, document, open_document, replace_file
 from fixstar.errors import CheckpointError, ModelError
 from fixstar.training.run import lay_out_state
 
@@ -87,12 +87,13 @@ def load_checkpoint(
         about = open_document(json.loads(metadata["document"]), _FORMAT)
         if about["sha256"] != _tensors_digest(tensors):
             raise ValueError("the digest of its tensors is another one")
-    except (SafetensorError, OSError, ModelError, ValueError, KeyError, TypeError) as error:
+    except (SafetensorError, OSError, ModelError, *DAMAGE) as error:
         raise CheckpointError(
             f"{path} cannot be read ({error}); delete it to train this version from the start"
         ) from error
     if about["fingerprint"] != fingerprint:
-        written, asked = about["parts"], parts or {}
+        written = about["parts"]
+        asked = parts or {}
         names = [name for name in {**asked, **written} if written.get(name) != asked.get(name)]
         differ = f" (different now: {', '.join(names)})" if names else ""
         raise CheckpointError(

@@ -57,13 +57,17 @@ def world() -> World:
     if not dist.is_initialized():
         if int(os.environ.get("WORLD_SIZE", "1")) == 1 or not all(name in os.environ for name in _LAUNCHED):
             return World()
-        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+        if torch.cuda.is_available() and dist.is_nccl_available():
+            backend = "cpu:gloo,cuda:nccl"
+        else:
+            backend = "gloo"
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         if local_rank < torch.cuda.device_count():  # before anything takes memory on the first GPU
             torch.cuda.set_device(local_rank)
         with collective():
             dist.init_process_group(backend, timeout=_TIMEOUT)
-    size, rank = dist.get_world_size(), dist.get_rank()
+    size = dist.get_world_size()
+    rank = dist.get_rank()
     local_rank = int(os.environ.get("LOCAL_RANK", rank))
     return World(rank, size, local_rank, int(os.environ.get("LOCAL_WORLD_SIZE", size)))
 
@@ -96,8 +100,12 @@ def collective() -> Iterator[None]:
     try:
         yield
     except (RuntimeError, ValueError) as error:
-        rank, size = os.environ.get("RANK", "?"), os.environ.get("WORLD_SIZE", "?")
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        rank = os.environ.get("RANK", "?")
+        size = os.environ.get("WORLD_SIZE", "?")
+        if str(error).strip():
+            reason = str(error).strip().splitlines()[0]
+        else:
+            reason = type(error).__name__
         raise FixstarError(
             f"process {rank} of {size} has lost the others ({reason}). If one of them has stopped, its message says "
             "why; then run the same training again to resume from the last checkpoint"
@@ -182,12 +190,14 @@ def broadcast_from_rank_zero(values: Iterable[Tensor]) -> None:
             value.copy_(dense)
 
 
-# Batch norm over the whole batch where each process holds a share of it.
+# Batch norm over the whole batch where each process holds a share of it. torch.nn.SyncBatchNorm does the same, but it
+# raises for tensors on a CPU, where this is tested with two processes, and it would have to replace the layers: then
+# the names and types of what is saved would depend on the number of processes.
 
 
 @contextlib.contextmanager
 def synchronised(model: nn.Module) -> Iterator[None]:
-    """Inside, batch norms in training normalise by the batch of all processes; saved models stay the same."""
+    """While it is active, batch norms in training use the statistics of all processes. Saved models do not change."""
     layers: list[Any] = [part for part in model.modules() if isinstance(part, _BatchNorm)]
     for layer in layers:
         layer.forward = lambda x, layer=layer: _forward(layer, x)
@@ -199,7 +209,9 @@ def synchronised(model: nn.Module) -> Iterator[None]:
 
 
 def _forward(layer: _BatchNorm, x: Tensor) -> Tensor:
-    mean, var, momentum = layer.running_mean, layer.running_var, layer.momentum
+    mean = layer.running_mean
+    var = layer.running_var
+    momentum = layer.momentum
     if not layer.training and mean is not None:
         return type(layer).forward(layer, x)
     y, batch_mean, batch_var, count = _Normalised.apply(x, layer.weight, layer.bias, layer.eps)  # type: ignore[no-untyped-call]
@@ -236,7 +248,8 @@ class _Normalised(torch.autograd.Function):
         y = unit if gain is None else unit * _along(gain.float(), x)
         y = y if bias is None else y + _along(bias.float(), x)
         ctx.save_for_backward(x, mean, scale, gain)
-        ctx.count, ctx.has_bias = count, bias is not None
+        ctx.count = count
+        ctx.has_bias = bias is not None
         ctx.mark_non_differentiable(mean, var, count)
         return y.to(x.dtype), mean, var, count
 
@@ -246,7 +259,9 @@ class _Normalised(torch.autograd.Function):
         dims = [dim for dim in range(x.ndim) if dim != 1]
         dy = gradients[0].float()
         unit = (x.float() - _along(mean, x)) * _along(scale, x)
-        by_bias, by_gain = dy.sum(dims), (dy * unit).sum(dims)  # [C], of this share
+        # [C], of this share
+        by_bias = dy.sum(dims)
+        by_gain = (dy * unit).sum(dims)
         sums = torch.stack([by_bias, by_gain])
         with collective():
             dist.all_reduce(sums)
@@ -269,7 +284,9 @@ def _merged(mean: Tensor, squares: Tensor, count: int) -> tuple[Tensor, Tensor, 
     with collective():
         dist.all_gather(each, own)
     all_ranks = torch.stack(each)  # [processes, 2 C + 1]
-    means, sums, counts = all_ranks[:, : len(mean)], all_ranks[:, len(mean) : -1], all_ranks[:, -1:]
+    means = all_ranks[:, : len(mean)]
+    sums = all_ranks[:, len(mean) : -1]
+    counts = all_ranks[:, -1:]
     total = counts.sum()
     whole = (means * counts).sum(dim=0) / total
     return whole, (sums + counts * (means - whole).square()).sum(dim=0), total

@@ -67,9 +67,15 @@ class FrozenFeatures:
         rotated: bool = False,
         progress: bool = False,
     ) -> None:
-        self._flips, self._turns = (False, True) if flip else (False,), range(4 if rotated else 1)
-        self._device, self._show, self._shared = encoder.device, progress and world().is_rank_zero, folder is not None
-        self._temporary = None if folder else tempfile.TemporaryDirectory(prefix="fixstar-features-")
+        self._flips = (False, True) if flip else (False,)
+        self._turns = range(4 if rotated else 1)
+        self._device = encoder.device
+        self._show = progress and world().is_rank_zero
+        self._shared = folder is not None
+        if folder:
+            self._temporary = None
+        else:
+            self._temporary = tempfile.TemporaryDirectory(prefix="fixstar-features-")
         self._folder = folder or Path(self._temporary.name if self._temporary else "")
         self._models: dict[str, Encoder] = {}
         self.columns(encoder)
@@ -80,7 +86,10 @@ class FrozenFeatures:
         """Where a model's features are in a row. A new backbone is added at the end."""
         key = _backbone_key(model)
         if key not in self._models:
-            on_device = model if model.device == self._device else copy.deepcopy(model).to(self._device)
+            if model.device == self._device:
+                on_device = model
+            else:
+                on_device = copy.deepcopy(model).to(self._device)
             self._models[key] = on_device
         widths = [other.backbone.feature_dim for other in self._models.values()]
         place = list(self._models).index(key)
@@ -104,7 +113,8 @@ class FrozenFeatures:
     def of(self, model: Encoder, images: Any) -> Vectors:
         """A model's features [N, m] of images as they are; all must be readable."""
         self.columns(model)
-        digests, models = _digests(images), {key: self._models[key] for key in [_backbone_key(model)]}
+        digests = _digests(images)
+        models = {key: self._models[key] for key in [_backbone_key(model)]}
         if unread := self._make(models, images, digests, [PLAIN]):
             raise unreadable_error(unread, len(images))
         return self._row(models, digests, PLAIN)
@@ -112,12 +122,14 @@ class FrozenFeatures:
     def _make(
         self, models: Mapping[str, Encoder], images: Any, digests: Sequence[bytes], views: Sequence[View]
     ) -> list[ImageError]:
-        """Make what is missing; an error for each image that cannot be read. Of several processes only one writes."""
+        """Compute what is missing; returns the error of each unreadable image. Only one process writes."""
 
         def make() -> list[list[Any]]:
             reasons: dict[bytes, str] = {}
             for key, model in models.items():
-                reasons |= _make(model, images, digests, views, self._folder / key, self._show)
+                reasons |= _make(
+                    model=model, images=images, digests=digests, views=views, folder=self._folder / key, show=self._show
+                )
             return [[_name(images, row), reasons[one], row] for row, one in enumerate(digests) if one in reasons]
 
         return [ImageError(*bad) for bad in (from_rank_zero(make) if self._shared else make())]
@@ -142,7 +154,9 @@ def _place(folder: Path, view: View) -> Path:
 
 
 def _name(images: Any, row: int) -> str:
-    return str(images[row]) if isinstance(images[row], Path) else f"image {row}"
+    if isinstance(images[row], Path):
+        return str(images[row])
+    return f"image {row}"
 
 
 def _digests(images: Any) -> list[bytes]:
@@ -161,13 +175,15 @@ def _make(
     model: Encoder, images: Any, digests: Sequence[bytes], views: Sequence[View], folder: Path, show: bool
 ) -> dict[bytes, str]:
     """Store the features that a folder lacks, file by file; why an image has none, by its digest."""
-    width, reasons = model.backbone.feature_dim, dict[bytes, str]()
+    width = model.backbone.feature_dim
+    reasons = dict[bytes, str]()
     known = {view: set(_stored(_place(folder, view), width)[0]) for view in views}
     missing: dict[bytes, int] = {}
     for row, digest in enumerate(digests):
         if any(digest not in stored for stored in known.values()):
             missing.setdefault(digest, row)
-    names, training = list(missing), model.training
+    names = list(missing)
+    training = model.training
     with progress_bar("embedding", len(names), "images", show=show and bool(names)) as advance:
         for start in range(0, len(names), _SHARD):
             chunk = names[start : start + _SHARD]
@@ -212,7 +228,7 @@ def _store(folder: Path, digests: Sequence[bytes], features: Vectors) -> None:
 
 
 def _stored(folder: Path, width: int) -> tuple[dict[bytes, int], Vectors]:
-    """The row of each digest, and the features [N, width]. A damaged file is deleted, and made again later."""
+    """The row of each digest, and the features [N, width]. A damaged file is deleted and computed again later."""
     rows: dict[bytes, int] = {}
     tables = [np.zeros((0, width), np.float32)]
     total = 0

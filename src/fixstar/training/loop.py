@@ -59,7 +59,8 @@ def train(run: Training) -> list[EpochLog]:
     selected = of_encoder[-1]  # the stage whose epochs model selection chooses from
     _require_same_start(run, parts, log)
     done, total = (sum(part.images(epoch) for part in parts) for epoch in (len(log), parts[-1].after))
-    device, shown = run.encoder.device, run.progress and world().is_rank_zero
+    device = run.encoder.device
+    shown = run.progress and world().is_rank_zero
     run.warn_of_emulation()
     with (
         torch.cuda.device(device) if device.type == "cuda" else nullcontext(),  # for streams and kernels
@@ -72,7 +73,7 @@ def train(run: Training) -> list[EpochLog]:
             if len(log) == part.first and part.stage.begin is not None:
                 part.stage.begin()
                 broadcast_from_rank_zero(run.modules().state_dict().values())
-            _run_part(run, part, log, best, resumed, advance, select=part is selected)
+            _run_part(run=run, part=part, log=log, best=best, resumed=resumed, advance=advance, select=part is selected)
             if part is selected and best:
                 run.encoder.load_state_dict(best)
     if run.objective.finish is not None:
@@ -101,7 +102,9 @@ def _run_part(
         run.modules().eval()
         run.trained(part.stage).train()
         steps = steps or _steps(run, part, optimiser)
-        entry = _epoch(run, part, steps, epoch, advance, log[-1].loss if log else None)
+        entry = _epoch(
+            run=run, part=part, steps=steps, epoch=epoch, advance=advance, last=log[-1].loss if log else None
+        )
         _require_converging(entry, run.checkpoint, part.recipe.learning_rate)
         if run.select is not None and select:
             entry = replace(entry, scores=_scores(run))

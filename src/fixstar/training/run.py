@@ -66,7 +66,9 @@ class Training:
 
     def trained(self, stage: Stage) -> nn.Module:
         """What a stage updates."""
-        return self.modules() if stage.trains is None else stage.trains
+        if stage.trains is None:
+            return self.modules()
+        return stage.trains
 
     @property
     def bfloat16(self) -> bool:
@@ -76,7 +78,7 @@ class Training:
         return self.recipe.precision == "bfloat16"
 
     def warn_of_emulation(self) -> None:
-        """Say before a training in bfloat16 that this CPU does not multiply it: it would take longer, not shorter."""
+        """Warn before training in bfloat16 on a CPU without support for it, where it is slower than float32."""
         if self.encoder.device.type == "cpu" and self.bfloat16 and not cpu_multiplies_bfloat16():
             warnings.warn(
                 "this CPU does not multiply bfloat16 in hardware: the training takes longer than in float32. Stop it "

@@ -72,7 +72,7 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Let no other process train here, and remove what a killed run left half-written."""
+        """Lock the run against other processes, and remove partial files of a killed run."""
         with contextlib.ExitStack() as lock:
             on_rank_zero(lambda: lock.enter_context(self._exclusive()))
             yield
@@ -123,4 +123,6 @@ def _differences(started: Any, asked: Any, prefix: str = "") -> list[str]:
     if isinstance(started, dict) and isinstance(asked, dict):
         keys = sorted(started.keys() | asked.keys())
         return [line for key in keys for line in _differences(started.get(key), asked.get(key), f"{prefix}{key}.")]
-    return [] if started == asked else [f"{prefix.rstrip('.')} was {started!r}, now {asked!r}"]
+    if started == asked:
+        return []
+    return [f"{prefix.rstrip('.')} was {started!r}, now {asked!r}"]

@@ -85,15 +85,15 @@ def run_scenario(
     6.3). ``validation`` selects the best compatible epoch of each upgrade (eq. 11).
     """
     sequence = _Sequence(
-        scenario or method.scenario,
-        stream,
-        method,
-        settings,
-        later or {},
-        replacements or {},
-        first_method,
-        pretrained,
-        validation,
+        scenario=scenario or method.scenario,
+        stream=stream,
+        method=method,
+        first_settings=settings,
+        later=later or {},
+        replacements=replacements or {},
+        first_method=first_method,
+        pretrained=pretrained,
+        validation=validation,
     )
     return sequence.versions(directory, progress)
 
@@ -171,7 +171,14 @@ class _Sequence:
                 settings = self._settings(number)
                 method = (self.first_method if number == 1 else None) or self.method
                 version = train_version(
-                    number, images, context, method, settings, checkpoint, progress, self.validation
+                    number=number,
+                    images=images,
+                    context=context,
+                    method=method,
+                    settings=settings,
+                    checkpoint=checkpoint,
+                    progress=progress,
+                    validation=self.validation,
                 )
                 if is_lifelong:
                     memory = remember(memory, version, settings)
@@ -185,7 +192,9 @@ class _Sequence:
 
     def _settings(self, number: int) -> Settings:
         started = [start for start in self.later if start <= number]
-        return self.later[max(started)] if started else self.first_settings
+        if started:
+            return self.later[max(started)]
+        return self.first_settings
 
     def _named_modules(self) -> set[str]:
         """The modules of the code that the caller named."""

@@ -75,7 +75,7 @@ class Recipe:
         )
 
     def rate(self, epoch: float) -> float:
-        """The learning rate after so many epochs, or parts of them.
+        """The learning rate after a number of epochs, which may be fractional.
 
         >>> [round(Recipe(epochs=3, milestones=(1, 2)).rate(e), 4) for e in range(3)]
         [0.1, 0.01, 0.001]
@@ -131,7 +131,9 @@ CIFAR_CORES = Recipe(epochs=100, milestones=(70,), weight_decay=5e-4)  # CoReS, 
 
 def paper_recipe(scenario: Scenario) -> Recipe:
     """The papers' recipe for CIFAR-100 in a scenario."""
-    return CIFAR_CORES if scenario == "retraining" else CIFAR_LIFELONG
+    if scenario == "retraining":
+        return CIFAR_CORES
+    return CIFAR_LIFELONG
 
 
 @dataclass(frozen=True)
@@ -218,11 +220,12 @@ class Settings:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Settings:
-        """Settings as ``to_json`` wrote them. A file may come from anybody: code that it names must be trusted."""
+        """Settings as ``to_json`` wrote them. Files may come from anyone: code that they name must be trusted."""
         code = import_path(content["backbone"], content["backbone_options"])
         if code is not None:
             require_trusted(code)
-        recipe, shape = content["recipe"], content["preprocessing"]
+        recipe = content["recipe"]
+        shape = content["preprocessing"]
         parts = {
             "recipe": Recipe(**{**recipe, "milestones": tuple(recipe["milestones"])}),
             "augmentation": Augmentation(**content["augmentation"]),

@@ -52,7 +52,18 @@ def update(
     size = world().size
     optimiser.zero_grad(set_to_none=True)
     new, old, first = _outputs(run, batch, teacher_stream) if size == 1 else _shared_outputs(run, batch)
-    terms = part.stage.terms(Step(new, old, batch.targets, batch.replay, done, batch.pixels, batch.turns, first))
+    terms = part.stage.terms(
+        Step(
+            new=new,
+            old=old,
+            targets=batch.targets,
+            replay=batch.replay,
+            progress=done,
+            pixels=batch.pixels,
+            turns=batch.turns,
+            first=first,
+        )
+    )
     loss = torch.stack(list(terms.values())).sum()
     torch.autograd.backward(loss if size == 1 else loss / size)
     if size > 1:
@@ -63,14 +74,18 @@ def update(
 
 def _outputs(run: Training, batch: Batch, teacher_stream: Any) -> _Outputs:
     def seen_by(model: FrozenEncoder | None) -> Outputs | None:
-        return None if model is None else model(batch.pixels, maps=run.maps, bfloat16=run.bfloat16)
+        if model is None:
+            return None
+        return model(batch.pixels, maps=run.maps, bfloat16=run.bfloat16)
 
     if teacher_stream is None:
-        old, first = seen_by(run.teacher), seen_by(run.first)
+        old = seen_by(run.teacher)
+        first = seen_by(run.first)
     else:
         teacher_stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(teacher_stream):
-            old, first = seen_by(run.teacher), seen_by(run.first)
+            old = seen_by(run.teacher)
+            first = seen_by(run.first)
     new = run.encoder(batch.pixels, batch.targets, maps=run.maps, bfloat16=run.bfloat16)
     if teacher_stream is not None:
         torch.cuda.current_stream().wait_stream(teacher_stream)
@@ -81,11 +96,14 @@ class EagerSteps:
     """Runs operation by operation; several processes share each batch."""
 
     def __init__(self, run: Training, part: PlacedStage, optimiser: optim.Optimizer) -> None:
-        self._run, self._part, self._optimiser = run, part, optimiser
+        self._run = run
+        self._part = part
+        self._optimiser = optimiser
 
     def epoch(self, number: int, shown: Shown) -> dict[str, Tensor]:
         """See ``Steps``. The mean loss so far is reported on a CPU, where reading it costs nothing."""
-        part, sums = self._part, dict[str, Tensor]()
+        part = self._part
+        sums = dict[str, Tensor]()
         before = (number - part.first) * part.batches.per_epoch
         reads = self._run.encoder.device.type == "cpu"
         for count, (rate, batch) in enumerate(
@@ -95,7 +113,10 @@ class EagerSteps:
             set_rate(self._optimiser, rate)
             for name, value in update(self._run, part, self._optimiser, batch, done).items():
                 sums[name] = sums[name] + value if name in sums else value
-            loss = f", loss {sum(value.item() for value in sums.values()) / count:.3f}" if reads else ""
+            if reads:
+                loss = f", loss {sum(value.item() for value in sums.values()) / count:.3f}"
+            else:
+                loss = ""
             shown(part.batches.batch_size, loss)
         return sums
 
@@ -105,7 +126,8 @@ class EagerSteps:
 
 def _shared_outputs(run: Training, batch: Batch) -> _Outputs:
     """The outputs for the whole batch, of which each process takes a share through the networks."""
-    here, total = world(), len(batch.targets)
+    here = world()
+    total = len(batch.targets)
     if total < here.size:
         raise InputError(f"a batch of {total} images cannot be shared by {here.size} processes; start fewer processes")
     pixels = batch.pixels[here.share(total)]
@@ -128,7 +150,7 @@ def _all_gathered(outputs: Outputs, total: int) -> tuple[Tensor, ...]:
 
 
 def _sum_gradients(optimiser: optim.Optimizer) -> None:
-    """Over all processes, in one message."""
+    """Sum gradients over all processes, in one message."""
     parameters = [p for group in optimiser.param_groups for p in group["params"]]
     gradients = [p.grad for p in parameters if p.grad is not None]
     flat = torch.cat([gradient.reshape(-1) for gradient in gradients])

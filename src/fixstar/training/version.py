@@ -77,7 +77,9 @@ class TrainingContext:
     @property
     def predecessor(self) -> Encoder | None:
         """The model that the new version must be compatible with."""
-        return self.previous if self.replacement is None else self.replacement
+        if self.replacement is None:
+            return self.previous
+        return self.replacement
 
 
 @dataclass(frozen=True)
@@ -107,8 +109,11 @@ def train_version(
 ) -> Version:
     """Train version ``number``; with ``validation`` the best compatible epoch is kept (CoReS, eq. 11)."""
     world()  # joins the other processes, if any, before a device is touched
-    plan = VersionPlan(number, images, context, method, settings, validation)
-    device, predecessor = local_device(settings.torch_device()), context.predecessor
+    plan = VersionPlan(
+        number=number, images=images, context=context, method=method, settings=settings, validation=validation
+    )
+    device = local_device(settings.torch_device())
+    predecessor = context.predecessor
     encoder = plan.starting_encoder().to(device)
     if len(encoder.slots) == 1:
         warnings.warn(
@@ -162,7 +167,9 @@ def train_version(
 def _teacher(predecessor: Encoder, encoder: Encoder, features: FrozenFeatures | None) -> FrozenEncoder:
     """The predecessor, with the simplices that only the new version has: its features are zero there."""
     teacher = FrozenEncoder(predecessor, missing_growth(predecessor, encoder.classifier.added))
-    return teacher if features is None else teacher.reads(features.columns(predecessor), features.of)
+    if features is None:
+        return teacher
+    return teacher.reads(features.columns(predecessor), features.of)
 
 
 def _budget(device: torch.device) -> int | None:
@@ -175,7 +182,9 @@ def _budget(device: torch.device) -> int | None:
 
 def _shared(source: PixelSource) -> PixelSource:
     streamed = not isinstance(source, ResidentPixels | ResidentFeatures)
-    return SharedPixels(source) if streamed and world().size > 1 else source
+    if streamed and world().size > 1:
+        return SharedPixels(source)
+    return source
 
 
 # What one version is made from.
@@ -207,7 +216,9 @@ class VersionPlan:
         return encoder
 
     def _started(self) -> Encoder:
-        context, method, settings = self.context, self.method, self.settings
+        context = self.context
+        method = self.method
+        settings = self.settings
         base = context.replacement
         if base is None and method.initialisation == "previous":
             base = context.previous
@@ -228,7 +239,9 @@ class VersionPlan:
 
     def _continued(self, base: Encoder) -> Encoder:
         """A copy of ``base`` with slots for every class so far; a replacement drops other trainable outputs."""
-        context, settings, images = self.context, self.settings, self.images
+        context = self.context
+        settings = self.settings
+        images = self.images
         previous = context.previous
         encoder = copy.deepcopy(base)
         encoder.adapter = None  # it leads to ``base``, not to the new version
@@ -248,8 +261,10 @@ class VersionPlan:
         self, encoder: Encoder, held: HeldOut, progress: bool, features: FrozenFeatures | None
     ) -> tuple[Batches, ImageSet]:
         """Batches of new and replayed images, and the new images that can be read."""
-        method, settings = self.method, self.settings
-        sources, kept = [], []
+        method = self.method
+        settings = self.settings
+        sources = []
+        kept = []
         for part, replay in ((held.images, False), (held.memory, True)):
             if part is not None and len(part):
                 source: PixelSource
@@ -257,19 +272,24 @@ class VersionPlan:
                     source, readable = features.source(part, settings.bad_images)
                 else:
                     source, readable = pixel_source(
-                        part,
-                        encoder.preprocessing,
-                        settings.augmentation,
-                        encoder.device,
-                        settings.bad_images,
-                        _budget(encoder.device),
+                        images=part,
+                        preprocessing=encoder.preprocessing,
+                        augmentation=settings.augmentation,
+                        device=encoder.device,
+                        bad=settings.bad_images,
+                        budget=_budget(encoder.device),
                         show_progress=progress and world().is_rank_zero,
                     )
                 targets = encoder.targets(readable.classes)[torch.from_numpy(readable.labels)]
                 sources.append(BatchSource(_shared(source), targets, replay))
                 kept.append(readable)
         batches = Batches(
-            sources, settings.recipe.batch_size, settings.augmentation, self.seed, method.views, method.rotated
+            sources=sources,
+            batch_size=settings.recipe.batch_size,
+            augmentation=settings.augmentation,
+            seed=self.seed,
+            views=method.views,
+            rotated=method.rotated,
         )
         return batches, kept[0]
 
@@ -277,7 +297,9 @@ class VersionPlan:
         self, encoder: Encoder, teacher: FrozenEncoder | None, held: HeldOut, features: FrozenFeatures | None
     ) -> Upgrade:
         """What the method's objective is made for."""
-        context, predecessor, images = self.context, self.context.predecessor, held.images
+        context = self.context
+        predecessor = self.context.predecessor
+        images = held.images
         known = predecessor.slots if predecessor is not None else Slots()
         new = tuple(name for name in images.classes if name not in known)
         vectors = context.old_vectors or context.first_vectors
@@ -286,12 +308,26 @@ class VersionPlan:
             if len(seen):  # the vectors that a gallery would hold of them
                 shown = seen.images if features is None else features.of(predecessor, seen.images)
                 vectors = OldVectors(FrozenEncoder(predecessor).encode(shown), seen.labels, seen.classes)
-        return Upgrade(encoder, teacher, images, known.classes, new, held.memory, held.held_out, vectors, self.seed)
+        return Upgrade(
+            encoder=encoder,
+            teacher=teacher,
+            images=images,
+            old_classes=known.classes,
+            new_classes=new,
+            memory=held.memory,
+            held_out=held.held_out,
+            old_vectors=vectors,
+            seed=self.seed,
+        )
 
     def fingerprint(self) -> Fingerprint:
         """Digests of all that the weights depend on."""
-        number, images, context, method = self.number, self.images, self.context, self.method
-        memory, vectors = context.memory.images, context.old_vectors
+        number = self.number
+        images = self.images
+        context = self.context
+        method = self.method
+        memory = context.memory.images
+        vectors = context.old_vectors
         models = {name: getattr(context, name) for name in ("previous", "replacement", "first", "pretrained")}
         parts: dict[str, Any] = {
             **{name: None if model is None else weights_digest(model) for name, model in models.items()},
@@ -311,7 +347,10 @@ class VersionPlan:
 
     def about(self, log: list[EpochLog]) -> dict[str, object]:
         """The origin of a version, for its card; epochs count from 1."""
-        number, images, context, method = self.number, self.images, self.context, self.method
+        number = self.number
+        images = self.images
+        context = self.context
+        method = self.method
         selectable = [(entry.epoch + 1, entry.scores) for entry in log if entry.scores is not None]
         best = selected_epoch([scores for _, scores in selectable])
         data = {"name": images.name, "images": len(images), "classes": len(images.classes)}
@@ -349,7 +388,8 @@ def _require_trainable(encoder: Encoder, method: Method, settings: Settings) -> 
 
 def require_same_classifier(context: TrainingContext, method: Method) -> None:
     """Refuse another kind of classifier than earlier models have, unless neither is fixed and weights are new."""
-    kind, previous = method.classifier, context.previous
+    kind = method.classifier
+    previous = context.previous
     from_new_weights = context.replacement is None and method.initialisation != "previous"
     models = [(context.replacement, "the replacement"), (context.pretrained, "the pre-trained model")]
     if previous is not None and (not from_new_weights or previous.classifier.fixed or CLASSIFIERS[kind].fixed):
@@ -374,7 +414,9 @@ def missing_growth(encoder: Encoder, grown: tuple[int, ...]) -> tuple[int, ...]:
             f"this model has grown by {_sizes(done)}, the settings say {_sizes(grown)}; compatible models must grow by "
             "the same capacities in the same order"
         )
-    return grown[shared:] if encoder.classifier.fixed else ()
+    if encoder.classifier.fixed:
+        return grown[shared:]
+    return ()
 
 
 def _sizes(grown: tuple[int, ...]) -> str:
@@ -382,7 +424,7 @@ def _sizes(grown: tuple[int, ...]) -> str:
 
 
 def _require_same_prototypes(previous: Encoder, settings: Settings) -> None:
-    """A version from new weights must have the prototypes of the one before, or its classes' slots mean nothing."""
+    """A version from new weights must have the prototypes of the one before, or its slots would mean nothing."""
     head = previous.classifier
     old = (head.outputs - sum(head.added), *head.added)
     new = (settings.classifier_options.get("capacity", settings.capacity), *settings.grown)

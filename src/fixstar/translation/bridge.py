@@ -122,11 +122,13 @@ class Bridged:
     @property
     def best(self) -> Measured | None:
         """What the chosen way finds."""
-        return None if self.chosen is None else self.measured[self.chosen]
+        if self.chosen is None:
+            return None
+        return self.measured[self.chosen]
 
     @property
     def share(self) -> float | None:
-        """The share of the gain of re-embedding everything that is had without it; None where that is no gain."""
+        """The share of re-embedding's gain that the translation reaches; None if re-embedding gains nothing."""
         again = self.measured.get(AGAIN)
         if again is None or self.best is None or not again.difference or again.difference < 0:
             return None
@@ -210,7 +212,10 @@ def bridge(
     one, other = _named_apart(read_side(old, "old", **reading), read_side(new, "new", **reading))
     known = read_labels(labels, one, other)
     wanted = {} if relevant is None else read_relevance(relevant)
-    asked = None if queries is None else _both_queries(queries, one, other, wanted, query_ids(relevant))
+    if queries is None:
+        asked = None
+    else:
+        asked = _both_queries(queries, one, other, wanted, query_ids(relevant))
     common = common_rows(one, other)
     if common is None:
         found = _without_pairs(one, other, known, options)
@@ -223,7 +228,9 @@ def bridge(
             )
         everything = len(items) == len(one.ids)
         sampled = items.sample(options.sample, options.rules.seed, _named(wanted))
-        found = _judged(sampled, asked, wanted, everything, options, progress)
+        found = _judged(
+            items=sampled, asked=asked, wanted=wanted, everything=everything, options=options, progress=progress
+        )
     about = {
         **found.to_json(),
         "widths": [one.vectors.shape[1], other.vectors.shape[1]],
@@ -247,7 +254,7 @@ def apply_translation(way: Translation, old: Side, new: Side, direction: str = "
 
 
 def _named_apart(one: Embedded, other: Embedded) -> tuple[Embedded, Embedded]:
-    """Two files may have one name."""
+    """Different names for two files of the same name."""
     if one.name != other.name:
         return one, other
     return one._replace(name=f"old {one.name}"), other._replace(name=f"new {other.name}")
@@ -418,7 +425,10 @@ def _by_relevance(items: _Items, asked: _Items | None, wanted: Grades, options: 
     judged_rows = np.array(sorted(named - asking), np.int64)
     others = np.setdiff1d(rows, [*named, *asking])
     shuffled = np.random.default_rng(options.rules.seed).permutation(others)
-    more = shuffled[: round(options.held_out * len(others))] if options.held_out < 1 else others[:0]
+    if options.held_out < 1:
+        more = shuffled[: round(options.held_out * len(others))]
+    else:
+        more = others[:0]
     gallery = items.take(np.sort(np.concatenate([judged_rows, more])))
     found = matched(wanted, queries.ids, gallery.ids)
     fitted = items.take(np.setdiff1d(others, more))
@@ -438,7 +448,9 @@ def _trial(
         rows = np.arange(len(queries))
         return _Trial(evidence, rows[:0], rows)
     choosing, judging = halves(classes, options.rules.seed)
-    return _Trial(evidence, choosing, judging) if len(judging) else None
+    if len(judging):
+        return _Trial(evidence, choosing, judging)
+    return None
 
 
 # --- fitting and choosing
@@ -552,7 +564,14 @@ def _judged(
     ranked = _by_preference(way, outcomes, trial)
     confidence = options.rules.shared(len(ranked))
     measured = {
-        name: _measured(name, way, hits, outcomes[OLD], trial, replace(options.rules, confidence=confidence))
+        name: _measured(
+            name=name,
+            way=way,
+            hits=hits,
+            before=outcomes[OLD],
+            trial=trial,
+            rules=replace(options.rules, confidence=confidence),
+        )
         for name, hits in outcomes.items()
     }
     outcome, chosen = _decided(ranked, measured)
@@ -607,7 +626,9 @@ def _by_preference(way: Translation, outcomes: Mapping[str, NDArray[Any]], trial
     if len(names) < 2 or not len(trial.choosing):
         return names[::-1]
     gained = gain(outcomes[TWO][trial.choosing], outcomes[ONE][trial.choosing])
-    return [TWO, ONE] if gained > 0 else [ONE, TWO]
+    if gained > 0:
+        return [TWO, ONE]
+    return [ONE, TWO]
 
 
 def _decided(ranked: Sequence[str], measured: Mapping[str, Measured]) -> tuple[Outcome, str]:
@@ -679,7 +700,7 @@ def _verdict_words(found: Bridged, confidence: float, rules: GateRules) -> str:
 
 
 def _gain_words(found: Bridged) -> str:
-    """How much of the whole gain is had."""
+    """The share of re-embedding's gain that is reached, in words."""
     best = found.best
     again = found.measured[AGAIN].difference
     assert best is not None
@@ -741,9 +762,9 @@ def _without_pairs(one: Embedded, other: Embedded, known: Mapping[str, str], opt
     rng = np.random.default_rng(seed)
     old, old_labels = _drawn(one, known, options.sample, rng)
     new, new_labels = _drawn(other, known, options.sample, rng)
-    if old_labels.astype(bool).any() and new_labels.astype(bool).any():
-        first = old_labels != ""
-        second = new_labels != ""
+    first = old_labels != ""
+    second = new_labels != ""
+    if first.any() and second.any():
         found = pseudo_pairs(old[first], new[second], old_labels[first], new_labels[second], seed=seed)
     else:
         found = pseudo_pairs(old, new, seed=seed)

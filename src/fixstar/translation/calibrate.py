@@ -27,7 +27,7 @@ QUERIES = 2_000  # that are asked, at most
 PAIRS = 10_000  # with another class than the query's, at most
 LEAST = 50  # pairs of each kind, or queries: fewer are no evidence
 LEAST_DETECTED = 0.25  # of the queries without a match that a threshold must find: with fewer it tells nothing
-FALSE_ALARMS = 0.05  # of the queries whose class is in the gallery, so many have a best hit under the threshold
+FALSE_ALARMS = 0.05  # share of queries with a match in the gallery whose best hit is below the threshold
 
 Labels = NDArray[np.integer[Any]]
 Floats = NDArray[np.floating[Any]]

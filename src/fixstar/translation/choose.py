@@ -121,7 +121,9 @@ def with_fewest_models(way: Translation, evidence: Evidence, rows: Indices) -> T
         return way
     by_one = evidence.by_weight(way, "one", [way.one], rows)[way.one]
     by_two = evidence.by_weight(way, "two", [way.two], rows)[way.two]
-    return way.with_one_model() if by_one.mean() >= by_two.mean() else way
+    if by_one.mean() >= by_two.mean():
+        return way.with_one_model()
+    return way
 
 
 def _best(ways: Sequence[Translation], evidence: Evidence, rows: Indices, models: Models) -> tuple[Translation, float]:
@@ -155,7 +157,9 @@ def gain(outcomes: NDArray[Any], usual: NDArray[Any]) -> float:
     differences = outcomes.astype(np.float64) - usual.astype(np.float64)
     mean = float(differences.mean())
     error = float(differences.std(ddof=1)) / len(differences) ** 0.5
-    return mean if mean > error * (1 + _ROUNDING) else 0.0
+    if mean > error * (1 + _ROUNDING):
+        return mean
+    return 0.0
 
 
 def _unit(vectors: Floats) -> Vectors:

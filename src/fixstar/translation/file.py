@@ -46,7 +46,10 @@ def save_translation(way: Translation, path: str | Path, onnx: bool = True) -> P
     """Write FILE.npz, whole or not at all, never over another file; with ONNX models if the package is installed."""
     path = checked_path(path)
     arrays = dict(_arrays(way))
-    models = {f"{side}.onnx": content for side, content in _onnx_models(way).items()} if onnx else {}
+    if onnx:
+        models = {f"{side}.onnx": content for side, content in _onnx_models(way).items()}
+    else:
+        models = {}
     card: dict[str, Any] = {
         **_FORMAT,
         "source": way.source,

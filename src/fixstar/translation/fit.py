@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.floating[Any]]
 Matrix = NDArray[np.float64]
 
-_LENGTH_TOLERANCE = 1e-3  # as in the gallery: half precision passes, features that nobody normalised do not
+_LENGTH_TOLERANCE = 1e-3  # as in the gallery: half precision passes, features that were not normalised do not
 _BLOCK_ROWS = 65536  # at a time
 _NOTHING = 1e-12  # of the largest eigenvalue: a direction that no pair has
 _PENALTIES = np.logspace(-6, 2, 33)  # in units of the mean eigenvalue of the scatter
@@ -127,7 +127,9 @@ class Pairs:
 
         By the eigenvectors of the smaller of Xc^T Xc [a, a], summed in blocks, and Xc Xc^T [N, N]; in float64.
         """
-        X, Y, w = self.X, self.Y, self.weights
+        X = self.X
+        Y = self.Y
+        w = self.weights
         x = (w @ X) / w.sum()
         y = (w @ Y) / w.sum()
         if len(X) < X.shape[1]:
@@ -138,7 +140,9 @@ class Pairs:
             lengths = np.sqrt(values)
             directions = (dx.T @ U) / lengths
             targets = lengths[:, None] * (U.T @ dy)
-            return Spectrum(len(X), x, y, directions, values, targets, float((dy * dy).sum()))
+            return Spectrum(
+                pairs=len(X), x=x, y=y, directions=directions, values=values, targets=targets, yy=float((dy * dy).sum())
+            )
         xx = np.zeros((X.shape[1], X.shape[1]))
         xy = np.zeros((X.shape[1], Y.shape[1]))
         yy = 0.0
@@ -151,7 +155,7 @@ class Pairs:
             xy += dx.T @ (weighted * dy)
             yy += float((weighted * dy * dy).sum())
         values, vectors = _eigen(xx)
-        return Spectrum(len(X), x, y, vectors, values, vectors.T @ xy, yy)
+        return Spectrum(pairs=len(X), x=x, y=y, directions=vectors, values=values, targets=vectors.T @ xy, yy=yy)
 
     @cached_property
     def rotation(self) -> Matrix:
@@ -197,13 +201,17 @@ def checked_vectors(vectors: ArrayLike, whose: str) -> Floats:
             f"{len(wrong)} of {len(array)} vectors of {whose} are not of length 1: row {wrong[0]} has length "
             f"{lengths[wrong[0]]:.4g}. Divide by the length (fixstar.geometry.unit)"
         )
-    return array if array.dtype.kind == "f" else array.astype(np.float32)
+    if array.dtype.kind == "f":
+        return array
+    return array.astype(np.float32)
 
 
 def as_labels(labels: ArrayLike) -> NDArray[Any]:
     """Integers or strings; what a data frame holds as objects becomes strings."""
     array = np.asarray(labels)
-    return array.astype(str) if array.dtype.kind in "OS" else array
+    if array.dtype.kind in "OS":
+        return array.astype(str)
+    return array
 
 
 class Spectrum(NamedTuple):
@@ -350,7 +358,10 @@ def _fit_contrast(
             f"got {contrast}, {epochs}, {learning_rate}"
         )
     start = _fit_ridge(pairs).map.layers[0]
-    labels = np.arange(len(pairs)) if pairs.groups is None else np.unique(pairs.groups, return_inverse=True)[1]
+    if pairs.groups is None:
+        labels = np.arange(len(pairs))
+    else:
+        labels = np.unique(pairs.groups, return_inverse=True)[1]
     generator = torch.Generator().manual_seed(pairs.seed)
     x, y, w = _tensors(pairs, device)
     group = torch.tensor(labels, device=device)
@@ -389,8 +400,10 @@ def _tensors(pairs: Pairs, device: str) -> tuple[torch.Tensor, torch.Tensor, tor
 
 
 def _affordable(epochs: int, work: int, device: str) -> int:
-    """So many epochs of ``work`` multiplications each; on a CPU perhaps fewer, but at least 3."""
-    return min(epochs, max(3, _WORK // work)) if device == "cpu" else epochs
+    """The number of epochs of ``work`` multiplications each; on a CPU it may be lower, but is at least 3."""
+    if device == "cpu":
+        return min(epochs, max(3, _WORK // work))
+    return epochs
 
 
 @dataclass(frozen=True)

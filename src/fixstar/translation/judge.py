@@ -346,11 +346,13 @@ def _ruling(found: Difference, rules: GateRules) -> Ruling:
         return "better"
     if found.low > -rules.tolerance:
         return "no worse"
-    return "worse" if found.high <= 0 else "cannot be told"
+    if found.high <= 0:
+        return "worse"
+    return "cannot be told"
 
 
 def _left_out(found: Relevant, items: Mapping[str, Embedded], used: set[str]) -> dict[str, int]:
-    """What was not used, by reason; nothing that is 0."""
+    """How many items were not used, by reason; reasons that did not occur are omitted."""
     everything = {item for side in items.values() for item in side.ids}
     counts = {
         "queries without vectors": found.unknown,
@@ -389,7 +391,7 @@ def _sentence(judged: Judged, decided: Difference) -> str:
 
 
 def _compared_with_all(rows: Mapping[str, Compared]) -> list[str]:
-    """How much of the gain of re-embedding is had."""
+    """The share of re-embedding's gain that is reached, in words."""
     again = rows.get(AGAIN)
     if again is None:
         return []

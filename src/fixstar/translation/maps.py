@@ -85,7 +85,7 @@ def checked_arrays(arrays: Mapping[str, ArrayLike]) -> dict[str, Vectors]:
 
 @dataclass(frozen=True, eq=False)
 class Map:
-    """Layers in a row, each as wide as the one before it puts out."""
+    """Layers applied in order; each takes the width that the previous one returns."""
 
     layers: tuple[Layer, ...]
 
@@ -165,7 +165,7 @@ def _layer(arrays: Mapping[str, NDArray[Any]]) -> Layer:
 
 
 def composed(maps: Sequence[Map]) -> Map:
-    """Maps in a row as one."""
+    """Several maps, applied in order, as one."""
     first, *others = maps
     for other in others:
         first = first.then(other)

@@ -63,7 +63,8 @@ class Translation:
             raise ModelError("one model per query needs a map back, or a space that both versions share")
         if self.one is None and self.two is None:
             raise ModelError("a translation asks with one model per query or with two; this one with neither")
-        there, back = self.forward, self.backward
+        there = self.forward
+        back = self.backward
         if there is not None and back is not None and there.widths != back.widths[::-1]:
             raise ModelError(
                 f"the maps of a translation lead there and back; these have the widths {there.widths} and {back.widths}"
@@ -82,7 +83,9 @@ class Translation:
     @property
     def models(self) -> tuple[str, ...]:
         """The versions that must embed a query."""
-        return (self.target,) if self.two is None else (self.target, self.source)
+        if self.two is None:
+            return (self.target,)
+        return (self.target, self.source)
 
     @property
     def weight(self) -> float:
@@ -178,7 +181,9 @@ def _digest(part: Map | None) -> str:
 
 def _after(first: Map | None, second: Map | None) -> Map | None:
     """Two maps in a row; None if one is missing."""
-    return None if first is None or second is None else first.then(second)
+    if first is None or second is None:
+        return None
+    return first.then(second)
 
 
 @dataclass(frozen=True, eq=False)

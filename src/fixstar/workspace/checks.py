@@ -20,7 +20,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from fixstar.durable import WatchedFile, document, read_document, replace_json, write_arrays
+from fixstar.durable import DAMAGE, WatchedFile, document, read_document, replace_json, write_arrays
 from fixstar.errors import GateError, ModelError, NextStep, plural
 from fixstar.evaluation import Difference, Thumbnails
 from fixstar.evaluation.evidence import Verdict
@@ -168,13 +168,13 @@ class Check:
         parts: dict[str, Any] = {key: tuple(content[key]) for key in ("reasons", "notes")}
         parts["cells"] = tuple(map(_cell, content["cells"]))
         parts["calibrations"] = {name: _calibration(*pair) for name, pair in content["calibrations"].items()}
-        parts["thresholds"] = {name: Threshold(**one) for name, one in content.get("thresholds", {}).items()}
+        parts["thresholds"] = {name: Threshold(**one) for name, one in content["thresholds"].items()}
         parts["next_steps"] = tuple(map(NextStep.from_json, content["next_steps"]))
         return cls(**{**content, **parts})
 
 
 def _cell(content: dict[str, Any]) -> CheckedCell:
-    alone = content.get("one_model")
+    alone = content["one_model"]
     parts: dict[str, Any] = {
         "lost": tuple(map(_flipped_answer, content["lost"])),
         "won": tuple(map(_flipped_answer, content["won"])),
@@ -295,7 +295,7 @@ def _images_of(check: Check) -> tuple[str, str]:
 def _read_check(path: Path, version: str) -> Check:
     try:
         return Check.from_json(read_document(path, "check"))
-    except (ModelError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+    except (ModelError, *DAMAGE) as error:
         raise ModelError(f"{path} is damaged ({error})", NextStep("check", {"version": version})) from error
 
 

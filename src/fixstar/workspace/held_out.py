@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from fixstar.data.formats import open_images
 from fixstar.data.image_set import ImageSet, concatenate
 from fixstar.data.replay import ReplayMemory
-from fixstar.durable import document, read_arrays, read_document, replace_json, write_arrays
+from fixstar.durable import DAMAGE, document, read_arrays, read_document, replace_json, write_arrays
 from fixstar.errors import ImageError, InputError, ModelError, NextStep, UnknownNameError, plural
 from fixstar.images import Preprocessing, decode_ahead
 from fixstar.images.reading import content
@@ -195,7 +195,7 @@ def _kept(workspace: Path, names: Sequence[str]) -> Iterator[tuple[ImageSet, NDA
             continue
         try:
             draws = np.array(read_document(_file(workspace, f"{name}.json"), "draws")["draws"], np.float64)
-        except (ModelError, OSError, ValueError, KeyError, TypeError):
+        except (ModelError, OSError, *DAMAGE):
             continue
         if len(draws) == len(images):
             yield images, draws

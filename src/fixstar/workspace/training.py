@@ -26,7 +26,7 @@ import numpy as np
 
 from fixstar.data.image_set import ImageSet, concatenate
 from fixstar.data.replay import ReplayMemory
-from fixstar.durable import document, read_document, replace_json
+from fixstar.durable import DAMAGE, document, read_document, replace_json
 from fixstar.errors import CheckpointError, InputError, ModelError, NextStep, UnknownNameError, plural
 from fixstar.evaluation import VersionFeatures, gallery_query_split
 from fixstar.evaluation.features import version_features
@@ -644,7 +644,7 @@ def _results(path: Path) -> dict[str, Any]:
     try:
         found = read_document(path, "trials")["results"]
         return {key: asdict(Tried.from_json(value)) for key, value in found.items()}
-    except (ModelError, OSError, ValueError, KeyError, TypeError, AttributeError, IndexError):
+    except (ModelError, OSError, *DAMAGE):
         return {}
 
 

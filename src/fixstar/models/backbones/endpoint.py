@@ -88,8 +88,10 @@ class EndpointBackbone(TextBackbone):
         self._lock = threading.Lock()
 
     def cost(self, tokens: int) -> float | None:
-        """What so many tokens cost, in the currency of ``price`` per million; None without a price."""
-        return None if self.price is None else tokens * self.price / 1e6
+        """The cost of a number of tokens, in the currency of ``price`` per million; None without a price."""
+        if self.price is None:
+            return None
+        return tokens * self.price / 1e6
 
     def embed(self, texts: Sequence[str]) -> Tensor:
         """Texts to vectors [N, feature_dim], in as many requests as it takes."""
@@ -151,7 +153,9 @@ class EndpointBackbone(TextBackbone):
 
     def _headers(self) -> dict[str, str]:
         key = os.environ.get(str(self.options["key"]), "").strip()
-        return {"Authorization": f"Bearer {key}"} if key else {}
+        if key:
+            return {"Authorization": f"Bearer {key}"}
+        return {}
 
     def _opened(self, httpx: Any) -> Any:
         with self._lock:
@@ -246,7 +250,9 @@ def _batches(texts: Sequence[str]) -> Iterator[list[str]]:
 def _retry_after(value: str | None) -> float | None:
     """The seconds that a server asks for; a date is not read."""
     try:
-        return None if value is None else max(0.0, float(value))
+        if value is None:
+            return None
+        return max(0.0, float(value))
     except ValueError:
         return None
 

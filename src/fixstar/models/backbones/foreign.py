@@ -90,7 +90,14 @@ def own_backbone(
     require_fitting(model, arguments=arguments, weights=weights, output=output)
     if preprocessing is None:
         raise InputError(_UNPREPARED.format(model), NextStep("repeat", {"size": ...}, "in pixels, such as 224"))
-    return foreign_backbone(model, Preprocessing.from_json(preprocessing), None, arguments, weights, output)
+    return foreign_backbone(
+        model=model,
+        preprocessing=Preprocessing.from_json(preprocessing),
+        source=None,
+        arguments=arguments,
+        weights=weights,
+        output=output,
+    )
 
 
 def require_fitting(model: str | Path | nn.Module, **given: object) -> None:
@@ -117,7 +124,9 @@ def _kind(model: str | Path | nn.Module, by_source: bool) -> tuple[str, tuple[st
 
 
 def _described(model: str | Path | nn.Module) -> str:
-    return f"a {type(model).__name__}" if isinstance(model, nn.Module) else str(model)
+    if isinstance(model, nn.Module):
+        return f"a {type(model).__name__}"
+    return str(model)
 
 
 class _Foreign(Backbone):
@@ -170,7 +179,9 @@ class ModuleBackbone(_Foreign):
             ) from error
         if not isinstance(features, Tensor):
             raise ModelError(f"the model returns a {type(features).__name__}; it must return a tensor [images, width]")
-        return features.flatten(1) if features.ndim == 4 and features.shape[2:] == (1, 1) else features
+        if features.ndim == 4 and features.shape[2:] == (1, 1):
+            return features.flatten(1)
+        return features
 
 
 def mismatch(error: Exception) -> str:
@@ -252,7 +263,9 @@ class OnnxBackbone(_Foreign):
         batch = given.shape[0] if isinstance(given.shape[0], int) else max(len(pixels), 1)
         features = [self._run(given.name, pixels[i : i + batch], batch) for i in range(0, len(pixels), batch)]
         found = torch.from_numpy(np.concatenate(features)).to(images.device)
-        return found.flatten(1) if found.ndim == 4 and found.shape[2:] == (1, 1) else found
+        if found.ndim == 4 and found.shape[2:] == (1, 1):
+            return found.flatten(1)
+        return found
 
     def _run(self, name: str, pixels: np.ndarray[Any, Any], batch: int) -> np.ndarray[Any, Any]:
         """The features of at most ``batch`` images; a model of a fixed batch size gets empty images besides."""
@@ -269,7 +282,9 @@ class OnnxBackbone(_Foreign):
 
 def _channels_of(p: Preprocessing) -> str:
     """A hint at one number in the place of three: a model of grey images is rare."""
-    return ". A mean of one number means grey images" if p.channels == 1 else ""
+    if p.channels == 1:
+        return ". A mean of one number means grey images"
+    return ""
 
 
 def _check_input(session: Any, p: Preprocessing, title: str) -> None:
@@ -295,7 +310,8 @@ def _exported(module: nn.Module, p: Preprocessing) -> bytes:
         import onnxscript  # noqa: F401
     except ImportError:
         raise MissingExtraError("onnxscript", "onnx", "saving a torch module as ONNX") from None
-    training, device = module.training, next((value.device for value in module.state_dict().values()), None)
+    training = module.training
+    device = next((value.device for value in module.state_dict().values()), None)
     quiet = logging.getLogger("torch.onnx")
     before = quiet.level
     try:

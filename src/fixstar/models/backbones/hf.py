@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from fixstar.durable import DAMAGE
 from fixstar.errors import FixstarError, InputError, MissingExtraError, ModelError
 from fixstar.images import Preprocessing
 from fixstar.images.preprocessing import Interpolation
@@ -52,7 +53,10 @@ def hf_backbone(
     if pooling not in get_args(Pooling):
         raise InputError(f"unknown pooling {pooling!r}; allowed: {', '.join(get_args(Pooling))}")
     loaded = load_model(source, pretrained, config)
-    inputs = Preprocessing.from_json(preprocessing) if preprocessing else hf_inputs(loaded.config, loaded.folder)
+    if preprocessing:
+        inputs = Preprocessing.from_json(preprocessing)
+    else:
+        inputs = hf_inputs(loaded.config, loaded.folder)
     return HFBackbone(loaded, pooling, inputs)
 
 
@@ -60,7 +64,8 @@ class HFBackbone(Backbone):
     """A model of transformers with a pooling; parameters that the features do not depend on are frozen."""
 
     def __init__(self, loaded: Loaded, pooling: Pooling, preprocessing: Preprocessing) -> None:
-        model, model_type = loaded.model.eval(), str(loaded.config.model_type)
+        model = loaded.model.eval()
+        model_type = str(loaded.config.model_type)
         super().__init__(f"hf:{model_type}", {}, 0, preprocessing)
         self.model: nn.Module = model
         output = self._trial_output()
@@ -133,7 +138,9 @@ def _choose_pooling(pooling: Pooling, model: nn.Module, output: Any, trained_poo
     if pooling == "auto":
         if trained_pooler and getattr(output, "pooler_output", None) is not None:
             return "pooler"
-        return "cls" if has_cls else "mean"
+        if has_cls:
+            return "cls"
+        return "mean"
     if pooling == "cls" and not has_cls:
         raise InputError(f"{type(model).__name__} has no CLS token; allowed for it: pooling='auto' or 'mean'")
     return pooling
@@ -171,7 +178,8 @@ def _freeze_unused(model: nn.Module, features: Tensor, missing: frozenset[str], 
 
 def _leaves(result: Tensor) -> Iterator[Tensor]:
     """The leaf tensors with a gradient that ``result`` was computed from, found in autograd's graph."""
-    seen, stack = set(), [result.grad_fn]
+    seen = set()
+    stack = [result.grad_fn]
     while stack:
         node = stack.pop()
         if node is None or node in seen:
@@ -240,8 +248,10 @@ def hf_library() -> Any:
 @contextmanager
 def quiet(transformers: Any) -> Iterator[None]:
     """No progress bars and no reports about the unused classifier; both are restored afterwards."""
-    log, loggers = transformers.utils.logging, [logging.getLogger(name) for name in ("transformers", "huggingface_hub")]
-    levels, bars = [logger.level for logger in loggers], log.is_progress_bar_enabled()
+    log = transformers.utils.logging
+    loggers = [logging.getLogger(name) for name in ("transformers", "huggingface_hub")]
+    levels = [logger.level for logger in loggers]
+    bars = log.is_progress_bar_enabled()
     for logger in loggers:
         logger.setLevel(logging.ERROR)
     log.disable_progress_bar()
@@ -277,7 +287,9 @@ def _bare_config(transformers: Any, source: str, config: dict[str, Any]) -> Any:
 
 def _guess(transformers: Any, name: str) -> str:
     close = difflib.get_close_matches(name, list(transformers.CONFIG_MAPPING), n=1)
-    return f"; did you mean hf:{close[0]}?" if close else ""
+    if close:
+        return f"; did you mean hf:{close[0]}?"
+    return ""
 
 
 def _as_encoder(transformers: Any, config: Any) -> Any:
@@ -359,13 +371,16 @@ def _hub_folder(transformers: Any, name: str, weights: bool, more: Sequence[str]
 
 def hf_inputs(config: Any, folder: Path | None) -> Preprocessing:
     """What the folder's image processor file says (that of transformers needs torchvision), else ImageNet's."""
-    path = next((folder / name for name in _PROCESSOR_FILES if (folder / name).is_file()), None) if folder else None
+    if folder:
+        path = next((folder / name for name in _PROCESSOR_FILES if (folder / name).is_file()), None)
+    else:
+        path = None
     if path is None:
         return _default_inputs(config)
     try:
         values = json.loads(path.read_text())
         return processor_inputs(values.get("image_processor", values), config)
-    except (InputError, OSError, ValueError, TypeError, KeyError, AttributeError, ZeroDivisionError) as error:
+    except (InputError, OSError, ZeroDivisionError, *DAMAGE) as error:
         raise ModelError(f"{path} is unusable ({error}); correct it, or pass preprocessing=...") from error
 
 
@@ -393,14 +408,20 @@ def processor_inputs(values: dict[str, Any], config: Any) -> Preprocessing:
 
 def _by_channel(value: float | Sequence[float], channels: int) -> list[float]:
     values = [value] if isinstance(value, (int, float)) else list(value)
-    return values * channels if len(values) == 1 else values
+    if len(values) == 1:
+        return values * channels
+    return values
 
 
 def _geometry(values: dict[str, Any], default: Preprocessing) -> dict[str, Any]:
     """Size, fit and crop fraction from ``size``, ``crop_size``, ``crop_pct`` and the switches for them."""
-    resized, crop_pct = values.get("size"), values.get("crop_pct")
+    resized = values.get("size")
+    crop_pct = values.get("crop_pct")
     crops = values.get("do_center_crop", "crop_size" in values) and values.get("crop_size") is not None
-    edge = _shortest_edge(resized, whole=not crops and crop_pct is None) if values.get("do_resize", True) else None
+    if values.get("do_resize", True):
+        edge = _shortest_edge(resized, whole=not crops and crop_pct is None)
+    else:
+        edge = None
     if crops:
         size = _sides(values["crop_size"])
         return {"size": size, "fit": "crop", "crop_fraction": min(1.0, min(size) / (edge or min(size)))}
@@ -426,4 +447,6 @@ def _sides(size: Any) -> tuple[int, int]:
     """Height and width of {"height", "width"}, a pair, or one number, as older files have it."""
     if isinstance(size, dict):
         return int(size["height"]), int(size["width"])
-    return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+    if isinstance(size, int):
+        return (size, size)
+    return (int(size[0]), int(size[1]))

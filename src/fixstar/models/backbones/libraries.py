@@ -23,7 +23,8 @@ from fixstar.images.preprocessing import Fit
 from fixstar.models.backbones.foreign import mismatch
 from fixstar.models.backbones.hf import processor_inputs
 
-OPEN_CLIP, SENTENCE_TRANSFORMERS = "open_clip:", "st:"
+OPEN_CLIP = "open_clip:"
+SENTENCE_TRANSFORMERS = "st:"
 
 _FITS: dict[str, Fit] = {"shortest": "crop", "squash": "squash", "longest": "pad"}
 _PICKLED = ["*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack", "*.ot", "onnx/*", "openvino/*"]
@@ -61,7 +62,8 @@ def _open_clip(name: str) -> LibraryModel:
     library = _imported("open_clip", "open-clip-torch", f"a model of open_clip ({name})")
     untrained: dict[str, Any] = {"load_weights": False, "pretrained_text": False}
     if Path(name).is_dir():
-        model, weights = library.create_model(f"local-dir:{name}", **untrained), _weights_in(Path(name))
+        model = library.create_model(f"local-dir:{name}", **untrained)
+        weights = _weights_in(Path(name))
     else:
         architecture, _, chosen = name.partition("/")
         if architecture not in library.list_models():
@@ -101,7 +103,8 @@ def _require_safetensors(path: Path) -> None:
 
 
 def _open_clip_inputs(values: dict[str, Any]) -> Preprocessing:
-    size, fit = values["size"], values["resize_mode"]
+    size = values["size"]
+    fit = values["resize_mode"]
     if fit == "longest" and values["fill_color"] != 255:
         raise InputError("the model pads its images with a colour that is not white; pass its preprocessing")
     return Preprocessing(

@@ -20,7 +20,7 @@ _WEIGHTS_BESIDE = "session.model_external_initializers_file_folder_path"
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[Any]:
-    """onnxruntime's options for one run, which ends with an error after so many seconds: a loop may have no end."""
+    """onnxruntime's options for one run, with a timeout in seconds: a loop in the model may never end."""
     options = importlib.import_module("onnxruntime").RunOptions()
     ended = threading.Event()
 

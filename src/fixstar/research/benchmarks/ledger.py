@@ -165,7 +165,9 @@ def set_aside(run: Run) -> str:
     """The name of a run's class order if it is one of those that are set aside, else empty."""
     training = run.benchmark.training
     is_set_aside = run.class_order in SET_ASIDE_ORDERS.get(training, ())
-    return f"{training} class order {run.class_order}" if is_set_aside else ""
+    if is_set_aside:
+        return f"{training} class order {run.class_order}"
+    return ""
 
 
 def setting_of(run: Run) -> dict[str, Any]:

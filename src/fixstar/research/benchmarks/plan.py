@@ -84,12 +84,16 @@ class Run:
     def shortened(self, recipe: Recipe) -> Recipe:
         """A recipe with the changed number of epochs, if any."""
         epochs = self.choice.epochs if self.epochs is None else self.epochs
-        return recipe if epochs is None else recipe.shortened(epochs)
+        if epochs is None:
+            return recipe
+        return recipe.shortened(epochs)
 
     @property
     def translated(self) -> bool:
         """Whether old vectors are searched through translations too."""
-        return usually_translated(self.benchmark, self.method) if self.translate is None else self.translate
+        if self.translate is None:
+            return usually_translated(self.benchmark, self.method)
+        return self.translate
 
     def pretraining(self, model: Replacement) -> Recipe:
         """The recipe of a replacement, shortened or lengthened as the benchmark's own."""
@@ -99,7 +103,8 @@ class Run:
     @property
     def name(self) -> str:
         """A file name that says what differs from the catalogue."""
-        usual, asked = method_choice(self.benchmark, self.method).create().options, self.create().options
+        usual = method_choice(self.benchmark, self.method).create().options
+        asked = self.create().options
         parts = [file_stem(self.benchmark.name), self.method]
         parts += [f"{key}={_short(value)}" for key, value in asked.items() if usual.get(key) != value]
         if self.settings().capacity != usual_capacity(self.benchmark, self.method):
@@ -114,7 +119,10 @@ class Run:
     def settings(self, device: str = "auto") -> Settings:
         """The training settings."""
         usual = self.benchmark.settings(self.seed, device)
-        capacity = usual_capacity(self.benchmark, self.method) if self.capacity is None else self.capacity
+        if self.capacity is None:
+            capacity = usual_capacity(self.benchmark, self.method)
+        else:
+            capacity = self.capacity
         settings = replace(usual, recipe=self.recipe, capacity=capacity)
         if "replay_per_class" in self.changes:
             settings = replace(settings, replay_per_class=int(self.changes["replay_per_class"]))
@@ -148,7 +156,10 @@ def plan(
     An option goes to the methods that have it; capacity and length go to those with a fixed classifier.
     """
     chosen = list(methods) or [name for name in benchmark.methods if not _refusal(benchmark, name)]
-    chosen_orders = [order or 0 for order in benchmark.orders] if orders is None else list(orders)
+    if orders is None:
+        chosen_orders = [order or 0 for order in benchmark.orders]
+    else:
+        chosen_orders = list(orders)
     wanted = dict(options or {})
     for key in wanted:
         if not any(key in method_choice(benchmark, name).create().options for name in chosen):
@@ -216,7 +227,8 @@ def changed_settings(benchmark: Benchmark, settings: Settings | Mapping[str, Any
 
 
 def _flat(settings: Mapping[str, Any]) -> dict[str, float]:
-    recipe, options = settings["recipe"], settings["classifier_options"]
+    recipe = settings["recipe"]
+    options = settings["classifier_options"]
     of_recipe = {key: recipe[key] for key in _RECIPE}
     return {**of_recipe, "replay_per_class": settings["replay_per_class"], "length": options.get("scale", 1.0)}
 
@@ -242,13 +254,17 @@ def method_choice(benchmark: Benchmark, method: str) -> MethodChoice:
 def usual_capacity(benchmark: Benchmark, method: str) -> int:
     """K as the catalogue has it: the method's own, or the benchmark's."""
     own = method_choice(benchmark, method).capacity
-    return benchmark.capacity if own is None else own
+    if own is None:
+        return benchmark.capacity
+    return own
 
 
 def usual_epochs(benchmark: Benchmark, method: str) -> int:
     """Epochs per version as the catalogue has them: the method's own, or the benchmark's."""
     own = method_choice(benchmark, method).epochs
-    return benchmark.recipe.epochs if own is None else own
+    if own is None:
+        return benchmark.recipe.epochs
+    return own
 
 
 def usually_translated(benchmark: Benchmark, method: str) -> bool:
@@ -273,10 +289,16 @@ def translation_words(benchmark: Benchmark, method: str, weight: float | None) -
     """
     usual = usually_translated(benchmark, method)
     if weight is None:
-        return ["untranslated"] if usual else []
+        if usual:
+            return ["untranslated"]
+        return []
     words = [] if usual else ["translated"]
-    return [*words, f"w={_short(weight)}"] if weight != USUAL else words
+    if weight != USUAL:
+        return [*words, f"w={_short(weight)}"]
+    return words
 
 
 def _short(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value)

@@ -59,7 +59,10 @@ class RunResult:
             raise DataError(f"{path} is not the result of a run ({error}); remove it and run again") from error
         expected = {field.name for field in fields(cls)}
         if not isinstance(content, dict) or content.keys() != expected:
-            seen = sorted(expected ^ content.keys()) if isinstance(content, dict) else [type(content).__name__]
+            if isinstance(content, dict):
+                seen = sorted(expected ^ content.keys())
+            else:
+                seen = [type(content).__name__]
             raise DataError(
                 f"{path} is not the result of a run (it differs in {', '.join(seen)}); remove it and run again"
             )

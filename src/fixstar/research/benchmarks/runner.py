@@ -92,12 +92,14 @@ class SearchedImages:
             return cls(queries, gallery, Protocol(pairs), drawn)
         if same and "image" in benchmark.protocols:  # no image may find itself
             split = gallery_query_split(gallery.labels, seed=PAIRS_SEED)
-            queries, gallery = gallery.take(split.queries), gallery.take(split.gallery)
+            queries = gallery.take(split.queries)
+            gallery = gallery.take(split.gallery)
         if queries.classes != gallery.classes:  # a label must mean the same class in both
             names = tuple(dict.fromkeys([*gallery.classes, *queries.classes]))
             position = {name: i for i, name in enumerate(names)}
             labels = np.array([position[name] for name in queries.classes])[queries.labels]
-            queries, gallery = replace(queries, labels=labels, classes=names), replace(gallery, classes=names)
+            queries = replace(queries, labels=labels, classes=names)
+            gallery = replace(gallery, classes=names)
         return cls(queries, gallery, source.protocol(data, queries, gallery))
 
     @property
@@ -112,26 +114,28 @@ class SearchedImages:
         if protocol == "verification-published" and self.drawn is not None:
             (published,) = self._by_folds(versions, [self.drawn], stratified=False)
             return np.asarray(published)
-        given, labels = self.protocol, (self.queries.labels, self.gallery.labels)
+        given = self.protocol
+        labels = (self.queries.labels, self.gallery.labels)
         if given.media is not None:
-            versions, labels = (
-                [self._templates(version) for version in versions],
-                (np.arange(len(self.queries.classes)),) * 2,
-            )
+            versions = [self._templates(version) for version in versions]
+            labels = (np.arange(len(self.queries.classes)),) * 2
         versions = [replace(version, shared_components=True) for version in versions]  # as BCT compares them
         measure = partial(cross_test, device=device)
         if given.searches and protocol.startswith(("TPIR", "rank")):
             mated = protocol.startswith("rank")  # ranks are those of queries whose person is in the gallery
             parts = [_rows_of(versions, search, mated) for search in given.searches]
             return np.asarray(np.mean([measure(*part, protocol).matrix for part in parts], axis=0))
-        pairs, cameras, relevant = given.pairs, given.cameras, given.relevant
+        pairs = given.pairs
+        cameras = given.cameras
+        relevant = given.relevant
         return measure(versions, *labels, protocol, pairs=pairs, cameras=cameras, relevant=relevant).matrix
 
     def backfilled(self, old: VersionFeatures, new: VersionFeatures) -> list[float]:
         """Accuracy of new queries over the share of classes re-embedded, in steps of 2 % (BCT, figure 3)."""
         curves = []
         if self.protocol.media is not None:
-            old, new = self._templates(old), self._templates(new)
+            old = self._templates(old)
+            new = self._templates(new)
         everything = (
             np.arange(len(new.queries)),
             self.queries.labels,
@@ -141,7 +145,11 @@ class SearchedImages:
         for search in self.protocol.searches or [everything]:
             (before, after), truth, labels = _rows_of([old, new], search)
             after = replace(after, shared_components=True)
-            curves.append(backfill_curve(before, after, truth, labels, _SHARES, "classes"))
+            curves.append(
+                backfill_curve(
+                    old=before, new=after, query_labels=truth, gallery_labels=labels, shares=_SHARES, order="classes"
+                )
+            )
         return [round(float(value), 6) for value in np.mean([curve.accuracy for curve in curves], axis=0)]
 
     def _templates(self, version: VersionFeatures) -> VersionFeatures:
@@ -207,7 +215,8 @@ def _rows_of(
     queries, truth, gallery, labels = search
     if mated:
         kept = np.isin(truth, labels)
-        queries, truth = queries[kept], truth[kept]
+        queries = queries[kept]
+        truth = truth[kept]
     return [replace(v, queries=v.queries[queries], gallery=v.gallery[gallery]) for v in versions], truth, labels
 
 
@@ -218,7 +227,8 @@ _VALIDATION = 2000  # images of the evaluation dataset's training split, which n
 
 def scenario_options(run: Run, data: Path, work: Path, settings: Settings, progress: bool) -> dict[str, Any]:
     """What else ``run_scenario`` is given; already pre-trained models are read back from ``work``."""
-    entry, choice = run.benchmark, run.choice
+    entry = run.benchmark
+    choice = run.choice
     if entry.scenario == "replacing":
         return {"replacements": _replacements(run, data, work, settings, progress)}
     if _is_lifelong(run):
@@ -235,7 +245,8 @@ def scenario_options(run: Run, data: Path, work: Path, settings: Settings, progr
     if entry.model_selection:
         options["validation"] = _validation(run, data)
     if entry.pretraining_classes:  # of those that no task uses (CoReS, section 6.3)
-        images, taken = dataset(entry.training).open(data, "train"), sum(entry.tasks.sizes)
+        images = dataset(entry.training).open(data, "train")
+        taken = sum(entry.tasks.sizes)
         names = class_order(images.classes, run.class_order or None)[taken : taken + entry.pretraining_classes]
         options["pretrained"] = _pretrained(images.of_classes(names), run.create(), settings, work, progress)
     return options
@@ -263,7 +274,15 @@ def _pretrained(images: ImageSet, method: Method, settings: Settings, work: Path
     place = work / "pretrained" / VersionPlan(0, images, nothing, plain, settings).fingerprint().whole[:16]
     with exclusive(place, wait=math.inf):
         if not (place / "model").exists():
-            version = train_version(0, images, nothing, plain, settings, place / "checkpoint", progress)
+            version = train_version(
+                number=0,
+                images=images,
+                context=nothing,
+                method=plain,
+                settings=settings,
+                checkpoint=place / "checkpoint",
+                progress=progress,
+            )
             version.encoder.save(place / "model")
             (place / "checkpoint").unlink(missing_ok=True)
     return Encoder.load(place / "model", settings.torch_device())
@@ -323,7 +342,9 @@ class Progress:
     def share(self) -> float:
         """The share of the work that is done, in passes of finished versions."""
         finished = sum("seconds_embedding" in version for version in self.versions)
-        return sum(self.passes[:finished]) / sum(self.passes) if self.passes else 0.0
+        if self.passes:
+            return sum(self.passes[:finished]) / sum(self.passes)
+        return 0.0
 
 
 def run_benchmark(
@@ -341,11 +362,15 @@ def run_benchmark(
 def _run(run: Run, data: Path, folder: Path, device: str, progress: bool) -> RunResult:
     state = Progress.read(folder / "progress.json")
     state.restarts += 1
-    searched, stream, settings = SearchedImages.open(run.benchmark, data), run.stream(data), run.settings(device)
+    searched = SearchedImages.open(run.benchmark, data)
+    stream = run.stream(data)
+    settings = run.settings(device)
     state.passes = _passes(run, stream, searched, data)
     state.save("training v1")
     features = []
-    for version, seconds in _timed(_versions(run, stream, settings, data, folder, progress)):
+    for version, seconds in _timed(
+        _versions(run=run, stream=stream, settings=settings, data=data, folder=folder, progress=progress)
+    ):
         if len(state.versions) < version.number:
             state.versions.append(_record(version, stream, seconds))
             state.save(f"embedding with {version.name}")
@@ -379,7 +404,14 @@ def _run(run: Run, data: Path, folder: Path, device: str, progress: bool) -> Run
             protocols[name]["over_draws"] = searched.over_draws(features, name, run.benchmark.pairs)
     if run.benchmark.partial_backfill:
         protocols["rank1"]["backfill"] = searched.backfilled(features[0], features[-1])
-    result = _result(run, stream, settings, state, protocols, time.monotonic() - started)
+    result = _result(
+        run=run,
+        stream=stream,
+        settings=settings,
+        state=state,
+        protocols=protocols,
+        measuring=time.monotonic() - started,
+    )
     shutil.rmtree(folder / "features")
     return result
 
@@ -458,7 +490,8 @@ def _result(
     training = sum(version["seconds"] for version in state.versions)
     kinds = ("seconds_embedding", "seconds_translating")
     evaluation = sum(version.get(kind, 0) for version in state.versions for kind in kinds) + measuring
-    method, device = run.create(), settings.torch_device()
+    method = run.create()
+    device = settings.torch_device()
     is_gpu = device.type == "cuda"
     return RunResult(
         benchmark=run.benchmark.name,

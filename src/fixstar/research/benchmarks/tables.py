@@ -98,17 +98,21 @@ def put_section(text: str, name: str, section: str) -> str:
     <!-- end of a/2 -->
     <BLANKLINE>
     """
-    start, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"
+    start = f"<!-- {name} -->\n"
+    end = f"<!-- end of {name} -->\n"
     new = start + section + end
     if start in text and end in text.partition(start)[2]:
         before, _, rest = text.partition(start)
         return before + new + rest.partition(end)[2]
-    return f"{text}\n{new}" if text else new
+    if text:
+        return f"{text}\n{new}"
+    return new
 
 
 def what_differs(comparison: Comparison) -> list[str]:
     """What the paper leaves open, and where our runs differ from its recipe, in sentences."""
-    entry, lines = comparison.benchmark, [line for line in comparison.lines if line.runs]
+    entry = comparison.benchmark
+    lines = [line for line in comparison.lines if line.runs]
     found = [entry.note] if entry.note else []
     if lines:
         averaged = f"means of {entry.paper_runs} runs" if entry.paper_runs > 1 else "single figures"
@@ -188,7 +192,9 @@ def _cell(comparison: Comparison, line: Line, protocol: str | None, column: str)
         text = "" if spread is None else format_spread(spread, percent=column not in _FRACTIONS, digits=digits)
     if not text:
         return _NOTHING
-    return f"**{text}**" if comparison.is_best(line, protocol, column) else text
+    if comparison.is_best(line, protocol, column):
+        return f"**{text}**"
+    return text
 
 
 def _caption(comparison: Comparison, runs: Sequence[RunResult]) -> str:
@@ -216,7 +222,8 @@ def _listed(numbers: set[int]) -> str:
 
 def draw(comparison: Comparison, folder: str | Path) -> list[Path]:
     """Write the pictures of all runs; returns their paths. The AC above a mean matrix is that of the mean."""
-    place, stem = Path(folder), file_stem(comparison.benchmark.name)
+    place = Path(folder)
+    stem = file_stem(comparison.benchmark.name)
     place.mkdir(parents=True, exist_ok=True)
     drawn = []
     for protocol in comparison.benchmark.protocols:
@@ -245,4 +252,6 @@ def _draw_curves(means: Mapping[str, Line], protocol: str, metric: str, path: Pa
 def _title(comparison: Comparison, line: Line) -> str:
     """The line's label, with its epochs where two lines differ in nothing else."""
     alone = sum(other.label == line.label for other in comparison.lines) == 1
-    return line.label if alone else f"{line.label}, e{line.epochs}"
+    if alone:
+        return line.label
+    return f"{line.label}, e{line.epochs}"

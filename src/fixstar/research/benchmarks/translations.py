@@ -1,4 +1,4 @@
-"""Translations between the versions of a run, fitted on the images at hand when a version was trained.
+"""Translations between the versions of a run, fitted on the images that were available when a version was trained.
 
 Those images are the task's and the replay memory, or all images so far where versions are retrained: what the version
 itself was trained on, and nothing else. Each comes as it is and in a few crops. Every older model embeds them again, so
@@ -23,7 +23,7 @@ from fixstar.training.run_directory import RunDirectory
 from fixstar.translation import Pairs, Translation, fit_map, load_translation, save_translation
 
 VIEWS = 3  # crops of each image, beside the image itself
-MOST = 50_000  # images; of more so many are drawn
+MOST = 50_000  # images; a larger set is sampled
 _PIXELS = 1 << 20  # embedded at a time, in 256 to 1024 images: a GPU waits for the host after each batch
 
 Vectors = NDArray[np.float32]
@@ -75,7 +75,7 @@ def fit_translations(
     for k in missing:
         older = Encoder.load(directory.version(k), device)
         pairs = Pairs.checked(embedded(older, pixels), new, groups=labels, seed=settings.seed)
-        way = fitted(f"v{k}", version.name, pairs, weight, shared, str(device))
+        way = fitted(source=f"v{k}", target=version.name, pairs=pairs, weight=weight, shared=shared, device=str(device))
         save_translation(way, translation_file(folder, k, number), onnx=False)
 
 
@@ -96,7 +96,7 @@ def images_at_hand(version: Version, stream: TaskStream, settings: Settings, mem
 
 
 def drawn(images: ImageSet, most: int, seed: int) -> ImageSet:
-    """At most so many of the images, drawn by the seed, in their order."""
+    """A random sample of at most this many images, in their order; the seed decides which."""
     if len(images) <= most:
         return images
     rows = np.random.default_rng(seed).permutation(len(images))[:most]

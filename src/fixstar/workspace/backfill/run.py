@@ -31,7 +31,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fixstar.durable import document, exclusive, open_document, read_document, replace_file, replace_json
+from fixstar.durable import DAMAGE, document, exclusive, open_document, read_document, replace_file, replace_json
 from fixstar.errors import CheckpointError, InputError, ModelError
 from fixstar.gallery import Gallery, Item
 from fixstar.images import ImageSource
@@ -141,7 +141,7 @@ class PlanFiles:
             if head.pop("ids_sha256") != hashlib.sha256(ids.encode()).hexdigest() and with_ids:
                 raise ValueError("the digest of its ids is another one")
             return BackfillPlan(**head, ids=tuple(json.loads(line) for line in ids.split("\n")[:-1]))
-        except (ModelError, ValueError, KeyError, TypeError, StopIteration) as error:
+        except (ModelError, StopIteration, *DAMAGE) as error:
             raise CheckpointError(
                 f"{self._plan} is damaged ({error}); delete it and plan again: what was re-embedded stays"
             ) from error
@@ -158,7 +158,7 @@ class PlanFiles:
         try:
             cursor = read_document(self._cursor, "cursor")
             return (int(cursor["position"]), dict(cursor["counts"])) if cursor["token"] == plan.token else (0, {})
-        except (ModelError, OSError, ValueError, KeyError, TypeError):
+        except (ModelError, OSError, *DAMAGE):
             return 0, {}  # the gallery knows what is done; going through the plan again costs little
 
     def move(self, plan: BackfillPlan, position: int, counts: Mapping[str, int]) -> None:

@@ -1,5 +1,10 @@
 """A workspace as a FiftyOne similarity backend: samples are items of its gallery, by their ids.
 
+Copy this file beside your program. A test runs it with FiftyOne's similarity classes and a list of samples, where
+FiftyOne is installed. It has not run with a real dataset, which needs MongoDB, nor in the App.
+
+from fixstar_similarity import FixstarSimilarityConfig
+
 index = fob.compute_similarity(
     dataset, embeddings=False, backend=FixstarSimilarityConfig, workspace="shop", brain_key="fixstar"
 )
@@ -14,16 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from fiftyone.brain.similarity import Similarity, SimilarityConfig, SimilarityIndex
 
 from fixstar.connectors.backend import add_images
-from fixstar.errors import InputError, MissingExtraError
+from fixstar.errors import InputError
 from fixstar.gallery import Hit
 from fixstar.workspace import Examples, Workspace
-
-try:
-    from fiftyone.brain.similarity import Similarity, SimilarityConfig, SimilarityIndex
-except ImportError:
-    raise MissingExtraError("fiftyone", "fiftyone", "the FiftyOne connector") from None
 
 
 class FixstarSimilarityConfig(SimilarityConfig):
