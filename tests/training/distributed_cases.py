@@ -37,6 +37,10 @@ SETTINGS = Settings(
     device="cpu",
 )
 
+# At 0.01 rounding grows to 1e-5 within six steps, and on ARM puts one input of a ReLU on the other side
+# of 0: its gradient is then there or not, and weights differ by 1e-4. In float64 they differ by 2e-14 at any rate.
+SLOW = replace(SETTINGS.recipe, learning_rate=0.003)
+
 ADAMW = Recipe(
     epochs=2,
     learning_rate=1e-3,
@@ -86,7 +90,7 @@ CASES: dict[str, Callable[[Path | None], Iterator[Version]]] = {
     "foster": by_method("foster"),  # two stages and a third network
     "podnet": by_method("podnet"),  # feature maps
     "bic": by_method("bic"),  # a fit at the end
-    "cores-contrastive": by_method("cores-contrastive"),  # two views an image
+    "cores-contrastive": by_method("cores-contrastive", recipe=SLOW),  # two views an image
     "selected": selected,
     "streamed": streamed,
 }
