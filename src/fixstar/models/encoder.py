@@ -302,24 +302,8 @@ class Encoder(nn.Module):
             body = text_backbone(model, prompts, pooling)
         elif prompts is not None or pooling is not None:
             raise InputError(f"{model} is not a model of texts: prompts and pooling do not go with it")
-        elif isinstance(model, str) and model.startswith("hf:"):
-            body = create_backbone(model, **({"preprocessing": preprocessing.to_json()} if preprocessing else {}))
-        elif isinstance(model, str) and model in PRETRAINED:
-            body = create_backbone(model)
-        elif isinstance(model, str) and model.startswith((OPEN_CLIP, SENTENCE_TRANSFORMERS)):
-            loaded = library_model(model)
-            body = foreign_backbone(loaded.module, preprocessing or loaded.preprocessing)
         else:
-            named = None if isinstance(model, nn.Module) else import_path(str(model), {})
-            with trusting(*(module_of(one) for one in (named, source) if one is not None)):
-                body = foreign_backbone(
-                    model=model,
-                    preprocessing=preprocessing,
-                    source=source,
-                    arguments=arguments,
-                    weights=weights,
-                    output=output,
-                )
+            body = _image_body(model, preprocessing, source=source, arguments=arguments, weights=weights, output=output)
         head = create_classifier("none", feature_dim=body.feature_dim)
         encoder = cls(body, None, head, Slots(), preprocessing or body.inputs).eval()
         with trusting(*([] if encoder.code is None else [module_of(encoder.code)])):
@@ -662,6 +646,36 @@ def inputs_of(card: Mapping[str, Any]) -> Preprocessing | Prompts:
     if isinstance(values, Mapping) and values.get("reads") == "texts":
         return Prompts.from_json(values)
     return Preprocessing.from_json(values)
+
+
+def _image_body(
+    model: str | Path | nn.Module,
+    preprocessing: Preprocessing | None,
+    *,
+    source: str | None,
+    arguments: Mapping[str, Any] | None,
+    weights: str | Path | None,
+    output: str | None,
+) -> Backbone:
+    """The backbone of a model that reads images, as ``Encoder.wrap`` takes it."""
+    if isinstance(model, str) and model.startswith("hf:"):
+        options = {} if preprocessing is None else {"preprocessing": preprocessing.to_json()}
+        return create_backbone(model, **options)
+    if isinstance(model, str) and model in PRETRAINED:
+        return create_backbone(model)
+    if isinstance(model, str) and model.startswith((OPEN_CLIP, SENTENCE_TRANSFORMERS)):
+        loaded = library_model(model)
+        return foreign_backbone(loaded.module, preprocessing or loaded.preprocessing)
+    named = None if isinstance(model, nn.Module) else import_path(str(model), {})
+    with trusting(*(module_of(one) for one in (named, source) if one is not None)):
+        return foreign_backbone(
+            model=model,
+            preprocessing=preprocessing,
+            source=source,
+            arguments=arguments,
+            weights=weights,
+            output=output,
+        )
 
 
 def _refuse_preprocessing(model: str, given: Preprocessing | None) -> None:

@@ -544,19 +544,7 @@ def _judged(
     ways, left_out = _fitted_ways(items.names, fitted.pairs(options.rules.seed), options, progress)
     fitted_on = plural(len(fitted), "pair")
     if trial is None:
-        source, target = items.names
-        least = "Two labelled items of one class that were not fitted are"
-        if wanted:
-            least = "Two queries with relevant items, one to choose and one to judge, are"
-        return Bridged(
-            outcome="missing evidence",
-            sentence=f"Unproven: nothing shows what {target} finds among vectors of {source}. {least} the least to "
-            "judge with",
-            evidence="none",
-            fitted_on=fitted_on,
-            translation=ways[0],
-            left_out=left_out,
-        )
+        return _unproven(ways[0], fitted_on, left_out, by_relevance=bool(wanted))
     if proof == "old neighbours":
         return _agreeing(ways[0], trial, fitted_on, left_out, options)
     way = _chosen(ways, trial, options)
@@ -589,15 +577,34 @@ def _judged(
     )
     sentence = _verdict_words(found, confidence, options.rules)
     if everything and _much_better(outcomes[AGAIN], outcomes[chosen], trial, options.rules):
-        again = percent(measured[AGAIN].finds)
-        here = percent(measured[chosen].finds)
-        better = f"Re-embedding everything would find {again}; this finds {here} without it"
-        if proof == "relevance":
-            better = (
-                f"Re-embedding everything would reach an {found.measure} of {again}; this reaches {here} without it"
-            )
+        better = _reembedding_words(found)
         sentence = f"{better}. {sentence}"
     return replace(found, sentence=sentence)
+
+
+def _unproven(way: Translation, fitted_on: str, left_out: Mapping[str, str], by_relevance: bool) -> Bridged:
+    """A bridge that nothing could judge."""
+    least = "Two labelled items of one class that were not fitted are"
+    if by_relevance:
+        least = "Two queries with relevant items, one to choose and one to judge, are"
+    return Bridged(
+        outcome="missing evidence",
+        sentence=f"Unproven: nothing shows what {way.target} finds among vectors of {way.source}. {least} the least to "
+        "judge with",
+        evidence="none",
+        fitted_on=fitted_on,
+        translation=way,
+        left_out=left_out,
+    )
+
+
+def _reembedding_words(found: Bridged) -> str:
+    """What embedding everything again would find beside this bridge."""
+    again = percent(found.measured[AGAIN].finds)
+    here = percent(found.measured[found.chosen].finds)
+    if found.evidence == "relevance":
+        return f"Re-embedding everything would reach an {found.measure} of {again}; this reaches {here} without it"
+    return f"Re-embedding everything would find {again}; this finds {here} without it"
 
 
 def _outcomes(way: Translation, evidence: Evidence) -> dict[str, NDArray[Any]]:
