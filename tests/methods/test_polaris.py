@@ -150,3 +150,31 @@ def test_wrong_weights_are_refused() -> None:
         create_method("polaris", rho=0.0)
     with pytest.raises(InputError, match="rate > 0"):
         create_method("polaris", rate=0.0)
+
+
+@pytest.mark.parametrize("name", ["hoc", "fd"])
+def test_methods_of_papers_can_be_lent_rotated_classes_and_the_first_model(name: str) -> None:
+    """By hand: the cross-entropy of turned targets, and the mean over both teachers."""
+    method = create_method(name, rotated=True, first=True)
+    assert (method.views, method.rotated, method.first) == (2, True, True)
+    assert not create_method(name).rotated  # only where it is asked for
+    model = encoder(0)
+    pixels = torch.randint(0, 256, (6, 1, 32, 32), dtype=torch.uint8)
+    old, first = (FrozenEncoder(encoder(seed))(pixels) for seed in (1, 2))
+    targets, turns = torch.tensor([0, 1, 0, 0, 1, 0]), torch.tensor([0, 0, 0, 1, 2, 3])
+    upgrade = Upgrade(model, FrozenEncoder(encoder(1)), digits(), ("0",), ("1",))
+    objective = method.objective(upgrade)
+    replay = torch.ones(6, dtype=torch.bool)
+    both = objective.terms(Step(model(pixels), old, targets, replay, turns=turns, first=first))
+    with_old = objective.terms(Step(model(pixels), old, targets, replay, turns=turns))
+    with_first = objective.terms(Step(model(pixels), first, targets, replay, turns=turns))
+    assert torch.allclose(both[name], (with_old[name] + with_first[name]) / 2, atol=1e-6)
+    slots = rotated_slots(model)
+    plain = model(pixels).cross_entropy(slots[targets, turns])
+    share = 0.25 if name == "hoc" else 1.0
+    assert torch.allclose(both["ce"], share * plain, atol=1e-6)
+
+
+def test_a_trained_head_has_no_slots_for_rotated_classes() -> None:
+    with pytest.raises(InputError, match="only in the slots of a simplex"):
+        create_method("fd", head="softmax", rotated=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Literal, get_args
 
 import torch
@@ -16,58 +17,87 @@ from fixstar.models import Encoder, Outputs
 WIDE = 8192  # features wider than this are compared through the m x m product of the projections
 
 
-def simplex_hoc(lam: float = 0.25, rho: float = 5.0, same_class: SameClass = "masked") -> Method:
+def simplex_hoc(
+    lam: float = 0.25,
+    rho: float = 5.0,
+    same_class: SameClass = "masked",
+    rotated: bool = False,
+    first: bool = False,
+) -> Method:
     """d-Simplex-HOC (HOC, eq. 2): lam CE + (1 - lam) iNCE with the previous model, over the whole batch.
 
     The paper sets lam = 0.1 on CIFAR; more weight on the cross-entropy suits prototypes of unit length. The
     first version has no predecessor and is trained with cross-entropy alone.
+
+    ``rotated`` and ``first`` are no part of the paper. They lend it what Polaris has: rotated images as classes of
+    their own, and the first model as a second teacher.
     """
-    options = {"lam": lam, "rho": rho, "same_class": same_class}
+    options = {"lam": lam, "rho": rho, "same_class": same_class, "rotated": rotated, "first": first}
     require("hoc", options, lam=Rule("in [0, 1]", lambda share: 0 <= share <= 1), rho=above(0))
     if same_class not in get_args(SameClass):
         raise InputError(f"hoc needs same_class one of {', '.join(get_args(SameClass))}, got {same_class!r}")
 
-    def terms(step: Step) -> Terms:
-        ce = step.new.cross_entropy(step.targets)
+    def contrasted(new: Outputs, past: Outputs, targets: Tensor) -> Tensor:
+        if new.projection is not None and len(new.projection) > WIDE:  # no [B, d] of the old model
+            return info_nce_of(past.cosines(new), targets, rho, same_class)
+        return info_nce(new.z, past.z, targets, rho, same_class)
+
+    def terms(step: Step, slots: Tensor | None = None) -> Terms:
+        targets = _turned_targets(step, slots)
+        ce = step.new.cross_entropy(targets)
         if step.old is None:
             return {"ce": ce}
-        if step.new.projection is not None and len(step.new.projection) > WIDE:  # no [B, d] of the old model
-            across = step.old.cosines(step.new)
-            return {"ce": lam * ce, "hoc": (1 - lam) * info_nce_of(across, step.targets, rho, same_class)}
-        return {"ce": lam * ce, "hoc": (1 - lam) * info_nce(step.new.z, step.old.z, step.targets, rho, same_class)}
+        losses = [contrasted(step.new, past, targets) for past in _teachers(step)]
+        return {"ce": lam * ce, "hoc": (1 - lam) * torch.stack(losses).mean()}
+
+    def begin(upgrade: Upgrade) -> Objective:
+        return Objective(partial(terms, slots=rotated_slots(upgrade.encoder)))
 
     return Method(
         "hoc",
         "fine-tune against the fixed simplex, contrasted with the previous model",
         "HOC, eq. 2",
-        terms,
+        terms=None if rotated else terms,
+        begin=begin if rotated else None,
         needs=frozenset({"old model", "replay"}),
         options=options,
+        views=2 if rotated else 1,
+        rotated=rotated,
+        first=first,
     )
 
 
 def simplex_fd(
-    base: float = 5.0, on: Literal["replay", "all"] = "replay", head: Literal["simplex", "softmax"] = "simplex"
+    base: float = 5.0,
+    on: Literal["replay", "all"] = "replay",
+    head: Literal["simplex", "softmax"] = "simplex",
+    rotated: bool = False,
+    first: bool = False,
 ) -> Method:
     """d-Simplex-FD (CL2R, eq. 9): CE + lam FD, features distilled on the replayed images only (eq. 8).
 
     lam = base sqrt(k_n / k_0): k_n classes of this task, k_0 old ones in the memory (section 7.2). ``on="all"`` distils
     on the whole batch, ``head="softmax"`` trains a linear classifier, both as in the paper's ablation (table 9).
+    ``rotated`` and ``first`` are no part of the paper; see ``simplex_hoc``.
     """
-    options = {"base": base, "on": on, "head": head}
+    options = {"base": base, "on": on, "head": head, "rotated": rotated, "first": first}
     require("fd", options, base=at_least(0), on=one_of(("replay", "all")), head=one_of(("simplex", "softmax")))
+    if rotated and head != "simplex":
+        raise InputError("fd has rotated classes only in the slots of a simplex; leave head or rotated out")
 
     def begin(upgrade: Upgrade) -> Objective:
         old = upgrade.remembered
         new = len(upgrade.new_classes)
         lam = base * math.sqrt(max(new, 1) / old) if old else 0.0  # an upgrade may bring old classes alone
+        slots = rotated_slots(upgrade.encoder) if rotated else None
 
         def terms(step: Step) -> Terms:
-            ce = step.new.cross_entropy(step.targets)
+            ce = step.new.cross_entropy(_turned_targets(step, slots))
             if step.old is None:
                 return {"ce": ce}
             chosen = step.replay if on == "replay" else None
-            return {"ce": ce, "fd": lam * feature_distillation(step.new.z, step.old.z, chosen)}
+            losses = [feature_distillation(step.new.z, past.z, chosen) for past in _teachers(step)]
+            return {"ce": ce, "fd": lam * torch.stack(losses).mean()}
 
         return Objective(terms)
 
@@ -79,7 +109,15 @@ def simplex_fd(
         classifier="simplex" if head == "simplex" else "linear",
         needs=frozenset({"old model", "replay"}),
         options=options,
+        views=2 if rotated else 1,
+        rotated=rotated,
+        first=first,
     )
+
+
+def _teachers(step: Step) -> list[Outputs]:
+    """The previous model and, where the method asks for it, from the third version on the first one too."""
+    return [past for past in (step.old, step.first) if past is not None]
 
 
 def simplex_upper_bound(base: float = 5.0) -> Method:
