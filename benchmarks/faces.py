@@ -180,18 +180,16 @@ def bridged(faces: Faces, drawn: Drawn, seed: int) -> Bridged:
 
 
 def ways_to_search(found: Bridged, faces: Faces, drawn: Drawn, seed: int) -> dict[str, Translation]:
-    """Every way that goes through a map, by name."""
-    way = found.translation
+    """Every way that goes through a map, by name: plain maps alone, and both sides as the bridge chose them."""
     pairs = Pairs.checked(faces.old[drawn.fitted], faces.new[drawn.fitted], seed=seed)
-    ways = {
-        name: replace(
-            way, forward=fit_map(kind, pairs).map, backward=fit_map(kind, pairs.reversed).map, one=1.0, two=None
-        )
-        for kind, name in FORWARD.items()
-    }
-    ways[BACK] = replace(way, one=0.0, two=None)
-    ways[ONE] = replace(way, one=found.measured[ONE].weight, two=None)
-    ways[TWO] = replace(way, two=found.measured[TWO].weight)
+    ways = {}
+    for kind, name in FORWARD.items():
+        ahead = fit_map(kind, pairs).map
+        back = fit_map(kind, pairs.reversed).map
+        ways[name] = Translation("old", "new", forward=ahead, backward=back, one=1.0)
+    ways[BACK] = replace(ways[FORWARD["ridge"]], one=0.0)
+    ways[ONE] = replace(found.translation, one=found.measured[ONE].weight, two=None)
+    ways[TWO] = replace(found.translation, one=None, two=found.measured[TWO].weight)
     return ways
 
 
@@ -305,7 +303,7 @@ def measured(faces: Faces, change: Change, seed: int) -> Record:
         "known": len(people.known),
         "unknown": len(people.unknown),
         "maps": dict(found.translation.about["maps"]),
-        "weights": {name: found.measured[name].weight for name in (ONE, TWO)},
+        "weights": {name: ways[name].weight for name in (ONE, TWO)},
         "outcome": found.outcome,
         "verdict": found.sentence,
         "ways": figures,
@@ -362,12 +360,16 @@ def _identify(
         row["rates"] = {how: [round(rate, 5) for rate in rates(known, unknown, score)] for how, score in there.items()}
 
 
-def alone(faces: Faces, change: Change) -> dict[str, float]:
-    """Each model on all of LFW's pairs: whether it is used as its makers used it."""
+def alone(faces: Faces, change: Change) -> Record:
+    """Each model on all of LFW's pairs: whether it is used as its makers used it, and how alike it finds strangers."""
+    same = faces.pairs.same
     found = {}
     for model, vectors in ((change.old, faces.old), (change.new, faces.new)):
-        view = VersionFeatures(model, vectors[faces.pairs.first], vectors[faces.pairs.second])
-        found[model] = round(kfold_accuracy(scores_of_pairs(view), faces.pairs.same).mean, 5)
+        scores = scores_of_pairs(VersionFeatures(model, vectors[faces.pairs.first], vectors[faces.pairs.second]))
+        found[model] = {
+            ACCURACY: round(kfold_accuracy(scores, same).mean, 5),
+            "cosine of two people": round(float(scores[~same].mean()), 5),
+        }
     return found
 
 
@@ -440,13 +442,8 @@ def thresholds(runs: Sequence[Record], change: Change) -> str:
     return "\n".join(lines)
 
 
-def tables(runs: Sequence[Record]) -> dict[str, str]:
-    """What stands between marks of docs/appendix/translation.md."""
-    found = {}
-    for change in changes_in(runs):
-        found[f"faces: {change.old} -> {change.new}"] = table(runs, change)
-        found[f"unknown people: {change.old} -> {change.new}"] = thresholds(runs, change)
-    return found
+TABLES = {"faces": table, "unknown people": thresholds}
+"""What stands between marks of docs/appendix/translation.md, of the first change."""
 
 
 # --- the command
@@ -476,9 +473,11 @@ def main() -> None:
             runs.append(run)
             replace_json(options.out, content)
             print(change, seed, run["outcome"], run["seconds"], flush=True)
+    replace_json(options.out, content)
     print(content["alone"])
-    for mark, text in tables(runs).items():
-        print(f"\n{mark}\n{text}")
+    for change in changes_in(runs):
+        for mark, write in TABLES.items():
+            print(f"\n{mark}, {change}\n{write(runs, change)}")
 
 
 if __name__ == "__main__":

@@ -165,7 +165,7 @@ def test_a_run_is_measured_and_kept(
     runs = content["runs"]
     (run,) = runs
     assert (content["photos"], content["people"]) == (500, 200)
-    assert set(content["alone"]) == {"dlib", "mobilefacenet"}
+    assert content["alone"]["mobilefacenet"]["accuracy"] > content["alone"]["dlib"]["accuracy"] > 0.8
     ways = run["ways"]
     assert list(ways) == list(faces.WAYS)
     assert ways["all re-embedded"]["rank 1"] > ways["old model"]["rank 1"]
