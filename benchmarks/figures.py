@@ -23,6 +23,7 @@ from functools import cache
 from typing import Any
 
 import change_model
+import faces
 import numpy as np
 import read_through
 import refit
@@ -43,6 +44,7 @@ METHODS = "docs/appendix/methods.md"
 BENCHMARKS = "docs/appendix/benchmarks.md"
 TRANSLATION = "docs/appendix/translation.md"
 OWN_IMAGES = "docs/tutorials/own-images.md"
+FACES = "docs/tutorials/faces.md"
 COMPLETE = (
     README,
     METHODS,
@@ -747,6 +749,102 @@ def scifact_page() -> Iterator[Claim | Quote]:
     yield Claim(TRANSLATION, "more than any map**, {} and {} points over the old model,", again)
 
 
+def faces_page() -> Iterator[Claim | Quote]:
+    """What the tables of LFW come to."""
+    runs = content("faces.json")["runs"]
+    up, back = (faces.runs_of(runs, change) for change in faces.CHANGES)
+    assert [len(found) for found in (up, back)] == [5, 5]
+    counted = {name: float(np.mean([run[name] for run in up])) for name in ("fitted", "genuine", "impostors")}
+    asked = [float(np.mean([run[name] for run in up])) for name in ("enrolled", "known", "unknown")]
+    photos = [value("faces.json", name) for name in ("photos", "people")]
+    yield Claim(TRANSLATION, "all {} photos of LFW (deep-funneled), {} people.", photos)
+    yield Claim(TRANSLATION, "without names, {} photos on average.", [counted["fitted"]])
+    alone = [100 * value("faces.json", "alone", model, faces.ACCURACY) for model in ("dlib", "mobilefacenet")]
+    yield Claim(TRANSLATION, "tells {} % (dlib) and {} % (MobileFaceNet) of LFW's", alone)
+    yield Claim(
+        TRANSLATION,
+        "| LFW's pairs of which both people judge ({} genuine, {} others on average), ten folds |",
+        [counted["genuine"], counted["impostors"]],
+    )
+    yield Claim(TRANSLATION, "{} genuine and {} other pairs are drawn", [faces.GENUINE, faces.IMPOSTORS])
+    yield Claim(TRANSLATION, "one photo each of {} people is enrolled, {} others of them are queries:", asked[:2])
+    yield Claim(TRANSLATION, "above the score that {} % of {} people reach", [100 * faces.FAR, asked[2]])
+    gained = faces.difference(up, TWO, faces.IDENTIFIED)[0]
+    whole = faces.difference(up, AGAIN, faces.IDENTIFIED)[0]
+    yield Claim(
+        FACES,
+        "per query, about {} more of a hundred enrolled people are identified at {} % false accepts, of {} that",
+        [gained, 100 * faces.FAR, whole],
+    )
+    yield Claim(TRANSLATION, "per query, {} more of a hundred enrolled people", [gained])
+    yield Claim(TRANSLATION, "rate of false accepts, {} % of what enrolling", [100 * gained / whole])
+    one = [faces.difference(up, ONE, faces.IDENTIFIED)[0], -faces.difference(up, ONE, faces.RANK)[0]]
+    yield Claim(TRANSLATION, "With one model it is {} more, but the nearest person is right {} points less", one)
+    for measure in (faces.ACCURACY, faces.FEW, faces.MANY):
+        _, low, high = faces.difference(up, TWO, measure)
+        assert low < 0 < high, "verifying pairs with two models differs from the old model"
+        for way in faces.FORWARD.values():
+            assert faces.difference(up, way, measure)[2] < 0, "verifying pairs with a map alone does not lose"
+    for measure in (faces.FEW, faces.MANY):
+        assert faces.difference(up, ONE, measure)[2] < 0, "verifying pairs with one model does not lose"
+    for measure in (faces.ACCURACY, faces.FEW):
+        _, low, high = faces.difference(up, AGAIN, measure)
+        assert low < 0 < high, "verifying pairs with the new model differs from the old one"
+    turned = [faces.share(up, faces.FORWARD["rotation"], name) for name in (faces.RANK, faces.IDENTIFIED)]
+    yield Claim(TRANSLATION, "finds the right person in {} % and identifies {} %.", turned)
+    alike = value("faces.json", "alone", "dlib", "cosine of two people")
+    yield Claim(TRANSLATION, "(photos of two people have a cosine of {} on average)", [alike])
+    assert not any(run["maps"]["forward"] == "rotation" for run in up), "a rotation was chosen"
+    fewer = faces.runs_of(content("faces_named.json")["runs"], faces.CHANGES[0])
+    assert all(run["maps"]["forward"] == "rotation" for run in fewer), "no rotation was chosen"
+    assert change_model.outcomes(fewer) == [0, 2, 0], "a verdict on a rotation was another"
+    turned = [value("faces_named.json", "photos"), *(faces.share(fewer, way, faces.IDENTIFIED) for way in (TWO, OLD))]
+    yield Claim(
+        TRANSLATION, "the {} photos that LFW's pairs name (two seeds), and identified {} % instead of {} %", turned
+    )
+    verdicts = change_model.outcomes(up)
+    yield Claim(TRANSLATION, "and careful: {} of five said to use it, {} needed more evidence.", verdicts[:2])
+    assert change_model.outcomes(back)[0] == 0, "a verdict on a step back said to use it"
+    lost = [-faces.difference(back, way, faces.IDENTIFIED)[0] for way in (AGAIN, TWO)]
+    yield Claim(TRANSLATION, "embedded again {} points fewer are identified.", lost[:1])
+    yield Claim(TRANSLATION, "With two models it would cost {} points.", lost[1:])
+    yield from _carried_thresholds(up, back)
+
+
+def _carried_thresholds(up: Sequence[dict[str, Any]], back: Sequence[dict[str, Any]]) -> Iterator[Claim | Quote]:
+    """What a threshold comes to after a change of the face model."""
+
+    def rates(runs: Sequence[dict[str, Any]], way: str, how: str) -> list[float]:
+        return [faces.rate(runs, way, how, which)[0] for which in (0, 1)]
+
+    kept = [rates(up, TWO, faces.KEPT)[1], rates(back, TWO, faces.KEPT)[0]]
+    yield Claim(TRANSLATION, "with two models it identifies {} % of the enrolled.", kept[:1])
+    yield Claim(TRANSLATION, "to dlib, it accepts {} % of the unknown.", kept[1:])
+    yield Claim(
+        TRANSLATION, "two models {} % of the unknown are accepted. They", rates(up, TWO, faces.STANDARDISED)[:1]
+    )
+    yield Claim(
+        TRANSLATION,
+        "two models {} % of the unknown are accepted instead of {} %, and {} % of the enrolled are identified, "
+        "against {} % by",
+        [
+            rates(up, TWO, faces.CALIBRATED)[0],
+            100 * faces.FAR,
+            rates(up, TWO, faces.CALIBRATED)[1],
+            rates(up, OLD, faces.KEPT)[1],
+        ],
+    )
+    lax = [rates(back, way, faces.CALIBRATED)[0] for way in (TWO, ONE)]
+    yield Claim(TRANSLATION, "they are lax: {} % with two models, but {} % with one.", lax)
+    accepted = [rates(runs, way, faces.CALIBRATED)[0] for runs in (up, back) for way in (ONE, TWO)]
+    yield Claim(
+        FACES, "on LFW {} to {} % of strangers were accepted where {} % was", [*ends(accepted), 100 * faces.FAR]
+    )
+    yield Claim(TRANSLATION, "{} % accepted and {} % identified with two models,", rates(up, TWO, faces.AFRESH))
+    again = [rates(up, way, faces.AFRESH)[0] for way in faces.WAYS]
+    assert 0.8 < min(again) < max(again) < 1.3, "a threshold that is set again lets in more or fewer than 1 %"
+
+
 def demo(alternatives: str, performance: str) -> Iterator[Claim | Quote]:
     """The demo with ten seeds, and the one before it, which held v2 to v1's space."""
     compatibility = "docs/explanation/compatibility.md"
@@ -892,6 +990,7 @@ def claims() -> list[Claim | Quote]:
         *translation_page(),
         *free_successors(),
         *scifact_page(),
+        *faces_page(),
         *advice(),
         *_first_encoder(),
     ]
@@ -935,6 +1034,9 @@ def generated() -> dict[str, tuple[str, str]]:
     start = (ROOT / README).read_text(encoding="utf-8")
     there = start.partition("<!-- free upgrades -->\n")[2].partition("<!-- end of free upgrades -->")[0]
     found["free upgrades"] = (there.strip(), ordinary.short_table(trained))
+    for mark, write_change in faces.TABLES.items():
+        there = page.partition(f"<!-- {mark} -->\n")[2].partition(f"<!-- end of {mark} -->")[0]
+        found[mark] = (there.strip(), write_change(content("faces.json")["runs"], faces.CHANGES[0]))
     return found
 
 
