@@ -323,6 +323,24 @@ def test_a_bridge_file_is_installed_and_used(space: Workspace, photos: Path, tmp
     assert found(space, files(photos)[0]) == all_ids(space)
 
 
+def test_a_bridge_with_its_card_connects_vectors_whose_model_is_not_here(space: Workspace, tmp_path: Path) -> None:
+    """As ``fixstar bridge`` writes it: its card says which way it chose, which is no check's choice."""
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(10), 12)
+    old = (np.eye(10, 5)[labels] + rng.normal(size=(120, 5)) / 4).astype(np.float32)
+    new = np.asarray(old @ rng.normal(size=(5, space.gallery.space("v1").width)), np.float32)
+    made = bridge(old, new, labels=[str(label) for label in labels])
+    assert made.translation is not None
+    assert made.chosen
+    save_translation(made.translation, tmp_path / "bridge.npz")
+    assert "chosen" in load_translation(tmp_path / "bridge.npz").about
+    foreign(space, "old", 2)
+    assert "old" not in space.translations.of("v2")
+    name = space.install_translation(tmp_path / "bridge.npz", "old", "v2")
+    assert space.translations.of("v2")["old"] is space.translations.load(name)
+    assert [way.about["fit"] for way in space.translations.fitted("old", "v2")]  # a check judges it
+
+
 def test_a_bridge_of_other_widths_is_refused(space: Workspace, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     wrong = Translation(

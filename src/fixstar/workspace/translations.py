@@ -38,7 +38,8 @@ from fixstar.workspace.registry import Card, Registry, lineage
 FOLDER = "translations"
 OLD_WIDTH = "old_vectors_width"  # of a card's ``about``: the width of the vectors that it was trained to agree with
 OWN_SPACE = "own_space"  # of a card's ``about``: trained freely, so its parent's space is not its own
-CHOSEN = "chosen"  # of a translation's ``about``: by a check, from those that were fitted
+CHOSEN = "chosen by a check"
+"""In a translation's ``about``: from those that were fitted. A bridge says "chosen" too, and means a way to search."""
 SCALE = "scale"  # of a translation's ``about``: slope and offset that standardise its scores
 ONE_SCALE = "scale_one"  # the same with one model per query, where two are usual
 TARGET_SCALE = "target_scale"  # those of the target's queries among its own vectors
