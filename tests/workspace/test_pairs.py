@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from shops import pictures, shop
+from shops import foreign, pictures, shop
 
 from fixstar.errors import DataError, InputError
 from fixstar.geometry import unit
@@ -128,6 +128,28 @@ def test_an_item_is_fitted_or_judged_by_and_never_both(space: Workspace, tmp_pat
     assert len(judging.without(everything)) == 0
     by_v1 = {tuple(row) for row in space.serving.embed("v1", [item.image for item in photos]).round(4).tolist()}
     assert {tuple(row) for row in everything.new.round(4).tolist()} == by_v1
+
+
+def test_labelled_pairs_judge_where_the_model_and_the_images_are_gone(space: Workspace, tmp_path: Path) -> None:
+    """The old vectors hardly know the classes and the new ones do: a pass, by items that were not fitted."""
+    foreign(space, "gone", 3)
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(12), 40)
+    width = space.gallery.space("v1").width
+    classes = rng.normal(size=(12, width))
+    new = unit(classes[labels] + 0.05 * rng.normal(size=(480, width)))
+    old = unit(new @ rng.normal(size=(width, 5)) + 0.3 * rng.normal(size=(480, 5)))
+    np.savez(tmp_path / "labelled.npz", old=old, new=new, labels=labels.astype(str))
+    np.savez(tmp_path / "plain.npz", old=old, new=new)
+
+    def checked(name: str) -> Any:
+        return space.check("v2", fitting=FitOptions(pairs=tmp_path / name), report=False, progress=False)
+
+    assert [cell.version for cell in checked("plain.npz").cells if cell.version == "gone"] == []
+    (cell,) = [cell for cell in checked("labelled.npz").cells if cell.version == "gone"]
+    assert cell.cross_test > cell.self_test
+    (way, *_) = space.translations.fitted("gone", "v2")
+    assert way.about["fitted_on"] == "288 pairs of labelled.npz"  # the other 192 judge
 
 
 def test_a_translation_is_fitted_on_all_pairs_that_can_be_had(space: Workspace, tmp_path: Path) -> None:

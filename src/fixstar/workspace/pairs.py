@@ -395,8 +395,8 @@ class Searched:
     """A version whose vectors the candidate would search.
 
     ``ways`` are the translations to choose among, the usual one first. Without its model here, ``sample`` are labelled
-    items of the gallery by both versions, which were not fitted. ``lacking`` says why something is missing, and
-    ``next_steps`` what can be done about it.
+    items by both versions, of the gallery or of a file of pairs, which were not fitted. ``lacking`` says why something
+    is missing, and ``next_steps`` what can be done about it.
     """
 
     name: str
@@ -421,7 +421,8 @@ class Searched:
 class FitOptions:
     """What translations are fitted on beside what a workspace finds by itself.
 
-    ``images`` are embedded by both models; labels are not needed. ``pairs`` is FILE.npz with vectors by both models.
+    ``images`` are embedded by both models; labels are not needed. ``pairs`` is FILE.npz with vectors by both models. If
+    it has labels, and the old model is gone, some of them judge and are not fitted.
     ``refit`` fits again where a translation was fitted before.
     """
 
@@ -459,7 +460,8 @@ def _samples(serving: Serving, source: str, target: str, options: FitOptions, pr
     """Pairs from a file, from images for both models, and from items of the gallery; only those with items."""
     has_model = source in serving.registry.names()
     if options.pairs is not None:
-        yield from_file(options.pairs, serving.gallery, source, target)
+        fitted, _ = _of_file(serving, options.pairs, source, target, options.seed)
+        yield fitted
     if options.images is not None:
         if not has_model:
             raise InputError(
@@ -483,6 +485,19 @@ def _samples(serving: Serving, source: str, target: str, options: FitOptions, pr
     )
     if len(drawn):
         yield drawn
+
+
+def _of_file(serving: Serving, path: Path, source: str, target: str, seed: int) -> tuple[Sample, Sample]:
+    """The pairs of a file that are fitted, and those that judge: labelled ones, where the model of ``source`` is gone.
+
+    Without labels nothing judges.
+    """
+    whole = from_file(path, serving.gallery, source, target)
+    if source in serving.registry.names() or not len(whole.searchable()):
+        return whole, whole.take(np.arange(0))
+    fitted, held = whole.divided(HELD_OUT, seed)
+    origin = f"{plural(len(fitted), 'pair')} of {path.name}"
+    return replace(fitted, origin=origin), held.searchable()
 
 
 def keep_fitted(serving: Serving, sample: Sample, source: str, target: str, seed: int = 0) -> list[Translation]:
@@ -556,5 +571,7 @@ def _searched(
             serving, source, version, judging=True, most=options.sample, seed=options.seed, progress=progress
         )
         judging = drawn.searchable()
+        if not len(judging) and options.pairs is not None:
+            _, judging = _of_file(serving, options.pairs, source, version, options.seed)
         sample = judging if len(judging) else None
     return Searched(source, (*usual, *ways), has_model=has_model, sample=sample, lacking=lacking, next_steps=steps)
