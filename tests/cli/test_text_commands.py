@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from text_models import FakeServer, embeddings_server, own_settings, topic_texts, write_jsonl
@@ -50,6 +51,18 @@ def test_a_text_is_searched_and_what_is_found_can_be_read(notes: Path) -> None:
     assert stored in found.out.splitlines()[2]
     (query,) = json.loads(typed("search", stored, "-w", notes, "--json").out)["queries"]
     assert query["hits"][0]["payload"]["text"] == stored
+
+
+def test_a_long_text_leaves_room_for_the_other_columns(server: FakeServer, tmp_path: Path) -> None:
+    workspace = tmp_path / "long"
+    typed("init", workspace)
+    typed("add", server.url(), "--trust", server.address, "-w", workspace)
+    typed("index", write_jsonl(tmp_path / "long.jsonl", [("word " * 60, "a"), ("other " * 60, "b")]), "-w", workspace)
+    with patch("typed.COLUMNS", "80"):
+        lines = typed("search", "word", "-w", workspace).out.splitlines()
+    assert sum("score" in line for line in lines) == 1  # one table
+    assert max(map(len, lines)) <= 80
+    assert "word word" in lines[2] + lines[3]
 
 
 def test_the_whole_upgrade(notes: Path, tmp_path: Path) -> None:

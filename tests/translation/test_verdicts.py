@@ -220,3 +220,15 @@ def test_missing_evidence_is_told_in_numbers() -> None:
 
 def test_points_are_read_without_a_sign() -> None:
     assert (in_points(0.0149), in_points(0.2)) == ("1.5", "20.0")
+
+
+def test_queries_that_choose_are_counted_in_what_is_needed() -> None:
+    """A quarter of the images judge where half are the gallery and half of the queries choose."""
+    found = Difference(0.02, -0.02, 0.06, "not decided", 30)
+    more = NextStep("check", {"version": "v2", "data": ...})
+    needed = needed_queries(found, 200, 0.95)
+    assert needed == 800
+    for chosen_by, images in ((False, "1,600"), (True, "3,200")):
+        told, steps = missing_evidence(found, 200, 0.95, 0.0, more, "labelled images", chosen_by=chosen_by)
+        assert f"takes about {images} labelled images" in told[0]
+        assert steps[0].note == f"about {images} labelled images"

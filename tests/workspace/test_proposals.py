@@ -89,3 +89,14 @@ def test_nothing_is_proposed_where_all_is_well_or_little_was_measured() -> None:
     assert well.check.outcome == "pass"
     assert proposals(well) == ()
     assert proposals(held(trial(turned=True, noise=0.1, per_class=1))) == ()
+
+
+def test_a_part_that_finds_less_than_at_once_is_not_proposed() -> None:
+    shares = np.array(SHARES)
+    rising = np.linspace(0.15, 0.2, len(SHARES))
+    (part,) = _backfill_step(BackfillCurve(shares, rising[None]), 0.12)
+    assert part.arguments["budget"] != "all"
+    dipping = rising.copy()
+    dipping[3] = 0.13  # more than now, and less than at once
+    (whole,) = _backfill_step(BackfillCurve(shares, dipping[None]), 0.12)
+    assert whole.arguments["budget"] == "all"

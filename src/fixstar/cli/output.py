@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 Cell = str | tuple[str, str]  # text, or text and its rich style
 STYLES = {"compatible": "green", "incompatible": "red", "not decided": "yellow"}  # of verdicts
-_GAP = 2  # spaces between columns
+GAP = 2  # spaces between columns
 
 
 def visible(text: str) -> str:
@@ -76,10 +76,17 @@ def column_blocks(widths: Sequence[int], room: int) -> list[range]:
     """
     blocks, start = [], 0
     for end in range(1, len(widths) + 1):
-        if end == len(widths) or sum(width + _GAP for width in widths[start : end + 1]) > room:
+        if end == len(widths) or sum(width + GAP for width in widths[start : end + 1]) > room:
             blocks.append(range(start, end))
             start = end
     return blocks
+
+
+def terminal_width() -> int:
+    """How many characters a line of the terminal has."""
+    from rich.console import Console
+
+    return Console().width
 
 
 def print_table(
@@ -101,7 +108,7 @@ def print_table(
     ]
     room = Console().width
     for name in optional:
-        if name in heads and sum(widths) + _GAP * (len(widths) - 1) > room:
+        if name in heads and sum(widths) + GAP * (len(widths) - 1) > room:
             place = heads.index(name)
             heads = [*heads[:place], *heads[place + 1 :]]
             widths = [*widths[:place], *widths[place + 1 :]]
@@ -114,7 +121,7 @@ def print_table(
         for row in body:
             if number == 0 or any(row[place].plain for place in places[1:]):
                 table.add_row(*(row[place] for place in places))
-        needed = sum(widths[place] + _GAP for place in places)  # more than the terminal has only for one wide column
+        needed = sum(widths[place] + GAP for place in places)  # more than the terminal has only for one wide column
         Console(width=max(room, needed)).print(table, highlight=False)
 
 

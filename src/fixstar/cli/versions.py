@@ -471,7 +471,13 @@ def add(
         raise InputError(f"--as names vectors, and {model} is a model: versions are numbered")
     prepared = images.preprocessing() or texts.prompts()
     says_it = model.startswith(("hf:", "open_clip:", "st:", *ADDRESSES)) or texts.tokenizer is not None
-    if prepared is None and model not in PRETRAINED and not says_it:
+    unprepared = prepared is None and model not in PRETRAINED and not says_it
+    if unprepared and ":" not in model and not Path(model).exists():
+        raise InputError(
+            f"there is no file {model}. A model is {', '.join(PRETRAINED)}, FILE.onnx, hf:NAME_OR_FOLDER, "
+            "open_clip:MODEL/WEIGHTS, st:NAME_OR_FOLDER, the address of a server, or package.module:name"
+        )
+    if unprepared:
         raise InputError(
             f"{model} does not say how its images are prepared, and vectors mean nothing without that: give --size, "
             "and --mean and --std if they are not ImageNet's; or --tokenizer if it reads texts"

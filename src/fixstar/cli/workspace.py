@@ -18,7 +18,18 @@ import fixstar
 from fixstar.cli.app import AsJson, Device, LabelOption, Trust, WorkspacePath, verb
 from fixstar.cli.gallery import confirm
 from fixstar.cli.next_steps import next_lines
-from fixstar.cli.output import Cell, print_json, print_result, print_table, print_wrapped, say, visible, wrapped
+from fixstar.cli.output import (
+    GAP,
+    Cell,
+    print_json,
+    print_result,
+    print_table,
+    print_wrapped,
+    say,
+    terminal_width,
+    visible,
+    wrapped,
+)
 from fixstar.cli.rollout import print_searched_by
 from fixstar.errors import DataError, InputError, ItemError, NextStep, plural
 from fixstar.progress import progress_bar
@@ -38,7 +49,9 @@ if TYPE_CHECKING:
     from fixstar.workspace.items import Embedder
 
 _SHOWN = 10  # ids that are named
-_SNIPPET = 72  # characters of a text that was found
+_SNIPPET = 72  # characters of a text that was found, where there is room
+_LEAST_SNIPPET = 24
+_ENOUGH = 100  # queries of a check, below which it is no measure of what has no match
 
 
 @verb("fixstar demo", "fixstar demo --out pictures --seed 1 --json")
@@ -355,6 +368,7 @@ def search(
 
             draw_result(space.serving, names, answer, like is not None, sheet)
         trained = answer.version in space.versions()
+        last = space.last_check(answer.version) if trained else None
         reads = space.registry.reads()
         unknown = [] if any(answer.hits) else unknown_fields(space.gallery, request.where or {})
     if as_json:
@@ -364,8 +378,9 @@ def search(
         print_json({**told, "queries": rows, "left_out": list(answer.left_out)})
     else:
         _print_hits(names, answer)
-        if trained and not answer.thresholds and any(answer.hits):
-            step = NextStep("check", {"version": answer.version}, f"with 100 labelled {reads} or more")
+        asked = 0 if last is None else last.queries
+        if trained and not answer.thresholds and any(answer.hits) and asked < _ENOUGH:
+            step = NextStep("check", {"version": answer.version, "data": ...}, f"with 100 labelled {reads} or more")
             whose = f"{answer.version}'s queries"
             said = f"Not measured: below which score {whose} probably have no match. A check does that"
             print(wrapped(said), *next_lines([step], workspace), sep="\n", file=sys.stderr)
@@ -434,12 +449,13 @@ def _print_hits(names: list[str], answer: SearchResult) -> None:
     found = [hit for hits in answer.hits for hit in hits]
     last = "text" if any(text_of(hit) is not None for hit in found) else "label"
     heads = ("", "relative score" if answer.calibrated else "score", "item", last, "version")
+    room = _room_for_text(heads, found)
     for name, hits in zip(names, answer.hits, strict=True):
         name = visible(name)
         print(f"{name} (query by {' and '.join(answer.models)})" if hits else f"{name}: nothing found")
         rows = []
         for place, hit in enumerate(hits, start=1):
-            shown = str(hit.payload.get("label", "")) if last == "label" else _beginning(text_of(hit) or "")
+            shown = str(hit.payload.get("label", "")) if last == "label" else _beginning(text_of(hit) or "", room)
             rows.append((str(place), rounded(hit.score, 3), hit.id, shown, hit.version))
         if hits and all(map(answer.is_unlikely, hits)):
             print("Probably not in the catalogue; the nearest:")
@@ -452,14 +468,24 @@ def _print_hits(names: list[str], answer: SearchResult) -> None:
         )
 
 
-def _beginning(text: str) -> str:
+def _room_for_text(heads: Sequence[str], found: Sequence[Hit]) -> int:
+    """How many characters of a text fit beside the other columns of a table of hits."""
+    places = len(str(len(found)))
+    scores = max([len(heads[1]), *(len(rounded(hit.score, 3)) for hit in found)])
+    ids = max([len(heads[2]), *(len(visible(hit.id)) for hit in found)])
+    versions = max([len(heads[4]), *(len(hit.version) for hit in found)])
+    others = places + scores + ids + versions + len(heads) * GAP
+    return max(_LEAST_SNIPPET, min(_SNIPPET, terminal_width() - others))
+
+
+def _beginning(text: str, longest: int = _SNIPPET) -> str:
     """The first words of a text, on one line.
 
-    >>> _beginning("one\\ntwo")
-    'one two'
+    >>> _beginning("one\\ntwo"), _beginning("three words here", 8)
+    ('one two', 'three w…')
     """
     line = visible(" ".join(text.split()))
-    return line if len(line) <= _SNIPPET else f"{line[: _SNIPPET - 1]}…"
+    return line if len(line) <= longest else f"{line[: longest - 1]}…"
 
 
 @verb("fixstar status -w shop", "fixstar status -w shop --json")

@@ -148,9 +148,23 @@ def achievable_tolerance(
 
 
 def missing_evidence(
-    judged: Difference, queries: int, confidence: float, tolerance: float, more: NextStep, unit: str
+    judged: Difference,
+    queries: int,
+    confidence: float,
+    tolerance: float,
+    more: NextStep,
+    unit: str,
+    chosen_by: bool = False,
 ) -> tuple[list[str], list[NextStep]]:
-    """What would decide an undecided cell, in sentences and as steps; two of ``unit`` make one query."""
+    """What would decide an undecided cell, in sentences and as steps.
+
+    Two of ``unit`` make one query, since half of them are the gallery; four where as many other queries chose the
+    translation (``chosen_by``).
+    """
+    each = 4 if chosen_by else 2
+    halved = "Half of each class is the gallery"
+    if chosen_by:
+        halved += ", and half of the queries choose the translation"
     needed = needed_queries(judged, queries, confidence, tolerance)
     if needed is None:
         asked = plural(queries, "query")
@@ -160,10 +174,10 @@ def missing_evidence(
         steps = []
     else:
         told = [
-            f"If it stays like this, about {needed:,} queries would decide; there were {queries:,}. Half of each class "
-            f"is the gallery, so that takes about {2 * needed:,} {unit}"
+            f"If it stays like this, about {needed:,} queries would decide; there were {queries:,}. {halved}, so that "
+            f"takes about {each * needed:,} {unit}"
         ]
-        steps = [replace(more, note=f"about {2 * needed:,} {unit}")]
+        steps = [replace(more, note=f"about {each * needed:,} {unit}")]
     achievable = achievable_tolerance(judged, queries, confidence, tolerance)
     if achievable is None or (needed is not None and tolerance):
         return told, steps
@@ -175,10 +189,10 @@ def missing_evidence(
         note = f"accept a loss of less than {in_points(allowed)} points"
     else:
         told.append(
-            f"{loss}, about {queries_for_it:,} queries ({2 * queries_for_it:,} {unit}) would show that; these "
+            f"{loss}, about {queries_for_it:,} queries ({each * queries_for_it:,} {unit}) would show that; these "
             f"{queries:,} leave a loss of {in_points(-judged.low)} points possible"
         )
-        note = f"about {2 * queries_for_it:,} {unit}, a loss of less than {in_points(allowed)} points accepted"
+        note = f"about {each * queries_for_it:,} {unit}, a loss of less than {in_points(allowed)} points accepted"
     return told, [*steps, NextStep(more.action, {**arguments, "tolerance": allowed}, note)]
 
 

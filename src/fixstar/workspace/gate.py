@@ -351,13 +351,14 @@ def judge(trial: Trial, searched: Sequence[Searched], rules: GateRules | None = 
     for one in measured:
         cell = evaluate_cell(trial, tested, pairs[one.name], chosen[one.name], rules, count)
         cells.append(cell)
-        findings.append(_cell_finding(newest.name, cell, len(trial.query_labels), count, rules))
+        findings.append(_cell_finding(newest.name, cell, len(trial.query_labels), count, rules, chosen_by=chooses))
     for one in [one for one in searched if one not in measured]:
         if one.sample is not None and one.measurable:
             way, cell, queries = _sampled_cell(newest.name, one, rules, count)
             chosen[one.name] = way
             cells.append(cell)
-            findings.append(_cell_finding(newest.name, cell, queries, count, rules, one))
+            halved = rules.weight is None
+            findings.append(_cell_finding(newest.name, cell, queries, count, rules, one, chosen_by=halved))
         else:
             findings.append(_unmeasured(newest.name, one))
     outcome = _worst([finding.verdict for finding in findings])
@@ -645,8 +646,15 @@ def cell_sentence(version: str, cell: CheckedCell, confidence: float, cells: int
 
 
 def _cell_finding(
-    version: str, cell: CheckedCell, queries: int, cells: int, rules: GateRules, one: Searched | None = None
+    version: str,
+    cell: CheckedCell,
+    queries: int,
+    cells: int,
+    rules: GateRules,
+    one: Searched | None = None,
+    chosen_by: bool = False,
 ) -> Finding:
+    """What a cell says; ``chosen_by``: as many other queries chose its translation."""
     evidence = cell_sentence(version, cell, rules.confidence, cells, rules.tolerance)
     if cell.verdict != "not decided":
         return Finding(cell.verdict, evidence)
@@ -655,7 +663,9 @@ def _cell_finding(
     if one is not None:  # judged by items of the gallery
         more = one.next_steps[0] if one.next_steps else more
         unit = "labelled items"
-    told, steps = missing_evidence(cell.judged, queries, rules.shared(cells), rules.tolerance, more, unit)
+    told, steps = missing_evidence(
+        cell.judged, queries, rules.shared(cells), rules.tolerance, more, unit, chosen_by=chosen_by
+    )
     return Finding(cell.verdict, ". ".join([evidence, *told]), tuple(steps))
 
 
@@ -688,7 +698,8 @@ def _without_images(
         if one not in missing:
             way, cell, queries = _sampled_cell(version, one, rules, len(searched))
             cell = replace(cell, translation=keep(way))
-            judged.append((cell, _cell_finding(version, cell, queries, len(searched), rules, one)))
+            finding = _cell_finding(version, cell, queries, len(searched), rules, one, chosen_by=rules.weight is None)
+            judged.append((cell, finding))
     outcome: Outcome = "pass" if not missing else "missing evidence"
     for _, finding in judged:
         if OUTCOMES[finding.verdict] != "pass" and outcome != "refuse":
@@ -846,9 +857,17 @@ def proposals(judged: GateResult, deployed: str | None = None) -> tuple[NextStep
 
 
 def _backfill_step(curve: BackfillCurve, now: float) -> Iterator[NextStep]:
-    """The smallest share of the gallery that, re-embedded in random order, is measured to find more than now."""
-    for share, accuracy in list(zip(SHARES, curve.accuracy.tolist(), strict=True))[1:]:
-        if accuracy > now and percent(accuracy) != percent(now):
+    """The smallest share of the gallery that, re-embedded in random order, is measured to find more than now.
+
+    It must also find more than at once, with nothing re-embedded, and no smaller share may find less than that.
+    """
+    accuracies = curve.accuracy.tolist()
+    at_once = accuracies[0]
+    dips = min(accuracies[1:-1]) < at_once
+    for share, accuracy in list(zip(SHARES, accuracies, strict=True))[1:]:
+        if dips and share < 1:
+            continue
+        if accuracy > max(now, at_once) and percent(accuracy) != percent(now):
             yield NextStep(
                 "backfill",
                 {"budget": "all" if share == 1 else f"{share:.0%}"},
