@@ -577,7 +577,7 @@ def _judged(
     )
     sentence = _verdict_words(found, confidence, options.rules)
     if everything and _much_better(outcomes[AGAIN], outcomes[chosen], trial, options.rules):
-        better = _reembedding_words(found)
+        better = _reembedding_words(found, chosen)
         sentence = f"{better}. {sentence}"
     return replace(found, sentence=sentence)
 
@@ -598,10 +598,10 @@ def _unproven(way: Translation, fitted_on: str, left_out: Mapping[str, str], by_
     )
 
 
-def _reembedding_words(found: Bridged) -> str:
+def _reembedding_words(found: Bridged, chosen: str) -> str:
     """What embedding everything again would find beside this bridge."""
     again = percent(found.measured[AGAIN].finds)
-    here = percent(found.measured[found.chosen].finds)
+    here = percent(found.measured[chosen].finds)
     if found.evidence == "relevance":
         return f"Re-embedding everything would reach an {found.measure} of {again}; this reaches {here} without it"
     return f"Re-embedding everything would find {again}; this finds {here} without it"
