@@ -211,7 +211,7 @@ def test_runs_of_set_aside_cases_are_noted_and_announced(
     assert (entry["set"], entry["seed"], entry["file"]) == ("case photos-20+40", 1, "hoc.json")
     assert entry["setting"] == {
         "method": "hoc",
-        "options": {"lam": 0.5, "rho": 5.0, "same_class": "masked", "rotated": False, "first": False},
+        "options": {"lam": 0.5, "rho": 5.0, "same_class": "masked", "with_rotated": False, "with_first": False},
         "capacity": 50,
         "epochs": 30,
     }

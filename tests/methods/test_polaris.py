@@ -155,7 +155,7 @@ def test_wrong_weights_are_refused() -> None:
 @pytest.mark.parametrize("name", ["hoc", "fd"])
 def test_methods_of_papers_can_be_lent_rotated_classes_and_the_first_model(name: str) -> None:
     """By hand: the cross-entropy of turned targets, and the mean over both teachers."""
-    method = create_method(name, rotated=True, first=True)
+    method = create_method(name, with_rotated=True, with_first=True)
     assert (method.views, method.rotated, method.first) == (2, True, True)
     assert not create_method(name).rotated  # only where it is asked for
     model = encoder(0)
@@ -177,4 +177,4 @@ def test_methods_of_papers_can_be_lent_rotated_classes_and_the_first_model(name:
 
 def test_a_trained_head_has_no_slots_for_rotated_classes() -> None:
     with pytest.raises(InputError, match="only in the slots of a simplex"):
-        create_method("fd", head="softmax", rotated=True)
+        create_method("fd", head="softmax", with_rotated=True)

@@ -906,7 +906,7 @@ class Reference:
         """The first way of the newest fit."""
         ways = {}
         for name, (_, way) in self.files.items():
-            if (way.source, way.target) == (source, target) and not way.about.get("chosen"):
+            if (way.source, way.target) == (source, target) and not way.about.get("chosen by a check"):
                 ways[int(name.removesuffix(".npz").rpartition("-")[2])] = way
         if not ways:
             return None
@@ -917,7 +917,7 @@ class Reference:
         """The shortest row of fitted translations, in whichever direction, over four at most."""
         links = set()
         for _, way in self.files.values():
-            if not way.about.get("chosen"):
+            if not way.about.get("chosen by a check"):
                 links |= {(way.source, way.target), (way.target, way.source)}
         rows = [[source]]
         seen = {source}

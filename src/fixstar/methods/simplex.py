@@ -21,18 +21,18 @@ def simplex_hoc(
     lam: float = 0.25,
     rho: float = 5.0,
     same_class: SameClass = "masked",
-    rotated: bool = False,
-    first: bool = False,
+    with_rotated: bool = False,
+    with_first: bool = False,
 ) -> Method:
     """d-Simplex-HOC (HOC, eq. 2): lam CE + (1 - lam) iNCE with the previous model, over the whole batch.
 
     The paper sets lam = 0.1 on CIFAR; more weight on the cross-entropy suits prototypes of unit length. The
     first version has no predecessor and is trained with cross-entropy alone.
 
-    ``rotated`` and ``first`` are no part of the paper. They lend it what Polaris has: rotated images as classes of
-    their own, and the first model as a second teacher.
+    ``with_rotated`` and ``with_first`` are no part of the paper. They lend it what Polaris has: rotated images as
+    classes of their own, and the first model as a second teacher.
     """
-    options = {"lam": lam, "rho": rho, "same_class": same_class, "rotated": rotated, "first": first}
+    options = {"lam": lam, "rho": rho, "same_class": same_class, "with_rotated": with_rotated, "with_first": with_first}
     require("hoc", options, lam=Rule("in [0, 1]", lambda share: 0 <= share <= 1), rho=above(0))
     if same_class not in get_args(SameClass):
         raise InputError(f"hoc needs same_class one of {', '.join(get_args(SameClass))}, got {same_class!r}")
@@ -57,13 +57,13 @@ def simplex_hoc(
         "hoc",
         "fine-tune against the fixed simplex, contrasted with the previous model",
         "HOC, eq. 2",
-        terms=None if rotated else terms,
-        begin=begin if rotated else None,
+        terms=None if with_rotated else terms,
+        begin=begin if with_rotated else None,
         needs=frozenset({"old model", "replay"}),
         options=options,
-        views=2 if rotated else 1,
-        rotated=rotated,
-        first=first,
+        views=2 if with_rotated else 1,
+        rotated=with_rotated,
+        first=with_first,
     )
 
 
@@ -71,25 +71,25 @@ def simplex_fd(
     base: float = 5.0,
     on: Literal["replay", "all"] = "replay",
     head: Literal["simplex", "softmax"] = "simplex",
-    rotated: bool = False,
-    first: bool = False,
+    with_rotated: bool = False,
+    with_first: bool = False,
 ) -> Method:
     """d-Simplex-FD (CL2R, eq. 9): CE + lam FD, features distilled on the replayed images only (eq. 8).
 
     lam = base sqrt(k_n / k_0): k_n classes of this task, k_0 old ones in the memory (section 7.2). ``on="all"`` distils
     on the whole batch, ``head="softmax"`` trains a linear classifier, both as in the paper's ablation (table 9).
-    ``rotated`` and ``first`` are no part of the paper; see ``simplex_hoc``.
+    ``with_rotated`` and ``with_first`` are no part of the paper; see ``simplex_hoc``.
     """
-    options = {"base": base, "on": on, "head": head, "rotated": rotated, "first": first}
+    options = {"base": base, "on": on, "head": head, "with_rotated": with_rotated, "with_first": with_first}
     require("fd", options, base=at_least(0), on=one_of(("replay", "all")), head=one_of(("simplex", "softmax")))
-    if rotated and head != "simplex":
-        raise InputError("fd has rotated classes only in the slots of a simplex; leave head or rotated out")
+    if with_rotated and head != "simplex":
+        raise InputError("fd has rotated classes only in the slots of a simplex; leave head or with_rotated out")
 
     def begin(upgrade: Upgrade) -> Objective:
         old = upgrade.remembered
         new = len(upgrade.new_classes)
         lam = base * math.sqrt(max(new, 1) / old) if old else 0.0  # an upgrade may bring old classes alone
-        slots = rotated_slots(upgrade.encoder) if rotated else None
+        slots = rotated_slots(upgrade.encoder) if with_rotated else None
 
         def terms(step: Step) -> Terms:
             ce = step.new.cross_entropy(_turned_targets(step, slots))
@@ -109,9 +109,9 @@ def simplex_fd(
         classifier="simplex" if head == "simplex" else "linear",
         needs=frozenset({"old model", "replay"}),
         options=options,
-        views=2 if rotated else 1,
-        rotated=rotated,
-        first=first,
+        views=2 if with_rotated else 1,
+        rotated=with_rotated,
+        first=with_first,
     )
 
 
