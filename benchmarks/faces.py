@@ -151,7 +151,7 @@ class Enrolment(NamedTuple):
 
 
 def enrol(people: Names, rows: Indices, seed: int) -> Enrolment:
-    """Whoever has two photos among ``rows`` is enrolled with one; at most ``PHOTOS`` others are asked."""
+    """People with two photos among ``rows`` are enrolled with one; at most ``PHOTOS`` others are asked."""
     shuffled = np.random.default_rng(seed).permutation(rows)
     by_person = shuffled[np.argsort(people[shuffled], kind="stable")]
     _, starts, counts = np.unique(people[by_person], return_index=True, return_counts=True)

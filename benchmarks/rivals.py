@@ -12,8 +12,8 @@ BT2 (Zhou et al. 2023, "Backward-compatible training with basis transformation")
     A further network learns to match the new model, and through two orthogonal changes of basis the old one. It has 32
     components more than the new model; the first ones are compared with old vectors. Weights of the loss are theirs.
 
-Networks are trained on the images that the new version was trained on, in random crops. They get the number of epochs
-that they are given, so that all ways can have the same budget.
+Networks are trained on the images that the new version was trained on, in random crops. They take the number of epochs
+and the batch size of the settings that they are given; optimisers and rates are those of the papers.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.parametrizations import orthogonal
 
-from fixstar.data import Augmentation, ImageSet
-from fixstar.images import Preprocessing
+from fixstar.data import ImageSet
 from fixstar.losses import cross_entropy, two_view_contrast
 from fixstar.models.backbones import Backbone, create_backbone
+from fixstar.training import Settings
 
 Floats = NDArray[np.float32]
 
@@ -57,50 +57,44 @@ BT2_DECAY = 2.0**-15
 WARMUP = 5 / 80  # the share of the steps in which the rate rises
 
 
-@dataclass(frozen=True)
-class Training:
-    """How the networks are trained: for how long, on what views, where."""
-
-    epochs: int
-    batch_size: int
-    augmentation: Augmentation
-    device: str = "cpu"
-    seed: int = 0
-
-
 class Pixels:
     """Images on the device, cut at random as training cuts them."""
 
-    def __init__(self, images: ImageSet, inputs: Preprocessing, how: Training) -> None:
+    def __init__(self, images: ImageSet, settings: Settings) -> None:
+        inputs = settings.preprocessing
+        assert inputs is not None
         pixels = torch.from_numpy(np.ascontiguousarray(np.asarray(images.images).transpose(0, 3, 1, 2)))
-        pad = how.augmentation.crop_padding
-        self.padded = functional.pad(pixels, (pad, pad, pad, pad), value=how.augmentation.fill).to(how.device)
+        pad = settings.augmentation.crop_padding
+        padded = functional.pad(pixels, (pad, pad, pad, pad), value=settings.augmentation.fill)
+        self.padded = padded.to(settings.device)
         self.size = inputs.size
-        self.mean = torch.tensor(inputs.mean, device=how.device)[:, None, None]
-        self.std = torch.tensor(inputs.std, device=how.device)[:, None, None]
-        self.how = how
-        self.random = torch.Generator(how.device).manual_seed(how.seed)
+        self.mean = torch.tensor(inputs.mean, device=settings.device)[:, None, None]
+        self.std = torch.tensor(inputs.std, device=settings.device)[:, None, None]
+        self.augmentation = settings.augmentation
+        self.batch_size = settings.recipe.batch_size
+        self.device = settings.device
+        self.random = torch.Generator(settings.device).manual_seed(settings.seed)
 
     def __len__(self) -> int:
         return len(self.padded)
 
     def batches(self) -> Iterator[Tensor]:
         """Rows of one pass in random order, without a last batch of one."""
-        order = torch.randperm(len(self), generator=self.random, device=self.how.device)
-        for rows in torch.split(order, self.how.batch_size):
+        order = torch.randperm(len(self), generator=self.random, device=self.device)
+        for rows in torch.split(order, self.batch_size):
             if len(rows) > 1:
                 yield rows
 
     def crops(self, rows: Tensor, jitter: float = 0.0) -> Tensor:
         """A random crop of each row, normalised: float [B, C, H, W]."""
         height, width = self.size
-        offsets = 2 * self.how.augmentation.crop_padding + 1
-        device = self.how.device
+        offsets = 2 * self.augmentation.crop_padding + 1
+        device = self.device
         down = torch.randint(offsets, (len(rows), 1), generator=self.random, device=device)
         right = torch.randint(offsets, (len(rows), 1), generator=self.random, device=device)
         y = down + torch.arange(height, device=device)  # [B, H]
         x = right + torch.arange(width, device=device)  # [B, W]
-        if self.how.augmentation.flip:
+        if self.augmentation.flip:
             flipped = torch.rand(len(rows), generator=self.random, device=device) < 0.5
             x = torch.where(flipped[:, None], x.flip(1), x)
         cut = self.padded[rows[:, None, None], :, y[:, :, None], x[:, None, :]]  # [B, H, W, C]
@@ -121,7 +115,7 @@ class Pixels:
         """Images as they are, normalised, batch by batch."""
         for start in range(0, len(images), 1024):
             pixels = torch.from_numpy(np.ascontiguousarray(np.asarray(images[start : start + 1024])))
-            values = pixels.to(self.how.device).permute(0, 3, 1, 2).float() / 255
+            values = pixels.to(self.device).permute(0, 3, 1, 2).float() / 255
             yield (values - self.mean) / self.std
 
 
@@ -158,28 +152,28 @@ def trained(
 
 def steps_of(pixels: Pixels) -> int:
     """The number of batches of a pass."""
-    whole, rest = divmod(len(pixels), pixels.how.batch_size)
+    whole, rest = divmod(len(pixels), pixels.batch_size)
     return max(1, whole + (rest > 1))
 
 
 # --- FCT
 
 
-def side_vectors(images: ImageSet, backbone: str, options: Any, inputs: Preprocessing, how: Training) -> SideEncoder:
+def side_vectors(images: ImageSet, settings: Settings) -> SideEncoder:
     """A network that was trained by SimCLR on the images of the first version, without labels."""
-    torch.manual_seed(how.seed)
-    body = create_backbone(backbone, **options)
+    torch.manual_seed(settings.seed)
+    body = create_backbone(settings.backbone, **settings.backbone_options)
     network = nn.Sequential(
         body, nn.Linear(body.feature_dim, body.feature_dim), nn.ReLU(), nn.Linear(body.feature_dim, SIDE_WIDTH)
-    ).to(how.device)
-    pixels = Pixels(images, inputs, how)
+    ).to(settings.device)
+    pixels = Pixels(images, settings)
     optimiser = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9, weight_decay=2e-4)
 
     def loss(rows: Tensor) -> Tensor:
         both = torch.cat([pixels.crops(rows, JITTER), pixels.crops(rows, JITTER)])
         return two_view_contrast(network(both), SIDE_TEMPERATURE)
 
-    trained(network, optimiser, pixels.batches, loss, epochs=how.epochs, steps=steps_of(pixels))
+    trained(network, optimiser, pixels.batches, loss, epochs=settings.recipe.epochs, steps=steps_of(pixels))
     return SideEncoder(network, pixels)
 
 
@@ -290,25 +284,16 @@ class Merged:
         return torch.cat(parts).cpu().numpy()
 
 
-def bt2(
-    images: ImageSet,
-    old: Floats,
-    new: Floats,
-    *,
-    backbone: str,
-    options: Any,
-    inputs: Preprocessing,
-    how: Training,
-) -> Merged:
+def bt2(images: ImageSet, old: Floats, new: Floats, settings: Settings) -> Merged:
     """Train BT2's network; ``old`` and ``new`` are the unit vectors of the images by both models, [N, d] each."""
-    torch.manual_seed(how.seed)
-    body = create_backbone(backbone, **options)
-    network = Bt2(body, old.shape[1], new.shape[1], len(images.classes)).to(how.device)
-    pixels = Pixels(images, inputs, how)
-    phi_old = torch.tensor(old, device=how.device)
-    phi_new = torch.tensor(new, device=how.device)
-    labels = torch.tensor(images.labels, device=how.device)
-    means = torch.zeros(len(images.classes), old.shape[1], device=how.device).index_add_(0, labels, phi_old)
+    torch.manual_seed(settings.seed)
+    body = create_backbone(settings.backbone, **settings.backbone_options)
+    network = Bt2(body, old.shape[1], new.shape[1], len(images.classes)).to(settings.device)
+    pixels = Pixels(images, settings)
+    phi_old = torch.tensor(old, device=settings.device)
+    phi_new = torch.tensor(new, device=settings.device)
+    labels = torch.tensor(images.labels, device=settings.device)
+    means = torch.zeros(len(images.classes), old.shape[1], device=settings.device).index_add_(0, labels, phi_old)
     means = means / torch.bincount(labels, minlength=len(means))[:, None].clamp(min=1)
     optimiser = torch.optim.Adam(network.parameters(), lr=BT2_RATE, weight_decay=BT2_DECAY)
 
@@ -322,5 +307,5 @@ def bt2(
         total: Tensor = classified + INFLUENCE * influenced + MATCH_OLD * off_old + MATCH_NEW * off_new
         return total
 
-    trained(network, optimiser, pixels.batches, loss, epochs=how.epochs, steps=steps_of(pixels))
+    trained(network, optimiser, pixels.batches, loss, epochs=settings.recipe.epochs, steps=steps_of(pixels))
     return Merged(network, pixels)

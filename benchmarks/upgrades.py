@@ -63,7 +63,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from rivals import Training, bt2, fct, side_vectors
+from rivals import bt2, fct, side_vectors
 
 from fixstar.cli.versions import train
 from fixstar.data import Augmentation, ImageSet, ReplayMemory, concatenate, from_arrays
@@ -82,7 +82,7 @@ from fixstar.models.backbones import create_backbone
 from fixstar.models.slots import CAPACITY
 from fixstar.research.benchmarks.ledger import Look, default_path, known_looks, note, warning
 from fixstar.research.benchmarks.translations import VIEWS, drawn, embedded, views_of
-from fixstar.training import Settings, paper_recipe
+from fixstar.training import Recipe, Settings, paper_recipe
 from fixstar.translation import Map, Pairs, Translation, fit_map
 from fixstar.translation.calibrate import standardised
 from fixstar.translation.fit import gcv_penalty
@@ -562,20 +562,26 @@ def trained_rivals(
 ) -> dict[str, Rival]:
     """FCT without and with side information, and BT2: all start from the independent model that v2 is."""
     learnt = done.learnt
-    inputs = case.inputs()
-    how = Training(2 * case.epochs, case.batch_size, Augmentation(flip=case.flip), device, seed)
-    body: Record = {"backbone": case.backbone, "options": case.backbone_options, "inputs": inputs, "how": how}
-    pixels = views_of(drawn(learnt, MOST_PAIRED, seed), how.augmentation, seed)
+    settings = Settings(
+        backbone=case.backbone,
+        backbone_options=case.backbone_options,
+        preprocessing=case.inputs(),
+        recipe=Recipe(epochs=2 * case.epochs, milestones=(), batch_size=case.batch_size),
+        augmentation=Augmentation(flip=case.flip),
+        seed=seed,
+        device=device,
+    )
+    pixels = views_of(drawn(learnt, MOST_PAIRED, seed), settings.augmentation, seed)
     stored, new = (unit(embedded(encoder, pixels)) for encoder in done.encoders)
     whole = [unit(embedded(encoder, learnt.images)) for encoder in done.encoders]
-    side = side_vectors(images.first, **body)
+    side = side_vectors(images.first, settings)
     beside = side(pixels)
     gallery = unit(np.asarray(searched.old.gallery, np.float32))
     queries = unit(np.asarray(searched.new.queries, np.float32))
     renewed = unit(np.asarray(searched.new.gallery, np.float32))
     alone = fct(stored, stored, new, device=device, seed=seed)
     with_side = fct(stored, beside, new, device=device, seed=seed)
-    merged = bt2(learnt, whole[0], whole[1], **body)
+    merged = bt2(learnt, whole[0], whole[1], settings)
     asked = unit(merged(images.queries.images))
     again = unit(merged(images.gallery.images))
     padded = np.hstack([gallery, np.zeros((len(gallery), again.shape[1] - gallery.shape[1]), np.float32)])

@@ -12,6 +12,7 @@ import torch
 
 from fixstar.data import Augmentation, ImageSet, from_arrays
 from fixstar.models.backbones import create_backbone
+from fixstar.training import Recipe, Settings
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
@@ -39,8 +40,13 @@ def images(classes: int = 4, each: int = 8, seed: int = 0) -> ImageSet:
     return from_arrays(pixels.astype(np.uint8), names)
 
 
-HOW = rivals.Training(epochs=1, batch_size=8, augmentation=Augmentation(flip=True))
-BODY: dict[str, Any] = {"backbone": "tiny", "options": {}, "inputs": create_backbone("tiny").preprocessing, "how": HOW}
+SETTINGS = Settings(
+    backbone="tiny",
+    preprocessing=create_backbone("tiny").preprocessing,
+    recipe=Recipe(epochs=1, milestones=(), batch_size=8),
+    augmentation=Augmentation(flip=True),
+    device="cpu",
+)
 
 
 @pytest.mark.usefixtures("short")
@@ -60,7 +66,7 @@ def test_fct_needs_the_side_vector_for_what_the_old_one_lacks() -> None:
 
 def test_crops_are_those_of_slow_code() -> None:
     pool = images()
-    pixels = rivals.Pixels(pool, BODY["inputs"], HOW)
+    pixels = rivals.Pixels(pool, SETTINGS)
     rows = torch.tensor([3, 5])
     found = pixels.crops(rows) * pixels.std + pixels.mean
     source = np.pad(np.asarray(pool.images)[rows.numpy()], ((0, 0), (4, 4), (4, 4), (0, 0)))
@@ -71,7 +77,7 @@ def test_crops_are_those_of_slow_code() -> None:
 
 
 def test_jitter_changes_the_views_and_keeps_their_range() -> None:
-    pixels = rivals.Pixels(images(), BODY["inputs"], HOW)
+    pixels = rivals.Pixels(images(), SETTINGS)
     values = torch.rand(4, 3, 32, 32)
     jittered = pixels._jittered(values, rivals.JITTER)
     assert not torch.allclose(values, jittered)
@@ -82,7 +88,7 @@ def test_jitter_changes_the_views_and_keeps_their_range() -> None:
 def test_bt2_keeps_all_of_the_feature_in_the_merged_vector() -> None:
     """Orthogonal changes of basis lose nothing: |merged|^2 = 1 + C^2, and the first part is compared with old ones."""
     pool = images()
-    network = rivals.bt2(pool, vectors(32, 40, seed=1), vectors(32, 48, seed=2), **BODY)
+    network = rivals.bt2(pool, vectors(32, 40, seed=1), vectors(32, 48, seed=2), SETTINGS)
     merged = network(pool.images)
     assert merged.shape == (32, 48 + rivals.ADDED)
     assert np.allclose((merged**2).sum(axis=1), 1 + rivals.SCALE**2, atol=1e-3)
@@ -93,7 +99,7 @@ def test_bt2_keeps_all_of_the_feature_in_the_merged_vector() -> None:
 
 def test_side_vectors_learn_without_labels() -> None:
     pool = images()
-    side = rivals.side_vectors(pool, **BODY)
+    side = rivals.side_vectors(pool, SETTINGS)
     found = side(pool.images)
     assert found.shape == (32, rivals.SIDE_WIDTH)
     assert np.allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5)

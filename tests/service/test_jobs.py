@@ -372,7 +372,7 @@ def test_a_backfill_moves_vectors_and_tells_what_it_did(upgraded: Workspace) -> 
     again = running(upgraded)
     assert ended(again, done).state == "done"
     assert upgraded.gallery.count() == {"v1": 5, "v2": 4}
-    assert ended(again, again.submit("backfill", WANTED)).state == "done"  # asked for anew it goes on
+    assert ended(again, again.submit("backfill", WANTED)).state == "done"  # asked for again, it goes on
     assert upgraded.gallery.count() == {"v1": 1, "v2": 8}
     again.stop()
 

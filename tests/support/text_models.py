@@ -174,3 +174,13 @@ def bert_folder(path: Path, width: int = 16, seed: int = 0, pooling: str | None 
             json.dumps({"prompts": {"query": "query : ", "document": ""}, "similarity_fn_name": "cosine"})
         )
     return path
+
+
+@pytest.fixture
+def servers() -> Iterator[tuple[FakeServer, FakeServer]]:
+    """A noisy model, and a better one."""
+    with (
+        embeddings_server(width=24, noise=2.5) as old,
+        embeddings_server(width=32, salt="two", noise=0.2) as new,
+    ):
+        yield old, new

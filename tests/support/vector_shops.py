@@ -32,7 +32,7 @@ class Shop(Protocol):
     to: str
 
     def source(self) -> VectorPlace:
-        """The old vectors, opened anew."""
+        """The old vectors, opened again."""
 
     def put(self, ids: Sequence[str], vectors: Vectors) -> None:
         """Store old vectors."""
@@ -217,7 +217,7 @@ class LanceShop:
 
 
 class FileShop:
-    """A file that is written anew for every change; the kind is by the class below."""
+    """A file that is written whole for every change; the kind is by the class below."""
 
     suffix: ClassVar[str]
 

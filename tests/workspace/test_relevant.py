@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from text_models import TOPICS, FakeServer, embeddings_server, own_settings, topic_texts, write_jsonl
+from text_models import TOPICS, FakeServer, embeddings_server, own_settings, servers, topic_texts, write_jsonl
 from typed import typed
 
 from fixstar.errors import DataError, InputError
@@ -17,18 +17,9 @@ from fixstar.workspace import Check, GateRules, Workspace
 from fixstar.workspace.items import text_catalogue
 from fixstar.workspace.pairs import FitOptions
 
-__all__ = ["own_settings"]  # a fixture
+__all__ = ["own_settings", "servers"]  # fixtures
 pytestmark = pytest.mark.usefixtures("own_settings")
 DOCUMENTS = topic_texts(40)
-
-
-@pytest.fixture
-def servers() -> Iterator[tuple[FakeServer, FakeServer]]:
-    with (
-        embeddings_server(width=24, noise=2.5) as old,
-        embeddings_server(width=32, salt="two", noise=0.2) as new,
-    ):
-        yield old, new
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from text_models import FakeServer, bert_folder, embeddings_server, own_settings, topic_texts, write_jsonl
+from text_models import FakeServer, bert_folder, own_settings, servers, topic_texts, write_jsonl
 
 from fixstar.data import open_images
 from fixstar.errors import InputError, ModelError, UntrustedCodeError
@@ -20,17 +20,8 @@ from fixstar.workspace.backfill.planning import BackfillOptions
 from fixstar.workspace.items import text_catalogue, text_item, text_of, text_stamp
 
 pytest.importorskip("httpx", reason="the endpoint extra is not installed")
-__all__ = ["own_settings"]  # a fixture
+__all__ = ["own_settings", "servers"]  # fixtures
 pytestmark = pytest.mark.usefixtures("own_settings")
-
-
-@pytest.fixture
-def servers() -> Iterator[tuple[FakeServer, FakeServer]]:
-    with (
-        embeddings_server(width=24, noise=2.5) as old,
-        embeddings_server(width=32, salt="two", noise=0.2) as new,
-    ):
-        yield old, new
 
 
 @pytest.fixture

@@ -106,7 +106,7 @@ def print_table(
     widths = [
         max([*map(len, head.split("\n")), *(row[place].cell_len for row in body)]) for place, head in enumerate(heads)
     ]
-    room = Console().width
+    room = terminal_width()
     for name in optional:
         if name in heads and sum(widths) + GAP * (len(widths) - 1) > room:
             place = heads.index(name)
