@@ -266,8 +266,15 @@ WAYS: dict[str, Way] = {
     "hoc": Way("hoc", 1000),
     "bct": Way("bct"),
     "independent": Way("itm"),
+    "vega-short": Way("vega", options={"rotated": False, "longer": 1.0}),
+    "bct-long": Way("bct", longer=4.0),
+    "independent-long": Way("itm", longer=4.0),
 }
-"""Rivals and controls by name."""
+"""Rivals and controls by name.
+
+Vega's v2 passes four times as many images through the network as the others: twice the epochs, two views of each image.
+The short and long ways compare at equal budgets, with the few passes and with the many.
+"""
 
 
 def setting_of(way: Way, case: Case) -> Record:

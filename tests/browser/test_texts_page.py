@@ -35,7 +35,6 @@ def test_a_text_is_searched_and_the_hits_can_be_read(notes: str, visit: Visit) -
     page = visit(notes)
     page.wait_for_selector(".hit .passage")
     assert not page.locator("#choose").is_visible()
-    assert not page.locator("#tab-add").is_visible()
     asked = page.locator(".hit .passage").first.inner_text()
     page.fill("#words", asked)
     page.keyboard.press("Enter")
@@ -66,6 +65,47 @@ def test_the_whole_text_is_in_the_details_and_markup_stays_text(notes: str, visi
     page.wait_for_selector("#item[open]")
     assert len(page.locator("#item .passage").last.inner_text()) > 1500
     assert page.title().startswith("Search")
+
+
+def test_texts_are_added_by_writing_and_by_file_and_what_cannot_be_read_is_named(
+    notes: str, visit: Visit, tmp_path: Path
+) -> None:
+    page = visit(notes)
+    page.wait_for_selector(".hit .passage")
+    page.locator("#tab-add").click()
+    assert page.locator("#add-title").inner_text() == "Add texts"
+    (tmp_path / "sourdough.md").write_text("# Sourdough\nflour, water and patience", encoding="utf-8")
+    (tmp_path / "latin.txt").write_bytes("caf\xe9".encode("latin-1"))
+    (tmp_path / "photo.png").write_bytes(b"no text")
+    page.fill("#add-words", "a storm is coming over the hills")
+    page.fill("#add-label", "sky")
+    page.set_input_files("#add-files", [tmp_path / name for name in ("sourdough.md", "latin.txt", "photo.png")])
+    assert "3 texts chosen. 1 file left out" in page.locator("#add-chosen").inner_text()
+    page.locator("#add-go").click()
+    page.wait_for_selector("#add-state li")
+    state = page.locator("#add-state").inner_text()
+    assert "2 texts added. 1 text could not be used" in state
+    assert "latin.txt: it is not UTF-8" in state
+    assert page.locator("#add-words").input_value() == ""
+    page.goto(f"{notes}#search")
+    page.fill("#words", "a storm is coming over the hills")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".hit .score")
+    assert page.locator(".hit .passage").first.inner_text() == "a storm is coming over the hills"
+
+
+def test_a_failed_request_keeps_what_was_written(notes: str, visit: Visit) -> None:
+    page = visit(notes)
+    page.wait_for_selector(".hit .passage")
+    page.locator("#tab-add").click()
+    page.route("**/v1/items/texts", lambda route: route.abort())
+    page.fill("#add-words", "not lost")
+    page.locator("#add-go").click()
+    page.wait_for_selector("#add-state .problem")
+    assert page.locator("#add-words").input_value() == "not lost"
+    page.unroute("**/v1/items/texts")
+    page.locator("#add-go").click()
+    until(page, "document.querySelector('#add-state').textContent.startsWith('1 text added')")
 
 
 def test_two_versions_answer_one_text(notes: str, visit: Visit) -> None:

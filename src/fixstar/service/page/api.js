@@ -6,9 +6,9 @@ const KEY = `fixstar-key${BASE}`;
 let askForKey = null; // set by startSession
 
 class Problem extends Error {
-  constructor({ type = "about:blank", title = "The request failed", detail = "", hint = "", status = 0, next_steps = [] }) {
+  constructor({ type = "about:blank", title = "The request failed", detail = "", hint = "", status = 0, next_steps = [], bad = [] }) {
     super(detail || title);
-    Object.assign(this, { type, title, detail, hint, status, next_steps });
+    Object.assign(this, { type, title, detail, hint, status, next_steps, bad });
   }
 }
 

@@ -1,6 +1,6 @@
 // The page: which view is shown, and what all views need to know.
-import { startAdd } from "./add.js";
-import { may, startSession, status } from "./api.js";
+import { fitAdd, startAdd } from "./add.js";
+import { itemKind, may, startSession, status } from "./api.js";
 import { hideBoard, showBoard } from "./board.js";
 import { byId, el, isNarrow, rememberVersions } from "./dom.js";
 import { tellProblem } from "./problem.js";
@@ -14,7 +14,7 @@ function route() {
     if (name === view) byId(`tab-${name}`).setAttribute("aria-current", "page");
     else byId(`tab-${name}`).removeAttribute("aria-current");
   }
-  document.title = `${{ search: "Search", add: "Add images", versions: "Versions" }[view]} – fixstar`;
+  document.title = `${{ search: "Search", add: `Add ${itemKind()}s`, versions: "Versions" }[view]} – fixstar`;
   tellProblem(null);
   if (view === "versions") return showBoard();
   hideBoard();
@@ -47,7 +47,8 @@ async function start() {
   try {
     const found = await status();
     rememberVersions([...found.versions, ...found.retired]);
-    byId("tab-add").hidden = !may("write") || found.reads === "texts"; // texts come by the API and the command line
+    byId("tab-add").hidden = !may("write");
+    fitAdd();
     if (!location.hash) history.replaceState(null, "", "#search");
     route();
   } catch (error) {
@@ -66,7 +67,7 @@ const KEYS = [
   ["Enter", "more like the chosen result"],
   ["i", "details of the chosen result"],
   ["g s", "go to the search"],
-  ["g a", "go to adding images"],
+  ["g a", "go to adding images or texts"],
   ["g v", "go to the versions"],
   ["Esc", "close a dialog"],
   ["?", "show these keys"],

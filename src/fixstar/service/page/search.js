@@ -1,6 +1,6 @@
 // The search view: what is asked, and what was found.
 import { addDropped } from "./add.js";
-import { address, call, fetchBlob, latestStatus } from "./api.js";
+import { address, call, fetchBlob, itemKind, latestStatus } from "./api.js";
 import { choosePart } from "./crop.js";
 import { badge, byId, count, el, plural } from "./dom.js";
 import { openItem } from "./item.js";
@@ -408,7 +408,7 @@ function startDrop(take) {
   const withFiles = (event) => [...(event.dataTransfer?.types ?? [])].includes("Files");
   const adding = () => !byId("add-view").hidden;
   const show = (shown) => {
-    byId("veil-words").textContent = adding() ? "Drop images or folders to add them" : "Drop the image to search with it";
+    byId("veil-words").textContent = adding() ? `Drop ${itemKind()}s or folders to add them` : "Drop the image to search with it";
     veil.classList.toggle("shown", shown);
   };
   document.addEventListener("dragenter", (event) => withFiles(event) && show(++depth > 0));
