@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 from shops import passed, pictures, shop
+from text_models import bert_folder, topic_texts
 
 from fixstar.errors import InputError, ModelError
 from fixstar.models import Encoder
 from fixstar.workspace import BackfillOptions, Workspace, catalogue
-from fixstar.workspace.items import LocalEmbedder
+from fixstar.workspace.items import LocalEmbedder, text_item
 
 ray: Any = pytest.importorskip("ray", reason="the extra cluster is not installed")
 
@@ -92,6 +93,27 @@ def test_a_backfill_runs_on_the_cluster(upgraded: tuple[Workspace, Path]) -> Non
         items = list(space.gallery.iterate("v2"))
         vectors = space.serving.embed("v2", [photos / item.id for item in items])
         np.testing.assert_allclose(np.stack([item.vector for item in items]), vectors, atol=1e-5)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_texts_are_indexed_and_backfilled_on_the_cluster(tmp_path: Path) -> None:
+    texts = topic_texts(4)
+    with Workspace.create(tmp_path / "notes", device="cpu") as space:
+        space.add_version(f"hf:{bert_folder(tmp_path / 'bert')}")
+        items = [text_item(f"note-{row}", text, {"label": label}) for row, (text, label) in enumerate(texts)]
+        with RayEmbedder(space.registry.directory("v1").absolute(), "auto", workers=1) as embedder:
+            space.index(items, embedder=embedder)
+        space.add_version(f"hf:{bert_folder(tmp_path / 'other', seed=1)}")
+        passed(space, "v2", "v1")
+        space.deploy("v2")
+        ids = [item.id for item in items]
+        for version in ("v1", "v2"):
+            if version == "v2":
+                done = space.backfill(BackfillOptions("all", "random", cluster="auto", workers=1))
+                assert (done.done, done.left) == (len(texts), 0)
+            stored = {item.id: item.vector for item in space.gallery.iterate(version)}
+            expected = space.serving.embed(version, [text for text, _ in texts])
+            np.testing.assert_allclose(np.stack([stored[name] for name in ids]), expected, atol=1e-5)
 
 
 def test_what_a_worker_cannot_load_is_told(tmp_path: Path) -> None:
