@@ -6,6 +6,7 @@ import gc
 import shutil
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -703,3 +704,90 @@ def test_a_server_scores_candidates_in_full() -> None:
     assert mapping.given == 4  # each item once
     nothing = postgres.full_scores(postgres._wide(asked), rows[:0], query[:0], place[:0])
     assert nothing.shape == (0,)
+
+
+class Gated(Counted):
+    """A map that waits with large blocks until it is let go; candidates pass."""
+
+    def __init__(self, width: int, b: int) -> None:
+        super().__init__(width, b)
+        self.gate = threading.Event()
+        self.waiting = threading.Event()
+        self.error: Exception | None = None
+
+    def __call__(self, stored: Any) -> Any:
+        if len(stored) > 400:  # more than the candidates of three queries
+            self.waiting.set()
+            self.gate.wait(60)
+            if self.error is not None:
+                raise self.error
+        return super().__call__(stored)
+
+
+def carried_in_background(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Held], Question, Gated]:
+    """Many vectors, a question with all weight on a gated map, and a limit that they are above."""
+    monkeypatch.setattr(matrix, "AT_ONCE", 100)
+    stored = vectors(600, 6, seed=1)
+    gallery.create_version("v1", 6)
+    gallery.upsert("v1", [f"item-{row}" for row in range(600)], stored)
+    items = [Held(f"item-{row}", "v1", stored[row], {}) for row in range(600)]
+    forward = Gated(6, 5)
+    question = Question("v1", vectors(3, 6, seed=2), vectors(3, 5, seed=3), forward, "gated", weight=0.9)
+    return items, question, forward
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+def test_no_search_waits_while_many_vectors_are_carried(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gallery = MemoryGallery() if kind == "memory" else SqliteGallery(tmp_path / "g.db")
+    with gallery:
+        items, question, forward = carried_in_background(gallery, monkeypatch)
+        early = gallery.ask([question], k=5)  # the gate is closed: this would wait for ever
+        assert forward.waiting.wait(60)
+        assert gallery.ask([question], k=5) == early
+        nearest = [sorted(items, key=lambda item: -dot(own, item.vector))[: ranking.scored(5)] for own in question.own]
+        expected = []
+        for query, candidates in enumerate(nearest):
+            one = replace(question, own=question.own[[query]], new=np.asarray(question.new)[[query]])
+            expected += slowly(candidates, [one], 5)
+        assert [[hit.id for hit in hits] for hits in early] == [[name for name, _, _ in hits] for hits in expected]
+        forward.gate.set()
+        whole = slowly(items, [question], 5)
+        assert whole != expected  # so the candidates were not all
+        for _ in range(600):
+            late = [[hit.id for hit in hits] for hits in gallery.ask([question], k=5)]
+            if late == [[name for name, _, _ in hits] for hits in whole]:
+                break
+            time.sleep(0.05)
+        else:
+            pytest.fail("the vectors were never carried")
+
+
+def test_closing_stops_what_is_carried(monkeypatch: pytest.MonkeyPatch) -> None:
+    gallery = MemoryGallery()
+    _, question, forward = carried_in_background(gallery, monkeypatch)
+    monkeypatch.setattr(matrix, "_MAPPED_AT_ONCE", 450)
+    gallery.ask([question], k=5)
+    assert forward.waiting.wait(60)
+    given = forward.given
+    threading.Timer(0.2, forward.gate.set).start()
+    gallery.close()  # waits for the block under way
+    assert forward.given == given + 450
+
+
+def test_a_map_that_fails_in_the_background_fails_the_next_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    gallery = MemoryGallery()
+    _, question, forward = carried_in_background(gallery, monkeypatch)
+    forward.error = GalleryUnavailableError("no room")
+    gallery.ask([question], k=5)
+    assert forward.waiting.wait(60)
+    forward.gate.set()
+
+    def search_until_it_fails() -> None:
+        for _ in range(600):
+            gallery.ask([question], k=5)
+            time.sleep(0.05)
+
+    with pytest.raises(GalleryUnavailableError, match="no room"):
+        search_until_it_fails()

@@ -9,6 +9,8 @@ Every row has a sequence number that is never used again. Numbers grow in the or
 
 What a question's map makes of stored vectors is derived from them and kept beside them, segment by segment. An exact
 search computes what is missing; an approximate one uses what is there and computes the rest for its candidates alone.
+Where more than ``AT_ONCE`` are missing, no search waits for them: a thread computes them, and until it is done exact
+searches score the candidates that their own queries find, as a gallery on a server always does.
 """
 
 from __future__ import annotations
@@ -55,6 +57,7 @@ from fixstar.gallery.store import (
     known_version,
 )
 
+AT_ONCE = 1 << 16  # vectors that a search carries itself, in a second or two
 _FILTERS_KEPT = 16
 _MAPS_KEPT = 2  # per segment: the one in use, and the one before or after it
 _MAPPED_AT_ONCE = 4096  # vectors: with fewer the threads of a BLAS wait for each other more than they compute
@@ -127,6 +130,10 @@ class Segment:
                 while len(self._masks) > _FILTERS_KEPT:
                     del self._masks[next(iter(self._masks))]
         return known[:count]
+
+    def carried(self, forward: Forward) -> int:
+        """How many of the first rows are kept under a map."""
+        return self._derived.get((forward.key, forward.width), _NOTHING).size
 
     def mapped(self, forward: Forward, count: int) -> Floats:
         """[count, b]: the first rows under a map. Kept for the next search, which computes only rows written since."""
@@ -299,6 +306,18 @@ class Rows:
             start, end = end, end + len(places)
             segment.vectors.take(places, axis=0, out=out[start:end], mode="clip")  # other modes fill a copy of out
         return out
+
+    def missing(self, forward: Forward) -> int:
+        """How many rows a map has not carried yet."""
+        return sum(max(0, part.size - part.segment.carried(forward)) for part in self.parts)
+
+    def carry(self, forward: Forward, stop: threading.Event) -> None:
+        """Carry all rows, a block at a time, unless it is stopped."""
+        for part in self.parts:
+            done = part.segment.carried(forward)
+            while done < part.size and not stop.is_set():
+                done = min(part.size, done + _MAPPED_AT_ONCE)
+                part.segment.mapped(forward, done)
 
     def numbers(self, row: Indices) -> Numbers:
         """[n]: the sequence numbers of ascending rows."""
@@ -530,6 +549,57 @@ class RowIndex(Protocol):
         """Pairs (query, row) that include most of the k nearest of each query [N, width]; see ``Rows.candidates``."""
 
 
+class _ByOwnQueries:
+    """Finds the rows that are nearest to queries in the version's own space, while a map is still at work."""
+
+    def candidates(self, rows: Rows, queries: Floats, k: int, allowed: Mask | None) -> tuple[Indices, Indices]:
+        return rows.candidates(queries, k, allowed)
+
+
+class _Carrying:
+    """Threads that carry stored vectors by a map, one per version and map, so that no search has to wait."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._threads: dict[tuple[str, str, int], threading.Thread] = {}
+        self._failed: set[tuple[str, str, int]] = set()
+        self._stop = threading.Event()
+
+    def waits(self, version: str, rows: Rows, sides: Sequence[Side]) -> bool:
+        """Whether rows are still to be carried, by a thread that this starts. Few are left to the search itself.
+
+        So are those of a thread that failed: the search then fails too, and says why.
+        """
+        forward = sides[-1].forward
+        if forward is None or rows.missing(forward) <= AT_ONCE:
+            return False
+        name = version, forward.key, forward.width
+        with self._lock:
+            if name in self._failed or self._stop.is_set():
+                return False
+            thread = self._threads.get(name)
+            if thread is None or not thread.is_alive():
+                thread = threading.Thread(target=self._carry, args=(name, rows, forward), daemon=True)
+                self._threads[name] = thread
+                thread.start()
+        return True
+
+    def _carry(self, name: tuple[str, str, int], rows: Rows, forward: Forward) -> None:
+        try:
+            rows.carry(forward, self._stop)
+        except Exception:
+            with self._lock:
+                self._failed.add(name)
+
+    def close(self) -> None:
+        """Stop, and wait for the blocks that are under way."""
+        with self._lock:
+            self._stop.set()
+            threads = list(self._threads.values())
+        for thread in threads:
+            thread.join()
+
+
 class _Target(NamedTuple):
     """A version to search: its rows, those that may be found, the sides of a score, and its index.
 
@@ -609,8 +679,13 @@ class ExactSearch:
         self._folder = folder
         self._versions: dict[str, tuple[VersionSpace, Floats | None]] = {}
         self._carrier = Carrier(self.projection)
+        self._carrying = _Carrying()
         self.rows: Mapping[str, Rows] = {}  # replaced as a whole, never changed
         self.indexes: Mapping[str, RowIndex] = {}  # likewise
+
+    def close(self) -> None:
+        """Stop what runs in the background."""
+        self._carrying.close()
 
     def add_version(self, space: VersionSpace, projection: Floats | None) -> None:
         """Add a version without rows."""
@@ -669,10 +744,13 @@ class ExactSearch:
         hits: list[list[Hit]] = []
         for start in range(0, queries, _QUERIES):
             part = slice(start, min(start + _QUERIES, queries))
-            live = [
-                _Target(name, rows[name], mask, sides(part), indexes.get(name), slope, offset)
-                for (name, sides, slope, offset), mask in zip(held, allowed, strict=True)
-            ]
+            live = []
+            for (name, sides, slope, offset), mask in zip(held, allowed, strict=True):
+                scored_by = sides(part)
+                quick = indexes.get(name)
+                if quick is None and self._carrying.waits(name, rows[name], scored_by):
+                    quick = _ByOwnQueries()
+                live.append(_Target(name, rows[name], mask, scored_by, quick, slope, offset))
             hits += _best(live, part.stop - part.start, int(request.k), request.min_score)
         return hits
 

@@ -131,6 +131,8 @@ class MemoryGallery(Gallery):
     def close(self) -> None:
         """Forget everything."""
         with self._lock:
+            if self._exact is not None:
+                self._exact.close()
             self._exact = None
             self._places.clear()
 

@@ -351,7 +351,9 @@ class Gallery(ABC):
         exact search and kept in memory beside them, as much again; for items that are written later, at the next one.
         An approximate search scores max(100, 10 k) candidates that the index finds by ``own``. It uses what is kept,
         so an exact search beforehand makes it faster; what is not, it computes for its candidates each time.
-        A gallery on a server has the server find these candidates by ``own`` also when the search is exact.
+        A gallery on a server has the server find these candidates by ``own`` also when the search is exact. So does
+        any gallery while more than 65,536 vectors are still to be carried: that goes on in the background, and no
+        search waits for it.
         """
         return self._ask(checked_questions(questions), SearchRequest.of(request, **options))
 
