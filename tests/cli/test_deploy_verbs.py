@@ -315,4 +315,4 @@ def test_queries_by_two_models_are_deployed_shown_and_taken_back(path: Path, pho
     assert "v1 is deployed again, v2 no longer" in typed("rollback", "-w", path).out
     old = typed("deploy", "v3", "--queries", "old", "-w", path)  # never checked
     assert old.code == 0, old.err
-    assert "v1's vectors are asked by v3 and v1" in old.out
+    assert "v1's vectors are asked by v1 alone\n" in old.out

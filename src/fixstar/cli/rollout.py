@@ -260,11 +260,14 @@ def _one_model_row(cell: CheckedCell) -> list[tuple[Cell, ...]]:
     return [("  one model", "", percent(alone.cross_test), *figures, "", "", (alone.verdict, STYLES[alone.verdict]))]
 
 
-def asked_by(name: str, models: Sequence[str]) -> str:
-    """Who embeds the queries that search a version's vectors."""
-    if len(models) > 1:
-        return f"{name}'s vectors are asked by {' and '.join(models)}: one more forward pass per query"
-    return f"{name}'s vectors are asked by {models[0]} alone"
+def asked_by(name: str, models: Sequence[str], costs_more: bool = False) -> str:
+    """Who embeds the queries that search a version's vectors; ``costs_more`` if other vectors need another model."""
+    told = f"{name}'s vectors are asked by {' and '.join(models)}"
+    if len(models) == 1:
+        told += " alone"
+    if len(models) > 1 or costs_more:
+        told += ": one more forward pass per query"
+    return told
 
 
 @verb(
@@ -337,9 +340,11 @@ def rollback(
 
 def print_searched_by(state: Status) -> None:
     """Whose queries search the vectors of each other version, and what that costs."""
+    all_models = {model for models in state.searched_by.values() for model in models}
     for name, models in state.searched_by.items():
         if name != state.deployed:
-            print_wrapped(asked_by(name, models))
+            costs_more = state.deployed in all_models and state.deployed not in models
+            print_wrapped(asked_by(name, models, costs_more))
 
 
 def _print_unreached(unreached: Mapping[str, int], version: str) -> None:

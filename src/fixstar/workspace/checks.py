@@ -360,7 +360,7 @@ def require_one_model(check: Check, version: str) -> None:
     two = NextStep("deploy", {"version": version}, "two models per query")
     for cell in check.cells:
         alone = cell.one_model
-        if len(cell.models) < 2 or (alone is not None and alone.verdict == "compatible"):
+        if cell.version not in cell.models or (alone is not None and alone.verdict == "compatible"):
             continue
         found = "was not judged" if alone is None else f"finds {percent(alone.cross_test)}: {alone.verdict}"
         force = NextStep("deploy", {"version": version, "queries": "one", "force": ...}, "deploy anyway, with a reason")
