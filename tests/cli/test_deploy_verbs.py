@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,11 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from shops import foreign, indexed_shop, passed, passed_with_two_models
-from typed import typed
+from typed import Typed, typed
 
 from fixstar.models import Encoder
 from fixstar.translation import Map, Translation
 from fixstar.workspace import Check, Workspace
+from fixstar.workspace.backfill.planning import BackfillOptions
 from fixstar.workspace.checks import save_check
 
 
@@ -260,6 +262,61 @@ def test_a_deployed_version_is_dropped_after_a_rollback(path: Path) -> None:
     assert f"fixstar rollback -w {path}" in refused.err
     assert typed("rollback", "-w", path).code == 0
     assert typed("drop", "v3", "-w", path).code == 0
+
+
+def suggested(shown: Typed) -> list[list[str]]:
+    """The commands that were printed, with what is to be filled in filled in."""
+    _, _, lines = shown.err.partition("Next: ")
+    return [shlex.split(line.strip().partition("   ")[0])[1:] for line in lines.splitlines()]
+
+
+def filled(command: list[str], photos: Path) -> list[str]:
+    return [str(photos) if word in ("IMAGES", "LABELLED_IMAGES") else word for word in command]
+
+
+@pytest.mark.parametrize("way", ["index", "gallery"])
+def test_each_way_that_a_refused_drop_suggests_leads_to_the_drop(path: Path, photos: Path, way: str) -> None:
+    """v3 was tried on a part of the gallery, and v1 is deployed again."""
+    with Workspace(path, "cpu") as space:
+        passed_with_two_models(space, "v3")
+        space.deploy("v3")
+        space.backfill(BackfillOptions(budget="50%", order="random", anyway=True))
+    refused = typed("drop", "v3", "-w", path)
+    commands = suggested(refused)
+    assert [command[0] for command in commands] == ["rollback", "index", "gallery"]
+    for command in commands:
+        if command[0] in ("rollback", way):
+            done = typed(*filled(command, photos), *(["--yes"] if command[0] == "gallery" else []))
+            assert done.code == 0, done.err
+    dropped = typed("drop", "v3", "-w", path)
+    assert dropped.code == 0, dropped.err
+
+
+def test_a_version_that_a_rollback_needs_goes_after_the_steps_that_are_named(path: Path, photos: Path) -> None:
+    typed("deploy", "v2", "--force", "a test", "-w", path)
+    commands = suggested(typed("drop", "v1", "-w", path))
+    assert [command[:2] for command in commands] == [["deploy", "v3"], ["backfill", "--budget"], ["gallery", "delete"]]
+    for command in commands[:2]:
+        done = typed(*filled(command, photos))
+        assert done.code == 0, done.err
+    assert typed("drop", "v1", "-w", path).code == 0
+
+
+def test_no_way_back_is_left_that_would_change_nothing(path: Path, photos: Path) -> None:
+    """v1 was deployed again with v2's own queries for its vectors, and these and v2 are gone."""
+    with Workspace(path, "cpu") as space:
+        space.deploy("v2", force="a test")
+        space.backfill(BackfillOptions(budget="50%", order="random", anyway=True))
+        space.rollback()
+        space.deploy("v1", queries="old")
+    assert typed("status", "-w", path, "--json").json["previous"] == "v1"
+    typed("index", photos, "--again", "-w", path)
+    assert typed("drop", "v2", "-w", path).code == 0
+    status = typed("status", "-w", path, "--json").json
+    assert (status["deployed"], status["previous"]) == ("v1", None)
+    refused = typed("rollback", "-w", path)
+    assert refused.code == 1
+    assert "v1 is the first version that was deployed; there is nothing to roll back to" in refused.err
 
 
 def test_only_what_nothing_needs_is_retired(path: Path) -> None:
