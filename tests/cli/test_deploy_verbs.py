@@ -15,7 +15,7 @@ from typed import Typed, typed
 
 from fixstar.models import Encoder
 from fixstar.translation import Map, Translation
-from fixstar.workspace import Check, Workspace
+from fixstar.workspace import Check, Workspace, catalogue
 from fixstar.workspace.backfill.planning import BackfillOptions
 from fixstar.workspace.checks import save_check
 
@@ -77,7 +77,7 @@ def test_status_of_a_workspace_before_and_after_training(path: Path, tmp_path: P
 def test_deploy_search_and_roll_back(path: Path, photos: Path) -> None:
     moved = typed("deploy", "v2", "-w", path)
     assert moved.code == 0, moved.err
-    assert "v2 is deployed. 24 vectors of older versions stay" in moved.out
+    assert "v2 is deployed. 24 vectors of other versions stay" in moved.out
     assert f"fixstar rollback -w {path}" in moved.out
     found = typed("search", photos / "hat" / "1.png", "-k", "1", "-w", path, "--json").json
     assert (found["version"], found["queries"][0]["hits"][0]["version"]) == ("v2", "v1")
@@ -93,6 +93,17 @@ def test_deploy_search_and_roll_back(path: Path, photos: Path) -> None:
     assert "nothing to roll back to" in again.err
     assert typed("deploy", "v2", "-w", path, "--json").json["version"] == "v2"
     assert typed("rollback", "-w", path, "--json").json["kind"] == "rollback"
+
+
+def test_newer_vectors_are_not_called_older(path: Path, photos: Path) -> None:
+    with Workspace(path, "cpu") as space:
+        space.index(catalogue(photos), again=True, version="v2")
+        space.deploy("v3", force="a test")
+    moved = typed("deploy", "v1", "--force", "a test", "-w", path)
+    assert "v1 is deployed. 24 vectors of other versions stay and are searched" in moved.out
+    assert "backfill" not in moved.out  # it would replace none of them
+    assert "fixstar rollback" in moved.out
+    assert "older" not in moved.out + typed("status", "-w", path).out
 
 
 def test_a_forced_deployment_is_marked(path: Path) -> None:
@@ -206,7 +217,7 @@ def test_pairs_let_imported_vectors_be_searched(path: Path, tmp_path: Path) -> N
     assert (refused.code, refused.out) == (1, "")
     assert "before vectors of old-system were searchable" in refused.err
     without = typed("deploy", "v2", "--force", "old vectors are not needed", "-w", path)
-    assert "24 vectors of older versions stay and are searched" in without.out
+    assert "24 vectors of other versions stay and are searched" in without.out
     assert "Not searched: 24 vectors of old-system; nothing connects them with v2" in without.out
 
 

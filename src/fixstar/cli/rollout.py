@@ -295,15 +295,18 @@ def deploy(
         move = space.deploy(version, force, by=operator_name(), queries=checked_queries(queries))
         state = space.status()
         unreached = space.unreachable_vectors(version)
+        older = space.backfill_outlook().older
     if as_json:
         print_json({**asdict(move), "searched_by": state.searched_by, "unreached": unreached})
         return
     old = sum(state.vectors[name] for name in state.searched_by if name != version)
-    stay = f"{plural(old, 'vector')} of older versions {'stays and is' if old == 1 else 'stay and are'} searched"
+    stay = f"{plural(old, 'vector')} of other versions {'stays and is' if old == 1 else 'stay and are'} searched"
     print_wrapped(f"{version} is deployed. {stay}")
     print_searched_by(state)
     _print_unreached(unreached, version)
-    steps = [NextStep("backfill", {}, "optional"), NextStep("rollback", {}, "to undo this")]
+    steps = [NextStep("rollback", {}, "to undo this")]
+    if older:
+        steps.insert(0, NextStep("backfill", {}, "optional"))
     print(*next_lines([*steps, *_reaching(unreached, version)], workspace), sep="\n")
 
 

@@ -521,7 +521,7 @@ def _print_status(space: Workspace, state: Status) -> None:
         images = next(iter(measured.values())).images
         print_wrapped(
             f"check: the one that counts. Figures of one set of {space.registry.reads()} ({images}). alone: accuracy "
-            "on own vectors. on old: the worst difference on vectors of older versions, in points"
+            "on own vectors. on old: the worst difference on vectors of other versions, in points"
         )
     for name, count in state.vectors.items():
         if count and name not in state.versions:

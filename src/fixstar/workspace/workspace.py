@@ -338,7 +338,7 @@ class Workspace:
         return reasons, steps
 
     def _newer_step(self, version: str) -> NextStep:
-        """How a version newer than another one gets deployed: the newest that is here, or one that is yet to be made."""
+        """How a version newer than another gets deployed: the newest that is here, or one that is yet to be made."""
         newest = self.newest()
         if version_number(newest) > version_number(version):
             return self.deploy_step(newest, "then repeat this command")
