@@ -46,9 +46,9 @@ def test_status_of_a_workspace_before_and_after_training(path: Path, tmp_path: P
     assert fresh.code == 0
     assert fresh.out.splitlines() == [
         f"{tmp_path / 'fresh'}: no version yet",
-        f"Next: fixstar add efficientnet-lite0 {where}   (photos: a small pre-trained network)",
-        f"      fixstar train LABELLED_IMAGES {where}   (drawings and imagery of your own)",
-        f"      fixstar add MODEL {where}   (a model that you have)",
+        f"Next: fixstar add efficientnet-lite0 {where}   # photos: a small pre-trained network",
+        f"      fixstar train LABELLED_IMAGES {where}   # drawings and imagery of your own",
+        f"      fixstar add MODEL {where}   # a model that you have",
     ]
     none = typed("status", "-w", tmp_path / "fresh", "--json").json
     assert (none["deployed"], none["versions"]) == (None, [])
@@ -87,7 +87,7 @@ def test_deploy_search_and_roll_back(path: Path, photos: Path) -> None:
     assert back.code == 0
     assert "v1 is deployed again, v2 no longer" in back.out
     assert "8 vectors made by v2" in back.out
-    assert f"fixstar deploy v2 -w {path}   (back to v2)\n      fixstar check v1 -w {path}" in back.out
+    assert f"fixstar deploy v2 -w {path}   # back to v2\n      fixstar check v1 -w {path}" in back.out
     again = typed("rollback", "-w", path)
     assert (again.code, again.out) == (1, "")
     assert "nothing to roll back to" in again.err
@@ -137,8 +137,8 @@ def test_what_a_move_puts_out_of_reach_is_told(path: Path) -> None:
     rolled = typed("rollback", "-w", path)
     assert rolled.out == (
         "v1 is deployed again, v2 no longer\nNot searched: 2 vectors of other; nothing connects them with v1\n"
-        f'Next: fixstar deploy v2 --force "REASON" -w {path}   (back to v2)\n'
-        f"      fixstar check v1 --pairs FILE.npz -w {path}   (vectors of both models let v1 search those of other)\n"
+        f'Next: fixstar deploy v2 --force "REASON" -w {path}   # back to v2\n'
+        f"      fixstar check v1 --pairs FILE.npz -w {path}   # vectors of both models let v1 search those of other\n"
     )
     moved = typed("deploy", "v3", "--force", "test", "-w", path)
     assert f"fixstar check v3 --pairs FILE.npz -w {path}" in moved.out
@@ -278,7 +278,7 @@ def test_a_deployed_version_is_dropped_after_a_rollback(path: Path) -> None:
 def suggested(shown: Typed) -> list[list[str]]:
     """The commands that were printed, with what is to be filled in filled in."""
     _, _, lines = shown.err.partition("Next: ")
-    return [shlex.split(line.strip().partition("   ")[0])[1:] for line in lines.splitlines()]
+    return [shlex.split(line, comments=True)[1:] for line in lines.splitlines()]
 
 
 def filled(command: list[str], photos: Path) -> list[str]:
@@ -363,7 +363,7 @@ def test_queries_by_two_models_are_deployed_shown_and_taken_back(path: Path, pho
     refused = typed("deploy", "v2", "--queries", "one", "-w", path)
     assert refused.code == 1
     assert "one model per query finds 40.0 %: incompatible" in refused.err
-    assert f"fixstar deploy v2 -w {path}   (two models per query)" in refused.err
+    assert f"fixstar deploy v2 -w {path}   # two models per query" in refused.err
     assert f'fixstar deploy v2 --queries one --force "REASON" -w {path}' in refused.err
     unknown = typed("deploy", "v2", "--queries", "two", "-w", path)
     assert unknown.code == 1

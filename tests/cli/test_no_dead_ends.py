@@ -45,7 +45,7 @@ def unrelated(tmp_path: Path, photos: Path) -> Path:
 def suggested(shown: Typed) -> list[list[str]]:
     """The commands under "Next:", as words, with a reason where one is asked for."""
     lines = (shown.out + shown.err).split("Next: ")[-1].splitlines()
-    commands = [line.split("   (")[0].strip() for line in lines if line.strip().startswith("fixstar ")]
+    commands = [line.split("   # ")[0].strip() for line in lines if line.strip().startswith("fixstar ")]
     return [shlex.split(command.replace("REASON", "a test"))[1:] for command in commands]
 
 

@@ -597,5 +597,5 @@ def restore(
     for name, code in untrusted.items():
         told.append(f"{name} is made by {code}, which does not run until you trust it")
     for module in sorted({module_of(code) for code in untrusted.values()}):
-        told.append(f"Next: fixstar init {workspace} --trust {module}   (if you know this code)")
+        told.append(f"Next: fixstar init {workspace} --trust {module}   # if you know this code")
     print_result(as_json, {**done._asdict(), "untrusted": untrusted}, *told)
