@@ -48,6 +48,8 @@ def test_status_of_a_workspace_before_and_after_training(path: Path, tmp_path: P
         f"{tmp_path / 'fresh'}: no version yet",
         f"Next: fixstar add efficientnet-lite0 {where}   # photos: a small pre-trained network",
         f"      fixstar train LABELLED_IMAGES {where}   # drawings and imagery of your own",
+        f"      fixstar add st:FOLDER {where}   # texts: a sentence-transformers model",
+        f"      fixstar add 'https://HOST/v1/embeddings?model=NAME' {where}   # texts: a server that embeds them",
         f"      fixstar add MODEL {where}   # a model that you have",
     ]
     none = typed("status", "-w", tmp_path / "fresh", "--json").json
@@ -355,6 +357,15 @@ def test_only_what_nothing_needs_is_retired(path: Path) -> None:
     gone = typed("deploy", "v2", "-w", path)
     assert gone.code == 1
     assert "v2 was retired" in gone.err
+
+
+def test_a_retired_version_and_a_refusal_say_what_is_next(path: Path) -> None:
+    assert f"Next: fixstar status -w {path}" in typed("retire", "v2", "-w", path).out
+    assert f'Next: fixstar deploy v3 --force "REASON" -w {path}' in typed("retire", "v1", "-w", path).err
+    typed("deploy", "v3", "--force", "a test", "-w", path)
+    for verb in ("retire", "drop"):
+        refused = typed(verb, "v1", "-w", path)
+        assert f"Next: fixstar upgrade LABELLED_IMAGES -w {path}" in refused.err
 
 
 def test_queries_by_two_models_are_deployed_shown_and_taken_back(path: Path, photos: Path) -> None:

@@ -42,8 +42,9 @@ def test_an_added_version_indexes_and_searches(tmp_path: Path) -> None:
         assert space.add_version(encoder()) == "v1"
         space.index(items())
         assert space.search([items()[4].image], k=1).hits[0][0].id == "i4"
-        with pytest.raises(InputError, match="v1 is this model already"):
+        with pytest.raises(InputError, match="v1 is this model already") as refused:
             space.add_version(encoder())
+        assert [step.action for step in refused.value.next_steps] == ["index"]
         with pytest.raises(InputError, match="was added, not trained here"):
             space.settings()
     with Workspace(tmp_path / "w") as again:
