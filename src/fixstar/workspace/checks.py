@@ -212,7 +212,8 @@ def is_weaker(check: Check, other: Check, galleries: Iterable[str]) -> bool:
         return True
     as_strict = other.tolerance <= check.tolerance and other.confidence >= check.confidence
     more = (other.queries, other.classes) > (check.queries, check.classes)
-    return bool(asked) and more and as_strict
+    alike = bool(asked) or not other.against  # vectors that are gone say nothing about those that are there
+    return alike and more and as_strict
 
 
 def _ways(check: Check, galleries: set[str]) -> dict[str, tuple[bool, tuple[str, ...]]]:
