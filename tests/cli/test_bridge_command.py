@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from unittest.mock import patch
 
-import shlex
 import numpy as np
 import pytest
 from typed import Typed, typed

@@ -161,6 +161,8 @@ def test_a_loss_of_one_query_is_told_as_chance_and_does_not_stop_a_backfill(
         assert shown.code == 0, shown.err
         assert "predicted to lower the accuracy from 66.7 % to 66.3 % of 300 queries. That may be chance" in shown.out
     assert "1 item re-embedded with v2" in shown.out
+    assert shown.out.count("Picture: ") == 1
+    assert " s. This plan is done\n" in shown.out  # no item was kept, deleted or left
 
 
 def test_rows_of_the_backfill_table_read_differently() -> None:

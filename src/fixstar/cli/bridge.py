@@ -166,7 +166,7 @@ def _print_bridged(found: Bridged, old: str, out: Path | None, written: Path | N
 
 
 def _migration(old: str, written: Path) -> str:
-    """The command that says what a translation would do to stored vectors; ``old`` may be a model, which stores none."""
+    """The command that says what a translation would do to stored vectors; a model as ``old`` stores none."""
     stored = "://" in old or Path(old).suffix.lower() in _VECTORS
     source = shlex.quote(old) if stored else "OLD_VECTORS"
     return f"fixstar migrate plan {source} {shlex.quote(str(written))} --to TRANSLATED.npz   # writes nothing yet"

@@ -437,7 +437,7 @@ def backfill(
     if as_json:
         print_json(_backfill_json(planned, done, drawn))
     elif done is not None:
-        _print_backfilled(done, drawn)
+        _print_backfilled(done, drawn if planned.predicted is None else None)  # else it was named with the plan
     elif planned.plan.ids:
         print("Nothing was embedded. Run the same command without --plan-only to do it")
     if done is not None and done.stopped:
@@ -492,10 +492,17 @@ def shown_shares(measured: list[float], share: float) -> list[float]:
 
 
 def _print_backfilled(done: Backfilled, picture: Path | None) -> None:
+    counts = {
+        "done before": done.done_before,
+        "deleted meanwhile": done.deleted,
+        "rewritten meanwhile": done.rewritten,
+        "with their old vectors": len(done.kept),
+        "of this plan left": done.left,
+    }
+    others = "".join(f", {count:,} {what}" for what, count in counts.items() if count)
+    finished = "" if done.left else ". This plan is done"
     print_wrapped(
-        f"{plural(done.done, 'item')} re-embedded with {done.version} in {done.seconds:.1f} s; {done.done_before:,} "
-        f"done before, {done.deleted:,} deleted and {done.rewritten:,} rewritten meanwhile, {len(done.kept):,} with "
-        f"their old vectors, {done.left:,} left"
+        f"{plural(done.done, 'item')} re-embedded with {done.version} in {done.seconds:.1f} s{others}{finished}"
     )
     for item in done.kept[:KEPT_SHOWN]:
         print(f"kept {item.id}: {item.reason}", file=sys.stderr)
