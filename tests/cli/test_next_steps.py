@@ -173,6 +173,22 @@ def test_rows_of_the_backfill_table_read_differently() -> None:
         assert len({f"{100 * row:.3g}%" for row in rows}) == len(rows), share
 
 
+def test_a_backfill_predicts_on_the_images_that_judged_the_version(path: Path, photos: Path, tmp_path: Path) -> None:
+    with Workspace(path, "cpu") as space:
+        space.pin_images("season", photos)
+        passed(space, "v2", "v1", data={"name": "season", "source": "named"})
+    typed("deploy", "v2", "-w", path)
+    words: list[str | Path] = ["backfill", "--order", "random", "--plan-only", "-w", path]
+    shown = typed(*words)
+    assert shown.code == 0, shown.err
+    assert " gallery images (season):" in shown.out
+    assert "do not compare" not in shown.out
+    other = pictures(tmp_path / "other", 4)
+    shown = typed(*words, "--data", other)
+    assert " gallery images (other):" in shown.out
+    assert "The check of v2 asked 100 queries (season): its figures do not compare with these" in shown.out
+
+
 def test_a_line_of_next_steps_is_pasted_whole() -> None:
     """What a shell reads of it is the command: the remark is a comment."""
     steps = [

@@ -424,7 +424,8 @@ def backfill(
         if planned.predicted is not None:
             draw_curves(picture, planned.predicted)
         if not as_json:
-            _print_plan(planned, picture, plan_only, space.registry.reads())
+            last = space.last_check(planned.plan.target)
+            _print_plan(planned, picture, plan_only, space.registry.reads(), last)
         done = None
         if not plan_only and planned.plan.ids:
             if not anyway:
@@ -444,7 +445,9 @@ def backfill(
         raise typer.Exit(1)
 
 
-def _print_plan(planned: PlannedBackfill, picture: Path, plan_only: bool, reads: Reads) -> None:
+def _print_plan(
+    planned: PlannedBackfill, picture: Path, plan_only: bool, reads: Reads, last: Check | None = None
+) -> None:
     plan = planned.plan
     if plan.without_image:
         kind = "an image" if reads == "images" else "a text"
@@ -462,7 +465,12 @@ def _print_plan(planned: PlannedBackfill, picture: Path, plan_only: bool, reads:
         why = planned.unpredicted or "there are no labelled images. Give some with --data"
         print_wrapped(f"The gain is unknown: {in_words_of(reads, why)}")
         return
-    _print_prediction(planned.predicted, planned.share, reads)
+    _print_prediction(planned, planned.predicted, reads)
+    if last is not None and last.queries and last.images != planned.measured_on:
+        print_wrapped(
+            f"The check of {plan.target} asked {plural(last.queries, 'query')} ({last.images}): its figures do not "
+            "compare with these. Give the same images with --data for one scale"
+        )
     print(f"Picture: {picture}")
     if planned.loss is not None and not planned.loses:
         print_wrapped(f"This plan is predicted to {planned.loss}. That may be chance")
@@ -470,10 +478,12 @@ def _print_plan(planned: PlannedBackfill, picture: Path, plan_only: bool, reads:
         print_wrapped(f"This plan is predicted to {planned.loss}: choose a larger budget, or no backfill")
 
 
-def _print_prediction(predicted: PredictedCurve, share: float, reads: Reads) -> None:
+def _print_prediction(planned_backfill: PlannedBackfill, predicted: PredictedCurve, reads: Reads) -> None:
     asked, judged = predicted.images
+    share = planned_backfill.share
     kind = reads.removesuffix("s")
-    print(f"Predicted accuracy, {plural(judged, 'held-out query')} on {plural(asked, f'held-out {kind}')}:")
+    on = planned_backfill.measured_on
+    print_wrapped(f"Predicted accuracy, {plural(judged, 'query')} on {plural(asked, f'gallery {kind}')} ({on}):")
     rows = []
     for part in shown_shares(predicted.planned.shares.tolist(), share):
         planned, random = predicted.at(part)

@@ -31,6 +31,9 @@ Outcome = Literal["pass", "refuse", "missing evidence"]
 Shown = Literal["query", "old", "new"]
 
 
+HELD_OUT_WORDS = "held out from training"  # labelled images that have no name
+
+
 @dataclass(frozen=True)
 class FlippedAnswer:
     """A query that one of two versions answers correctly; ``rows`` are query, image found before, and found now."""
@@ -155,7 +158,7 @@ class Check:
     def images(self) -> str:
         """Which labelled images it used, in words."""
         if self.data.get("source") == "held out":
-            return "held out from training"
+            return HELD_OUT_WORDS
         return str(self.data.get("name") or ("given" if self.data else "no images"))
 
     def to_json(self) -> dict[str, Any]:
