@@ -66,7 +66,7 @@ def test_a_slow_model_stores_what_it_has_before_it_is_interrupted(
     gallery: Gallery, monkeypatch: pytest.MonkeyPatch, wait: float, sizes: list[int]
 ) -> None:
     monkeypatch.setattr(items, "WAIT", wait)
-    seen = []
+    seen: list[int] = []
 
     def embed(batches: Any) -> Any:
         for batch in batches:

@@ -130,7 +130,7 @@ def test_what_is_asked_by_its_own_model_needs_no_query_by_the_deployed_one(
         images = queries(space)
         before = space.search(images)
         space.deploy("v2", queries="old")
-        embedded = []
+        embedded: list[str] = []
         embed = Serving.embed
 
         def noted(serving: Serving, version: str, *arguments: Any) -> Any:
