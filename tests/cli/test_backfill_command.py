@@ -51,4 +51,5 @@ def test_an_image_that_goes_after_it_was_planned_is_named(tmp_path: Path) -> Non
     (photos / "hat" / "0.png").unlink()
     done = typed(*words)
     assert "5 items re-embedded with v2" in done.out
+    assert done.out.endswith(" s, 1 with their old vectors. This plan is done\n")
     assert "kept hat/0.png: its image is gone" in done.err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from unittest.mock import patch
 
@@ -49,6 +50,12 @@ def test_a_better_model_is_written_and_applied(files: Path, tmp_path: Path) -> N
     assert (made.source, made.target) == ("poor", "good")
     assert made.about["outcome"] == "pass"
     assert made.about["measured"][made.about["chosen"]]["low"] > 0
+    *_, following = done.out.splitlines()
+    words = shlex.split(following.removeprefix("Next: fixstar "), comments=True)
+    assert words[:2] == ["migrate", "plan"]
+    planned = typed(*[str(tmp_path / word) if word == "TRANSLATED.npz" else word for word in words])
+    assert planned.code == 0, planned.err
+    assert "Next: the same command with --out FILE.npz" in bridge(files / "poor.npz", files / "good.npz").out
     again = bridge(files / "poor.npz", files / "good.npz", "--out", out)
     assert again.code == 1
     assert "never overwritten" in again.err

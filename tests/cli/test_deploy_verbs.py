@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,11 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from shops import foreign, indexed_shop, passed, passed_with_two_models
-from typed import typed
+from typed import Typed, typed
 
 from fixstar.models import Encoder
 from fixstar.translation import Map, Translation
-from fixstar.workspace import Check, Workspace
+from fixstar.workspace import Check, Workspace, catalogue
+from fixstar.workspace.backfill.planning import BackfillOptions
 from fixstar.workspace.checks import save_check
 
 
@@ -44,9 +46,11 @@ def test_status_of_a_workspace_before_and_after_training(path: Path, tmp_path: P
     assert fresh.code == 0
     assert fresh.out.splitlines() == [
         f"{tmp_path / 'fresh'}: no version yet",
-        f"Next: fixstar add efficientnet-lite0 {where}   (photos: a small pre-trained network)",
-        f"      fixstar train LABELLED_IMAGES {where}   (drawings and imagery of your own)",
-        f"      fixstar add MODEL {where}   (a model that you have)",
+        f"Next: fixstar add efficientnet-lite0 {where}   # photos: a small pre-trained network",
+        f"      fixstar train LABELLED_IMAGES {where}   # drawings and imagery of your own",
+        f"      fixstar add st:FOLDER {where}   # texts: a sentence-transformers model",
+        f"      fixstar add 'https://HOST/v1/embeddings?model=NAME' {where}   # texts: a server that embeds them",
+        f"      fixstar add MODEL {where}   # a model that you have",
     ]
     none = typed("status", "-w", tmp_path / "fresh", "--json").json
     assert (none["deployed"], none["versions"]) == (None, [])
@@ -75,7 +79,7 @@ def test_status_of_a_workspace_before_and_after_training(path: Path, tmp_path: P
 def test_deploy_search_and_roll_back(path: Path, photos: Path) -> None:
     moved = typed("deploy", "v2", "-w", path)
     assert moved.code == 0, moved.err
-    assert "v2 is deployed. 24 vectors of older versions stay" in moved.out
+    assert "v2 is deployed. 24 vectors of other versions stay" in moved.out
     assert f"fixstar rollback -w {path}" in moved.out
     found = typed("search", photos / "hat" / "1.png", "-k", "1", "-w", path, "--json").json
     assert (found["version"], found["queries"][0]["hits"][0]["version"]) == ("v2", "v1")
@@ -85,12 +89,23 @@ def test_deploy_search_and_roll_back(path: Path, photos: Path) -> None:
     assert back.code == 0
     assert "v1 is deployed again, v2 no longer" in back.out
     assert "8 vectors made by v2" in back.out
-    assert f"fixstar deploy v2 -w {path}   (back to v2)\n      fixstar check v1 -w {path}" in back.out
+    assert f"fixstar deploy v2 -w {path}   # back to v2\n      fixstar check v1 -w {path}" in back.out
     again = typed("rollback", "-w", path)
     assert (again.code, again.out) == (1, "")
     assert "nothing to roll back to" in again.err
     assert typed("deploy", "v2", "-w", path, "--json").json["version"] == "v2"
     assert typed("rollback", "-w", path, "--json").json["kind"] == "rollback"
+
+
+def test_newer_vectors_are_not_called_older(path: Path, photos: Path) -> None:
+    with Workspace(path, "cpu") as space:
+        space.index(catalogue(photos), again=True, version="v2")
+        space.deploy("v3", force="a test")
+    moved = typed("deploy", "v1", "--force", "a test", "-w", path)
+    assert "v1 is deployed. 24 vectors of other versions stay and are searched" in moved.out
+    assert "backfill" not in moved.out  # it would replace none of them
+    assert "fixstar rollback" in moved.out
+    assert "older" not in moved.out + typed("status", "-w", path).out
 
 
 def test_a_forced_deployment_is_marked(path: Path) -> None:
@@ -124,8 +139,8 @@ def test_what_a_move_puts_out_of_reach_is_told(path: Path) -> None:
     rolled = typed("rollback", "-w", path)
     assert rolled.out == (
         "v1 is deployed again, v2 no longer\nNot searched: 2 vectors of other; nothing connects them with v1\n"
-        f'Next: fixstar deploy v2 --force "REASON" -w {path}   (back to v2)\n'
-        f"      fixstar check v1 --pairs FILE.npz -w {path}   (vectors of both models let v1 search those of other)\n"
+        f'Next: fixstar deploy v2 --force "REASON" -w {path}   # back to v2\n'
+        f"      fixstar check v1 --pairs FILE.npz -w {path}   # vectors of both models let v1 search those of other\n"
     )
     moved = typed("deploy", "v3", "--force", "test", "-w", path)
     assert f"fixstar check v3 --pairs FILE.npz -w {path}" in moved.out
@@ -204,7 +219,7 @@ def test_pairs_let_imported_vectors_be_searched(path: Path, tmp_path: Path) -> N
     assert (refused.code, refused.out) == (1, "")
     assert "before vectors of old-system were searchable" in refused.err
     without = typed("deploy", "v2", "--force", "old vectors are not needed", "-w", path)
-    assert "24 vectors of older versions stay and are searched" in without.out
+    assert "24 vectors of other versions stay and are searched" in without.out
     assert "Not searched: 24 vectors of old-system; nothing connects them with v2" in without.out
 
 
@@ -262,6 +277,61 @@ def test_a_deployed_version_is_dropped_after_a_rollback(path: Path) -> None:
     assert typed("drop", "v3", "-w", path).code == 0
 
 
+def suggested(shown: Typed) -> list[list[str]]:
+    """The commands that were printed, with what is to be filled in filled in."""
+    _, _, lines = shown.err.partition("Next: ")
+    return [shlex.split(line, comments=True)[1:] for line in lines.splitlines()]
+
+
+def filled(command: list[str], photos: Path) -> list[str]:
+    return [str(photos) if word in ("IMAGES", "LABELLED_IMAGES") else word for word in command]
+
+
+@pytest.mark.parametrize("way", ["index", "gallery"])
+def test_each_way_that_a_refused_drop_suggests_leads_to_the_drop(path: Path, photos: Path, way: str) -> None:
+    """v3 was tried on a part of the gallery, and v1 is deployed again."""
+    with Workspace(path, "cpu") as space:
+        passed_with_two_models(space, "v3")
+        space.deploy("v3")
+        space.backfill(BackfillOptions(budget="50%", order="random", anyway=True))
+    refused = typed("drop", "v3", "-w", path)
+    commands = suggested(refused)
+    assert [command[0] for command in commands] == ["rollback", "index", "gallery"]
+    for command in commands:
+        if command[0] in ("rollback", way):
+            done = typed(*filled(command, photos), *(["--yes"] if command[0] == "gallery" else []))
+            assert done.code == 0, done.err
+    dropped = typed("drop", "v3", "-w", path)
+    assert dropped.code == 0, dropped.err
+
+
+def test_a_version_that_a_rollback_needs_goes_after_the_steps_that_are_named(path: Path, photos: Path) -> None:
+    typed("deploy", "v2", "--force", "a test", "-w", path)
+    commands = suggested(typed("drop", "v1", "-w", path))
+    assert [command[:2] for command in commands] == [["deploy", "v3"], ["backfill", "--budget"], ["gallery", "delete"]]
+    for command in commands[:2]:
+        done = typed(*filled(command, photos))
+        assert done.code == 0, done.err
+    assert typed("drop", "v1", "-w", path).code == 0
+
+
+def test_no_way_back_is_left_that_would_change_nothing(path: Path, photos: Path) -> None:
+    """v1 was deployed again with v2's own queries for its vectors, and these and v2 are gone."""
+    with Workspace(path, "cpu") as space:
+        space.deploy("v2", force="a test")
+        space.backfill(BackfillOptions(budget="50%", order="random", anyway=True))
+        space.rollback()
+        space.deploy("v1", queries="old")
+    assert typed("status", "-w", path, "--json").json["previous"] == "v1"
+    typed("index", photos, "--again", "-w", path)
+    assert typed("drop", "v2", "-w", path).code == 0
+    status = typed("status", "-w", path, "--json").json
+    assert (status["deployed"], status["previous"]) == ("v1", None)
+    refused = typed("rollback", "-w", path)
+    assert refused.code == 1
+    assert "v1 is the first version that was deployed; there is nothing to roll back to" in refused.err
+
+
 def test_only_what_nothing_needs_is_retired(path: Path) -> None:
     refusals: tuple[tuple[list[str], str], ...] = (
         (["v1"], "the gallery holds 24 vectors of v1"),
@@ -289,13 +359,22 @@ def test_only_what_nothing_needs_is_retired(path: Path) -> None:
     assert "v2 was retired" in gone.err
 
 
+def test_a_retired_version_and_a_refusal_say_what_is_next(path: Path) -> None:
+    assert f"Next: fixstar status -w {path}" in typed("retire", "v2", "-w", path).out
+    assert f'Next: fixstar deploy v3 --force "REASON" -w {path}' in typed("retire", "v1", "-w", path).err
+    typed("deploy", "v3", "--force", "a test", "-w", path)
+    for verb in ("retire", "drop"):
+        refused = typed(verb, "v1", "-w", path)
+        assert f"Next: fixstar upgrade LABELLED_IMAGES -w {path}" in refused.err
+
+
 def test_queries_by_two_models_are_deployed_shown_and_taken_back(path: Path, photos: Path) -> None:
     with Workspace(path, "cpu") as space:
         passed_with_two_models(space)
     refused = typed("deploy", "v2", "--queries", "one", "-w", path)
     assert refused.code == 1
     assert "one model per query finds 40.0 %: incompatible" in refused.err
-    assert f"fixstar deploy v2 -w {path}   (two models per query)" in refused.err
+    assert f"fixstar deploy v2 -w {path}   # two models per query" in refused.err
     assert f'fixstar deploy v2 --queries one --force "REASON" -w {path}' in refused.err
     unknown = typed("deploy", "v2", "--queries", "two", "-w", path)
     assert unknown.code == 1
@@ -315,4 +394,4 @@ def test_queries_by_two_models_are_deployed_shown_and_taken_back(path: Path, pho
     assert "v1 is deployed again, v2 no longer" in typed("rollback", "-w", path).out
     old = typed("deploy", "v3", "--queries", "old", "-w", path)  # never checked
     assert old.code == 0, old.err
-    assert "v1's vectors are asked by v3 and v1" in old.out
+    assert "v1's vectors are asked by v1 alone\n" in old.out

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from shops import shop
+from typed import typed
 from typer.testing import CliRunner
 
 from fixstar.cli import app
@@ -69,3 +71,14 @@ def test_not_a_workspace(tmp_path: Path) -> None:
     assert told.exit_code == 1
     assert f"PROBLEM: {tmp_path} is not a workspace" in told.output
     assert f"fixstar init {tmp_path}" in told.output
+
+
+def test_beside_a_workspace_what_is_installed_is_one_line(tmp_path: Path) -> None:
+    with shop(tmp_path / "shop", versions=1) as space:
+        path = space.path
+    told = typed("doctor", "-w", path).out.splitlines()
+    assert len(told) == 3
+    assert told[0].endswith("installed (fixstar doctor lists them)")
+    assert told[1].startswith(f"workspace {path}: 1 version, v1 deployed")
+    assert told[2] == "no problems"
+    assert "pre-trained" in typed("doctor").out

@@ -437,7 +437,7 @@ class TestGallery:
         assert f"hold 1 id of these (1 of v1): {taken[0]!r}. An item" in refused.err
         for option in (["--prefix", "PREFIX"], ["--take-over"]):  # both work as they are printed
             (line,) = (line for line in refused.err.splitlines() if option[0] in line)
-            program, *words = shlex.split(line.removeprefix("Next: ").partition("   (")[0])
+            program, *words = shlex.split(line.removeprefix("Next: ").partition("   # ")[0])
             assert program == "fixstar"
             assert set(given) | set(option) <= set(words)
             assert typed(*words, "--json").json == {"version": "clip", "items": 1}

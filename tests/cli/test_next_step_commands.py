@@ -40,7 +40,7 @@ def test_a_repeated_command_keeps_what_was_typed_with_it() -> None:
     steps = [NextStep("check", {"version": "v2", "tolerance": 0.01}), NextStep("deploy", {"version": "v2"}, "or this")]
     assert next_lines(steps, None, "check", {"data": Path("old"), "split": "test", "seed": None}) == [
         "Next: fixstar check v2 --tolerance 0.01 --data old --split test",
-        "      fixstar deploy v2   (or this)",
+        "      fixstar deploy v2   # or this",
     ]
     again = NextStep("check", {"version": "v2", "data": ...})
     assert command_of(again, None, {"data": "old"}) == "fixstar check v2 --data LABELLED_IMAGES"

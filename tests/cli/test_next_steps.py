@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import json
+import shlex
 import shutil
 from pathlib import Path
 
@@ -15,7 +16,9 @@ from predictions import predicted as predicted_hits
 from shops import indexed_shop, passed, pictures, shop
 from typed import typed
 
+from fixstar.cli.next_steps import command_of, next_lines
 from fixstar.cli.rollout import operator_name, shown_shares
+from fixstar.errors import NextStep
 from fixstar.evaluation import BackfillCurve
 from fixstar.workspace import Workspace, catalogue
 from fixstar.workspace.backfill.planning import PredictedCurve
@@ -158,6 +161,8 @@ def test_a_loss_of_one_query_is_told_as_chance_and_does_not_stop_a_backfill(
         assert shown.code == 0, shown.err
         assert "predicted to lower the accuracy from 66.7 % to 66.3 % of 300 queries. That may be chance" in shown.out
     assert "1 item re-embedded with v2" in shown.out
+    assert shown.out.count("Picture: ") == 1
+    assert " s. This plan is done\n" in shown.out  # no item was kept, deleted or left
 
 
 def test_rows_of_the_backfill_table_read_differently() -> None:
@@ -166,6 +171,36 @@ def test_rows_of_the_backfill_table_read_differently() -> None:
         rows = shown_shares(measured, share)
         assert {0.0, share} <= set(rows)
         assert len({f"{100 * row:.3g}%" for row in rows}) == len(rows), share
+
+
+def test_a_backfill_predicts_on_the_images_that_judged_the_version(path: Path, photos: Path, tmp_path: Path) -> None:
+    with Workspace(path, "cpu") as space:
+        space.pin_images("season", photos)
+        passed(space, "v2", "v1", data={"name": "season", "source": "named"})
+    typed("deploy", "v2", "-w", path)
+    words: list[str | Path] = ["backfill", "--order", "random", "--plan-only", "-w", path]
+    shown = typed(*words)
+    assert shown.code == 0, shown.err
+    assert " gallery images (season):" in shown.out
+    assert "do not compare" not in shown.out
+    other = pictures(tmp_path / "other", 4)
+    shown = typed(*words, "--data", other)
+    assert " gallery images (other):" in shown.out
+    assert "The check of v2 asked 100 queries (season): its figures do not compare with these" in shown.out
+
+
+def test_a_line_of_next_steps_is_pasted_whole() -> None:
+    """What a shell reads of it is the command: the remark is a comment."""
+    steps = [
+        NextStep("deploy", {"version": "v2", "force": ...}, "it's (perhaps) a loss; see 'status'"),
+        NextStep("check", {"version": "v2", "data": ...}, "about 200 labelled images"),
+        NextStep("rollback"),
+    ]
+    lines = next_lines(steps, Path("my shop"))
+    for step, line in zip(steps, lines, strict=True):
+        pasted = shlex.split(line.removeprefix("Next: "), comments=True)
+        assert pasted == shlex.split(command_of(step, Path("my shop")))
+    assert lines[1].endswith("   # about 200 labelled images")
 
 
 def test_an_interrupted_training_is_told(tmp_path: Path) -> None:
@@ -302,7 +337,7 @@ def test_a_misspelt_workspace_is_taken_for_the_one_beside_it(tmp_path: Path) -> 
     assert refused.err.splitlines() == [
         f"fixstar: {tmp_path}/shpo is not a workspace; did you mean {tmp_path}/shop?",
         f"Next: the same command with --workspace {tmp_path}/shop",
-        f"      fixstar init {tmp_path}/shpo   (a new one)",
+        f"      fixstar init {tmp_path}/shpo   # a new one",
     ]
     refused = typed("status", "-w", tmp_path / "elsewhere")
     assert "did you mean" not in refused.err

@@ -576,6 +576,15 @@ class Pointers(NamedTuple):
         return [name for name in (f"v{n}" for n in range(1, VERSIONS + 1)) if name not in self.retired]
 
 
+def without_moves_for(dropped: str, now: Pointers) -> Iterator[Pointers]:
+    """Deployments that differ from the one before only in how a dropped version was asked are taken back."""
+    while (before := now.previous_move) is not None and before.version == now.deployed:
+        if any(name != dropped for name, _ in {*before.files} ^ {*now.current.files}):
+            return
+        now = now._replace(moves=(*now.moves, before._replace(kind="rollback")))
+        yield now
+
+
 Group = dict[str, Stored | None]  # what items become; None is gone
 
 
@@ -796,8 +805,9 @@ class Reference:
         half = gone and (self.path / "versions" / version).is_dir()
         after = now._replace(retired=tuple(sorted({*now.retired, version})))
         refused = (version in needed or gone) and not (half and for_upgrades)
+        steps = [after] if for_upgrades else [after, *without_moves_for(version, after)]
         do = "retire" if for_upgrades else "drop"
-        return {"do": do, "version": version}, Expected(pointers=[after], refused=refused, value=None)
+        return {"do": do, "version": version}, Expected(pointers=steps, refused=refused, value=None)
 
     def _drop(self, rng: random.Random) -> tuple[Plan, Expected]:
         return self._retire(rng, for_upgrades=False)
@@ -972,7 +982,9 @@ class Reference:
             slope, offset = scales.get(item.version, (1.0, 0.0))
             ranked.append((slope * score + offset, score, name))
         used = {way.source for way in ways.values() if way.two is not None}
-        return Found(sorted(ranked, reverse=True), {version} | used, stored - ways.keys(), scales)
+        if not ways or any(way.two is None or way.two > 0 for way in ways.values()):
+            used.add(version)
+        return Found(sorted(ranked, reverse=True), used, stored - ways.keys(), scales)
 
     def _scales(self, version: str, ways: Mapping[str, Way], rooms: Sequence[str]) -> dict[str, tuple[float, float]]:
         """What standardises the scores, if it is known for all that are searched, with as many models per query."""

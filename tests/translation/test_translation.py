@@ -75,7 +75,7 @@ def test_models_and_weights() -> None:
     assert (alone.models, alone.weight, alone.two) == (("v2",), 0.6, None)
     assert alone.with_one_model().weight == 0.6
     kept = Translation.by_old_queries("v1", "v2")
-    assert (kept.models, kept.weight, kept.forward) == (("v2", "v1"), 0.0, None)
+    assert (kept.models, kept.weight, kept.forward) == (("v1",), 0.0, None)
     shared = Translation.between_shared("v1", "v2")
     assert (shared.models, shared.weight, shared.shared) == (("v2",), 0.0, True)
     with pytest.raises(InputError, match="cannot search vectors of v1 with one model per query"):

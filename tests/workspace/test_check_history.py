@@ -57,6 +57,8 @@ def made(
         (made(), made("missing evidence", 0, 0, against=()), True),  # no images at all
         (made("refuse"), made("pass", 30, 10, against=()), False),  # v1's vectors are gone
         (made("refuse", against=("v1", "v3")), made("pass", 900), False),  # v3's vectors are gone
+        (made(against=()), made("pass", 30, 10, against=()), True),  # of a first version, which has no other to beat
+        (made("pass", 30, 10, against=()), made(against=()), False),
         (made(source="held out"), made("refuse"), False),  # held-out and given images count alike
     ],
 )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fixstar.gallery import Gallery, Item, open_gallery
-from fixstar.workspace import CatalogueItem
+from fixstar.workspace import CatalogueItem, items
 from fixstar.workspace.items import EmbeddedBatch, index_items
 
 SEEN = {"image": "/photo.png", "stamp": "1-1"}
@@ -56,6 +56,30 @@ def test_what_others_delete_or_embed_meanwhile_stays_so(gallery: Gallery, monkey
     assert {name: item.version for name, item in now.items()} == {"a": "v2", "c": "v1"}
     assert [item.payload["price"] for item in now.values()] == [5, 5]
     np.testing.assert_array_equal(now["a"].vector, [0, 0, 0, 1])
+
+
+@pytest.mark.parametrize(
+    ("wait", "sizes"),
+    [(0.0, [32, 16, 8, 4]), (1000.0, [32, 64, 128, 256])],  # every batch is late; none is
+)
+def test_a_slow_model_stores_what_it_has_before_it_is_interrupted(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch, wait: float, sizes: list[int]
+) -> None:
+    monkeypatch.setattr(items, "WAIT", wait)
+    seen: list[int] = []
+
+    def embed(batches: Any) -> Any:
+        for batch in batches:
+            if len(seen) == len(sizes):
+                raise KeyboardInterrupt
+            seen.append(len(batch))
+            yield EmbeddedBatch(np.tile(np.eye(4, dtype=np.float32)[0], (len(batch), 1)), ())
+
+    files = [CatalogueItem(f"new-{number}", Path("/photo.png")) for number in range(1000)]
+    with pytest.raises(KeyboardInterrupt):
+        index_items(gallery, "v1", embed, files)
+    assert seen == sizes
+    assert gallery.count()["v1"] == 3 + sum(sizes)
 
 
 def test_a_name_that_is_no_text_is_told_and_the_others_are_indexed(gallery: Gallery) -> None:

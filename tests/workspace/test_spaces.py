@@ -179,7 +179,7 @@ def test_the_command_line_says_what_makes_them_searchable(space: Workspace, phot
     assert "no image of old-system's items can be found" in told
     assert any("pairs" in step["arguments"] for step in checked["next_steps"])
     moved = typed("deploy", "v2", "--force", "a trial", "-w", space.path).out
-    assert "9 vectors of older versions stay" in moved
+    assert "9 vectors of other versions stay" in moved
     assert f"Not searched: {FOREIGN} vectors of old-system" in moved
 
 

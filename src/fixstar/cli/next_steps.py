@@ -106,13 +106,13 @@ def next_lines(
     >>> who, when = (NextStep("status", {}, note) for note in ("who deployed it", "when"))
     >>> print(*next_lines([NextStep("rollback"), who, when], Path("shop")), sep="\\n")
     Next: fixstar rollback -w shop
-          fixstar status -w shop   (who deployed it; when)
+          fixstar status -w shop   # who deployed it; when
     """
     notes: dict[str, list[str]] = {}
     for step in steps:
         command = command_of(step, workspace, typed if COMMANDS[step.action].verb == verb else None)
         notes.setdefault(command, []).extend([step.note] if step.note else [])
-    lines = [command + (f"   ({'; '.join(said)})" if said else "") for command, said in notes.items()]
+    lines = [command + (f"   # {'; '.join(said)}" if said else "") for command, said in notes.items()]
     return [f"{'      ' if place else 'Next: '}{line}" for place, line in enumerate(lines)]
 
 

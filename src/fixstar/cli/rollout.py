@@ -260,11 +260,14 @@ def _one_model_row(cell: CheckedCell) -> list[tuple[Cell, ...]]:
     return [("  one model", "", percent(alone.cross_test), *figures, "", "", (alone.verdict, STYLES[alone.verdict]))]
 
 
-def asked_by(name: str, models: Sequence[str]) -> str:
-    """Who embeds the queries that search a version's vectors."""
-    if len(models) > 1:
-        return f"{name}'s vectors are asked by {' and '.join(models)}: one more forward pass per query"
-    return f"{name}'s vectors are asked by {models[0]} alone"
+def asked_by(name: str, models: Sequence[str], costs_more: bool = False) -> str:
+    """Who embeds the queries that search a version's vectors; ``costs_more`` if other vectors need another model."""
+    told = f"{name}'s vectors are asked by {' and '.join(models)}"
+    if len(models) == 1:
+        told += " alone"
+    if len(models) > 1 or costs_more:
+        told += ": one more forward pass per query"
+    return told
 
 
 @verb(
@@ -292,15 +295,18 @@ def deploy(
         move = space.deploy(version, force, by=operator_name(), queries=checked_queries(queries))
         state = space.status()
         unreached = space.unreachable_vectors(version)
+        older = space.backfill_outlook().older
     if as_json:
         print_json({**asdict(move), "searched_by": state.searched_by, "unreached": unreached})
         return
     old = sum(state.vectors[name] for name in state.searched_by if name != version)
-    stay = f"{plural(old, 'vector')} of older versions {'stays and is' if old == 1 else 'stay and are'} searched"
+    stay = f"{plural(old, 'vector')} of other versions {'stays and is' if old == 1 else 'stay and are'} searched"
     print_wrapped(f"{version} is deployed. {stay}")
     print_searched_by(state)
     _print_unreached(unreached, version)
-    steps = [NextStep("backfill", {}, "optional"), NextStep("rollback", {}, "to undo this")]
+    steps = [NextStep("rollback", {}, "to undo this")]
+    if older:
+        steps.insert(0, NextStep("backfill", {}, "optional"))
     print(*next_lines([*steps, *_reaching(unreached, version)], workspace), sep="\n")
 
 
@@ -337,9 +343,11 @@ def rollback(
 
 def print_searched_by(state: Status) -> None:
     """Whose queries search the vectors of each other version, and what that costs."""
+    all_models = {model for models in state.searched_by.values() for model in models}
     for name, models in state.searched_by.items():
         if name != state.deployed:
-            print_wrapped(asked_by(name, models))
+            costs_more = state.deployed in all_models and state.deployed not in models
+            print_wrapped(asked_by(name, models, costs_more))
 
 
 def _print_unreached(unreached: Mapping[str, int], version: str) -> None:
@@ -416,7 +424,8 @@ def backfill(
         if planned.predicted is not None:
             draw_curves(picture, planned.predicted)
         if not as_json:
-            _print_plan(planned, picture, plan_only, space.registry.reads())
+            last = space.last_check(planned.plan.target)
+            _print_plan(planned, picture, plan_only, space.registry.reads(), last)
         done = None
         if not plan_only and planned.plan.ids:
             if not anyway:
@@ -429,14 +438,16 @@ def backfill(
     if as_json:
         print_json(_backfill_json(planned, done, drawn))
     elif done is not None:
-        _print_backfilled(done, drawn)
+        _print_backfilled(done, drawn if planned.predicted is None else None)  # else it was named with the plan
     elif planned.plan.ids:
         print("Nothing was embedded. Run the same command without --plan-only to do it")
     if done is not None and done.stopped:
         raise typer.Exit(1)
 
 
-def _print_plan(planned: PlannedBackfill, picture: Path, plan_only: bool, reads: Reads) -> None:
+def _print_plan(
+    planned: PlannedBackfill, picture: Path, plan_only: bool, reads: Reads, last: Check | None = None
+) -> None:
     plan = planned.plan
     if plan.without_image:
         kind = "an image" if reads == "images" else "a text"
@@ -454,7 +465,12 @@ def _print_plan(planned: PlannedBackfill, picture: Path, plan_only: bool, reads:
         why = planned.unpredicted or "there are no labelled images. Give some with --data"
         print_wrapped(f"The gain is unknown: {in_words_of(reads, why)}")
         return
-    _print_prediction(planned.predicted, planned.share, reads)
+    _print_prediction(planned, planned.predicted, reads)
+    if last is not None and last.queries and last.images != planned.measured_on:
+        print_wrapped(
+            f"The check of {plan.target} asked {plural(last.queries, 'query')} ({last.images}): its figures do not "
+            "compare with these. Give the same images with --data for one scale"
+        )
     print(f"Picture: {picture}")
     if planned.loss is not None and not planned.loses:
         print_wrapped(f"This plan is predicted to {planned.loss}. That may be chance")
@@ -462,10 +478,12 @@ def _print_plan(planned: PlannedBackfill, picture: Path, plan_only: bool, reads:
         print_wrapped(f"This plan is predicted to {planned.loss}: choose a larger budget, or no backfill")
 
 
-def _print_prediction(predicted: PredictedCurve, share: float, reads: Reads) -> None:
+def _print_prediction(planned_backfill: PlannedBackfill, predicted: PredictedCurve, reads: Reads) -> None:
     asked, judged = predicted.images
+    share = planned_backfill.share
     kind = reads.removesuffix("s")
-    print(f"Predicted accuracy, {plural(judged, 'held-out query')} on {plural(asked, f'held-out {kind}')}:")
+    on = planned_backfill.measured_on
+    print_wrapped(f"Predicted accuracy, {plural(judged, 'query')} on {plural(asked, f'gallery {kind}')} ({on}):")
     rows = []
     for part in shown_shares(predicted.planned.shares.tolist(), share):
         planned, random = predicted.at(part)
@@ -484,10 +502,17 @@ def shown_shares(measured: list[float], share: float) -> list[float]:
 
 
 def _print_backfilled(done: Backfilled, picture: Path | None) -> None:
+    counts = {
+        "done before": done.done_before,
+        "deleted meanwhile": done.deleted,
+        "rewritten meanwhile": done.rewritten,
+        "with their old vectors": len(done.kept),
+        "of this plan left": done.left,
+    }
+    others = "".join(f", {count:,} {what}" for what, count in counts.items() if count)
+    finished = "" if done.left else ". This plan is done"
     print_wrapped(
-        f"{plural(done.done, 'item')} re-embedded with {done.version} in {done.seconds:.1f} s; {done.done_before:,} "
-        f"done before, {done.deleted:,} deleted and {done.rewritten:,} rewritten meanwhile, {len(done.kept):,} with "
-        f"their old vectors, {done.left:,} left"
+        f"{plural(done.done, 'item')} re-embedded with {done.version} in {done.seconds:.1f} s{others}{finished}"
     )
     for item in done.kept[:KEPT_SHOWN]:
         print(f"kept {item.id}: {item.reason}", file=sys.stderr)

@@ -454,6 +454,7 @@ def add(
 ) -> None:
     """Add a model trained elsewhere as the next version; or stored vectors alone, under a name of their own."""
     from fixstar.models.backbones import PRETRAINED
+    from fixstar.workspace.training import after_adding
 
     if Path(model).suffix.lower() in (".npy", ".npz", ".parquet", ".jsonl"):
         if name is None:
@@ -501,10 +502,7 @@ def add(
         print_json(about)
         return
     print(f"{version} added: {model}, vectors of {width} components, reads {encoder.reads}")
-    step = NextStep("index", {"items": ...}, "embed a catalogue")
-    if len(space.versions()) > 1:
-        step = NextStep("check", {"version": version, "data": ...}, "fits how it searches stored vectors, and judges")
-    print("\n".join(next_lines([step], workspace)))
+    print("\n".join(next_lines([after_adding(space.registry, version)], workspace)))
 
 
 def _require_trust(workspace: Path, model: str, trust: list[str] | None) -> None:
@@ -666,4 +664,5 @@ def retire(
                 kept[name] = error
     content = {"retired": retired, "kept": {name: str(error) for name, error in kept.items()}}
     refusals = [line for error in kept.values() for line in (str(error), *next_lines(error.next_steps, workspace))]
-    print_result(as_json, content, f"retired: {', '.join(retired) or 'none'}", *refusals)
+    following = next_lines([NextStep("status", {}, "what is left")], workspace) if not refusals else []
+    print_result(as_json, content, f"retired: {', '.join(retired) or 'none'}", *refusals, *following)

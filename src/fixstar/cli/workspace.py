@@ -367,8 +367,9 @@ def search(
             from fixstar.workspace.contact_sheet import draw_result
 
             draw_result(space.serving, names, answer, like is not None, sheet)
-        trained = answer.version in space.versions()
-        last = space.last_check(answer.version) if trained else None
+        asking = answer.models[0]
+        trained = asking in space.versions()
+        last = space.last_check(asking) if trained else None
         reads = space.registry.reads()
         unknown = [] if any(answer.hits) else unknown_fields(space.gallery, request.where or {})
     if as_json:
@@ -380,8 +381,8 @@ def search(
         _print_hits(names, answer)
         asked = 0 if last is None else last.queries
         if trained and not answer.thresholds and any(answer.hits) and asked < _ENOUGH:
-            step = NextStep("check", {"version": answer.version, "data": ...}, f"with 100 labelled {reads} or more")
-            whose = f"{answer.version}'s queries"
+            step = NextStep("check", {"version": asking, "data": ...}, f"with 100 labelled {reads} or more")
+            whose = f"{asking}'s queries"
             said = f"Not measured: below which score {whose} probably have no match. A check does that"
             print(wrapped(said), *next_lines([step], workspace), sep="\n", file=sys.stderr)
     for field in unknown:
@@ -520,7 +521,7 @@ def _print_status(space: Workspace, state: Status) -> None:
         images = next(iter(measured.values())).images
         print_wrapped(
             f"check: the one that counts. Figures of one set of {space.registry.reads()} ({images}). alone: accuracy "
-            "on own vectors. on old: the worst difference on vectors of older versions, in points"
+            "on own vectors. on old: the worst difference on vectors of other versions, in points"
         )
     for name, count in state.vectors.items():
         if count and name not in state.versions:
@@ -596,5 +597,5 @@ def restore(
     for name, code in untrusted.items():
         told.append(f"{name} is made by {code}, which does not run until you trust it")
     for module in sorted({module_of(code) for code in untrusted.values()}):
-        told.append(f"Next: fixstar init {workspace} --trust {module}   (if you know this code)")
+        told.append(f"Next: fixstar init {workspace} --trust {module}   # if you know this code")
     print_result(as_json, {**done._asdict(), "untrusted": untrusted}, *told)

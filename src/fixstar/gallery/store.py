@@ -162,8 +162,8 @@ class SearchResult(NamedTuple):
     Scores are those of ``Question``, cosines where the versions share a space; if ``calibrated``, relative scores: the
     probability that query and item show the same class, if the gallery holds the query's class. ``left_out`` are
     versions with vectors that were not searched: no translation leads to them. ``models`` are the versions that
-    embedded the queries, the deployed one first. ``thresholds`` are scores by version under which a hit is probably no
-    match, as measured by the check; empty if they were not.
+    embedded the queries, the deployed one first if it did. ``thresholds`` are scores by version under which a hit is
+    probably no match, as measured by the check; empty if they were not.
     """
 
     version: str

@@ -95,10 +95,10 @@ class SearchResponse(_Response):
     Scores are cosines, or sums of two where old vectors are translated; where ``calibrated``, relative scores: how
     likely query and item are of one class, if the gallery holds the query's class. ``left_out`` are versions whose
     vectors this query cannot be compared with. ``models`` are the versions that embedded the query, the deployed one
-    first. ``thresholds`` are scores by version, measured by the check: of the queries with a match 5 % have a best hit
-    below. If even the first hit is ``unlikely``, the query is probably not in the catalogue. Empty where nothing was
-    measured. If nothing was found, ``unknown_fields`` are the fields of ``where`` that no item has, such as a misspelt
-    one.
+    first if it did. ``thresholds`` are scores by version, measured by the check: of the queries with a match 5 % have a
+    best hit below. If even the first hit is ``unlikely``, the query is probably not in the catalogue. Empty where
+    nothing was measured. If nothing was found, ``unknown_fields`` are the fields of ``where`` that no item has, such as
+    a misspelt one.
     """
 
     version: str

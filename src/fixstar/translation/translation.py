@@ -82,9 +82,11 @@ class Translation:
 
     @property
     def models(self) -> tuple[str, ...]:
-        """The versions that must embed a query."""
+        """The versions that must embed a query: the target is not needed where the source's own queries ask alone."""
         if self.two is None:
             return (self.target,)
+        if not self.two:
+            return (self.source,)
         return (self.target, self.source)
 
     @property

@@ -31,6 +31,9 @@ Outcome = Literal["pass", "refuse", "missing evidence"]
 Shown = Literal["query", "old", "new"]
 
 
+HELD_OUT_WORDS = "held out from training"  # labelled images that have no name
+
+
 @dataclass(frozen=True)
 class FlippedAnswer:
     """A query that one of two versions answers correctly; ``rows`` are query, image found before, and found now."""
@@ -155,7 +158,7 @@ class Check:
     def images(self) -> str:
         """Which labelled images it used, in words."""
         if self.data.get("source") == "held out":
-            return "held out from training"
+            return HELD_OUT_WORDS
         return str(self.data.get("name") or ("given" if self.data else "no images"))
 
     def to_json(self) -> dict[str, Any]:
@@ -212,7 +215,8 @@ def is_weaker(check: Check, other: Check, galleries: Iterable[str]) -> bool:
         return True
     as_strict = other.tolerance <= check.tolerance and other.confidence >= check.confidence
     more = (other.queries, other.classes) > (check.queries, check.classes)
-    return bool(asked) and more and as_strict
+    alike = bool(asked) or not other.against  # vectors that are gone say nothing about those that are there
+    return alike and more and as_strict
 
 
 def _ways(check: Check, galleries: set[str]) -> dict[str, tuple[bool, tuple[str, ...]]]:
@@ -360,7 +364,7 @@ def require_one_model(check: Check, version: str) -> None:
     two = NextStep("deploy", {"version": version}, "two models per query")
     for cell in check.cells:
         alone = cell.one_model
-        if len(cell.models) < 2 or (alone is not None and alone.verdict == "compatible"):
+        if cell.version not in cell.models or (alone is not None and alone.verdict == "compatible"):
             continue
         found = "was not judged" if alone is None else f"finds {percent(alone.cross_test)}: {alone.verdict}"
         force = NextStep("deploy", {"version": version, "queries": "one", "force": ...}, "deploy anyway, with a reason")

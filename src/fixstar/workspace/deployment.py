@@ -130,6 +130,19 @@ class Rollout:
                 )
             return self._append(self.history(), replace(previous, kind="rollback", reason=reason, by=by))
 
+    def forget(self, dropped: str) -> None:
+        """Undo deployments that only said how to ask a version that was dropped: a rollback would change nothing else.
+
+        Its vectors are gone, so searches stay as they are. The caller holds ``moving``.
+        """
+        while self.previous() == self.current():
+            now = self.current_move()
+            before = self.previous_move()
+            changed = {name for name, _ in now.translations.items() ^ before.translations.items()}
+            if not changed <= {dropped}:
+                return
+            self._append(self.history(), replace(before, kind="rollback", reason=now.reason, by=now.by))
+
     def require_deployed(self, version: str | None) -> None:
         """Refuse if another version is deployed than the one named; None is any."""
         if version not in (None, now := self.current()):

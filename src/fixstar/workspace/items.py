@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import re
+import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -314,6 +315,8 @@ def ensure_version(gallery: Gallery, name: str, encoder: Encoder) -> None:
 
 
 BATCH = 256
+FIRST_BATCH = 32
+WAIT = 2.0  # seconds that vectors wait to be written, about
 
 Store = Callable[[str, Sequence[str], Vectors, Sequence[Payload]], object]  # as Gallery.upsert
 
@@ -354,7 +357,9 @@ def index_items(
     def batches() -> Iterator[list[object]]:
         nonlocal unchanged, updated
         source = iter(items)
-        while came := list({item.id: item for item in islice(source, BATCH)}.values()):  # the last of every id
+        size = min(BATCH, FIRST_BATCH)
+        began = time.monotonic()
+        while came := list({item.id: item for item in islice(source, size)}.values()):  # the last of every id
             batch = [item for item in came if _is_unicode(item.id)]
             shown = (item.id.encode("utf-8", "backslashreplace").decode() for item in came if not _is_unicode(item.id))
             bad.extend(ItemError(name, "its name is not valid UTF-8; rename it") for name in shown)
@@ -369,6 +374,9 @@ def index_items(
             if fresh:
                 waiting.append((fresh, known))
                 yield [item.image for item in fresh]
+            now = time.monotonic()
+            size = next_size(size, now - began)
+            began = now
 
     for vectors, unread in embedder(batches()):  # type: ignore[arg-type]
         batch, known = waiting.pop(0)
@@ -382,6 +390,19 @@ def index_items(
         if progress is not None:
             progress(len(batch))
     return Indexed(version, counts.total(), unchanged, tuple(bad), counts["changed"], counts["replaced"], updated)
+
+
+def next_size(size: int, seconds: float) -> int:
+    """How many items are embedded and stored together, after so many took so long: a slow model stores often too.
+
+    >>> next_size(32, 0.1), next_size(32, 1.5), next_size(32, 9.0), next_size(BATCH, 0.1)
+    (64, 32, 16, 256)
+    """
+    if seconds > WAIT:
+        return max(1, size // 2)
+    if seconds < WAIT / 2:
+        return min(BATCH, 2 * size)
+    return size
 
 
 def _before(stored: Item | None, item: CatalogueItem) -> Literal["new", "changed", "replaced"]:

@@ -29,6 +29,8 @@ _WAIT = 10.0  # seconds for another process that retires a version
 FIRST = (  # how a workspace gets its first version
     NextStep("add", {"model": "efficientnet-lite0"}, "photos: a small pre-trained network"),
     NextStep("train", {"data": ...}, "drawings and imagery of your own"),
+    NextStep("add", {"model": "st:FOLDER"}, "texts: a sentence-transformers model"),
+    NextStep("add", {"model": "https://HOST/v1/embeddings?model=NAME"}, "texts: a server that embeds them"),
     NextStep("add", {"model": ...}, "a model that you have"),
 )
 

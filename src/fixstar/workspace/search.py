@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from typing import NamedTuple, Unpack
 
@@ -88,11 +88,12 @@ class Serving:
             self.registry.newest()  # raises without a version
             encoder = self.registry.encoder(version, self.device)
             ensure_version(self.gallery, version, encoder)
-            asking = len(self.asking()[1])
+            move, asking = self.asking()
+            needed = {move.version, *asking}
             with self._lock:
                 self._encoders[version] = encoder
                 self._verified[version] = time.monotonic()
-                while len(self._encoders) > max(self._keep, asking):
+                while len(self._encoders) > max(self._keep, len(needed)):
                     self._encoders.popitem(last=False)
             return encoder
 
@@ -120,15 +121,22 @@ class Serving:
         return self.search_queries(move, by_models, request, **options)
 
     def asking(self) -> tuple[Move, list[str]]:
-        """The deployment now, and the versions that embed each query: the deployed one, then older ones."""
+        """The deployment now, and the versions that embed each query: the deployed one, then others.
+
+        Where everything stored is asked by its own model, the deployed one embeds no query.
+        """
         move = self.rollout.current_move()
         ways = self.translations.of(move.version, move)
-        helped = {name: way.source for name, way in ways.items() if len(way.models) > 1}
-        if not helped:
-            return move, [move.version]
+        alone = (move.version,)
+        if all(way.models == alone for way in ways.values()):
+            return move, list(alone)
         counts = self.gallery.count()
-        wanted = {model for name, model in helped.items() if counts.get(name)}
-        return move, [move.version, *sorted(wanted & set(self.registry.names()))]
+        here = set(self.registry.names())
+        wanted: set[str] = set()
+        for name, way in ways.items():
+            if counts.get(name):
+                wanted.update(way.models if here.issuperset(way.models) else alone)
+        return move, list(_deployed_first(wanted or set(alone), move.version))
 
     def search_queries(
         self,
@@ -226,13 +234,13 @@ class Serving:
         questions = []
         for name, way in asked.items():
             questions.append(_scaled(self._question(name, way, version, by_models), scales))
-        used = {version, *(model for way in asked.values() for model in way.models)}
+        used = {model for way in asked.values() for model in way.models} or {version}
         noted = self.read_through
         if noted is not None and version != self.rollout.current():
             noted = None
         depth = request.k if noted is None else max(request.k, DEPTH)
         plain = replace(request, k=depth, min_score=None, versions=None)
-        hits = self.gallery.ask(questions, plain) if questions else [[] for _ in by_models[version]]
+        hits = self.gallery.ask(questions, plain) if questions else [[] for _ in next(iter(by_models.values()))]
         if noted is not None:
             for found in hits:
                 noted.met(found[:DEPTH], version)
@@ -246,11 +254,13 @@ class Serving:
             hits=reaching(hits, request.min_score),
             left_out=tuple(name for name in live if name not in asked),
             calibrated=scales.calibrated,
-            models=(version, *sorted(used - {version})),
+            models=_deployed_first(used, version),
             thresholds=thresholds,
         )
 
     def _question(self, name: str, way: Translation, version: str, by_models: Mapping[str, Vectors]) -> Question:
+        if version not in way.models:
+            return Question(name, by_models[way.source])
         new = np.asarray(by_models[version], np.float32)
         carried = self.carried(version, name, new) if way.shared else None
         own = way.asks(new, carried, by_models.get(way.source))
@@ -285,9 +295,16 @@ class Serving:
 
 def usable(way: Translation | None, by_models: Mapping[str, Vectors]) -> Translation | None:
     """A translation as these queries can use it: with one model where only one embedded them; None if they cannot."""
-    if way is None or way.two is None or way.source in by_models:
+    if way is None or by_models.keys() >= set(way.models):
         return way
-    return way.with_one_model() if way.one is not None else None
+    if way.one is None or way.target not in by_models:
+        return None
+    return way.with_one_model()
+
+
+def _deployed_first(models: Set[str], version: str) -> tuple[str, ...]:
+    """Versions that embed a query, in the order in which they are named."""
+    return tuple(sorted(models, key=lambda name: (name != version, name)))
 
 
 def _scaled(question: Question, scales: Scales) -> Question:

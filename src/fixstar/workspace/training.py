@@ -268,7 +268,7 @@ def add_version(registry: Registry, encoder: Encoder, compatible_with: str | Non
             )
         for name in names:
             if registry.card(name)["about"].get("added", {}).get("weights") == digest:
-                raise InputError(f"{name} is this model already")
+                raise InputError(f"{name} is this model already", after_adding(registry, name))
         if compatible_with is not None:
             theirs = registry.encoder(registry.checked(compatible_with)).feature_dim
             if theirs != encoder.feature_dim:
@@ -282,6 +282,14 @@ def add_version(registry: Registry, encoder: Encoder, compatible_with: str | Non
         number = registry.next_number()
         run.finish(number, encoder, ReplayMemory(0))
     return f"v{number}"
+
+
+def after_adding(registry: Registry, version: str) -> NextStep:
+    """What an added model is for: the first one embeds a catalogue, later ones are judged on it."""
+    if registry.names() == [version]:
+        return NextStep("index", {"items": ...}, "embed a catalogue")
+    note = "fits how it searches stored vectors, and judges"
+    return NextStep("check", {"version": version, "data": ...}, note)
 
 
 def _model_digest(encoder: Encoder) -> str:

@@ -284,48 +284,65 @@ class Workspace:
             if reasons:
                 raise InputError(f"{name} cannot be {how}: {'. Also, '.join(reasons)}", *steps)
             self.registry.retire(name)
+            if how == "dropped":
+                self.rollout.forget(name)
 
     def _needs(self, name: str, for_upgrades: bool) -> tuple[list[str], list[NextStep]]:
-        """Why a version's weights must stay, and until when; and what can be done about it."""
-        deployed, reasons, steps = self.deployed(), list[str](), list[NextStep]()
+        """Why a version's weights must stay, and until when; and what to do, in this order, until they may go."""
+        reasons: list[str] = []
+        steps: list[NextStep] = []
+        deployed = self.deployed()
+        previous = self.rollout.previous()
         if name == deployed and not for_upgrades and self._is_unused_start(name):
-            return [], []
+            return reasons, steps
+        then: str | None = deployed  # once the steps so far are done; None if that is a version yet to come
         if name == deployed:
             reasons.append("it is deployed. It can go once two others have been deployed after it")
-            if not for_upgrades and (previous := self.rollout.previous()):
+            if not for_upgrades and previous not in (None, name):
+                then = previous
                 reasons[-1] += f", or after a rollback to {previous}"
                 steps.append(NextStep("rollback", {}, f"deploys {previous} again"))
-        elif name == self.rollout.previous():
+            elif for_upgrades or self.versions() != [name] or self.rollout.history():
+                steps.append(self._newer_step(name))
+                then = None
+        elif name == previous:
             reasons.append(
                 f"a rollback from {deployed} leads to it. It can go once a version newer than {deployed} is deployed"
             )
+            steps.append(self._newer_step(deployed))
+            then = None
         elif for_upgrades and name == self.newest():
             reasons.append("the next upgrade starts from it. It can go once there is a newer version")
-        count = sum(self._vectors_of(name).values())
-        if count:
-            asks = self._asks_after(self.rollout.current_move(), name)
-            previous = self.rollout.previous()
-            would_ask = previous is not None and self._asks_after(self.rollout.previous_move(), name)
-            if asks or would_ask or not for_upgrades:
-                reasons.append(f"the gallery holds {plural(count, 'vector')} of {name}")
-            if asks:
-                reasons[-1] += ", and its own queries help to search them, which takes its weights"
-                if deployed != name and self._one_model_asks(deployed, name):
-                    note = f"one model per query: searches no longer need {name}"
-                    steps.append(self.deploy_step(deployed, note, queries="one"))
-            elif would_ask:
-                reasons[-1] += f", and after a rollback to {previous} its own queries would help to search them"
-            if not reasons:
-                return reasons, steps
-            if version_number(deployed) >= version_number(name):
-                note = "once a newer version is deployed" if deployed == name else "re-embed them"
-                steps.append(NextStep("backfill", {"budget": "all"}, note))
-            else:
-                reasons[-1] += f". A backfill to {deployed}, which is deployed, never replaces newer vectors"
-                note = f"embed them with {deployed}; then repeat this command"
-                steps.append(NextStep("index", {"items": ..., "again": True}, note))
-            steps.append(NextStep("delete-items", {"version": name}, "or delete these items"))
+            steps.append(self.registry.next_version("a newer version"))
+        stored = self._vectors_of(name)
+        if not stored:
+            return reasons, steps
+        count = sum(stored.values())
+        asks = self._asks_after(self.rollout.current_move(), name)
+        would_ask = previous is not None and self._asks_after(self.rollout.previous_move(), name)
+        if for_upgrades and not asks and not would_ask:
+            return reasons, steps
+        reasons.append(f"the gallery holds {plural(count, 'vector')} of {name}")
+        if asks:
+            reasons[-1] += ", and its own queries help to search them, which takes its weights"
+        elif would_ask:
+            reasons[-1] += f", and after a rollback to {previous} its own queries would help to search them"
+        if then is None or version_number(then) > version_number(name):
+            steps.append(NextStep("backfill", {"budget": "all"}, "re-embed them; then repeat this command"))
+        elif then != name:
+            reasons[-1] += f". A backfill to {then} never replaces newer vectors"
+            note = f"embed them with {then}; then repeat this command"
+            steps.append(NextStep("index", {"items": ..., "again": True}, note))
+        for one in stored:
+            steps.append(NextStep("delete-items", {"version": one}, "or delete these items; then repeat this command"))
         return reasons, steps
+
+    def _newer_step(self, version: str) -> NextStep:
+        """How a version newer than another gets deployed: the newest that is here, or one that is yet to be made."""
+        newest = self.newest()
+        if version_number(newest) > version_number(version):
+            return self.deploy_step(newest, "then repeat this command")
+        return self.registry.next_version("a newer version; then check and deploy it, and repeat this command")
 
     def _is_unused_start(self, name: str) -> bool:
         """Whether a version is deployed only because there is no other, and nothing stored depends on it."""
@@ -340,11 +357,6 @@ class Workspace:
         """Whether a version's own queries are needed for its vectors while a deployment is the one of a move."""
         ways = self.translations.after(move)
         return any(one not in ways or name in ways[one].models for one in self._vectors_of(name))
-
-    def _one_model_asks(self, deployed: str, name: str) -> bool:
-        """Whether queries of one version alone can search what another one stored."""
-        ways = self.translations.of(deployed)
-        return all(one in ways and ways[one].one is not None for one in self._vectors_of(name))
 
     # --- gallery
 

@@ -246,7 +246,7 @@ const MOVED_TO = { deploy: "deployed", rollback: "rolled back to", translate: "t
 /** Who embeds the queries for vectors of other versions, where that is not the deployed version alone. */
 function askedBy({ searched_by: models, deployed }) {
   const helped = Object.entries(models).filter(([, names]) => names.some((name) => name !== deployed));
-  return helped.map(([name, names]) => `Vectors of ${name} are asked by ${names.join(" and ")}: one more forward pass per query.`);
+  return helped.map(([name, names]) => `Vectors of ${name} are asked by ${names.join(" and ")}${names.length > 1 ? ": one more forward pass per query" : " alone"}.`);
 }
 
 /** Asks the service what a rollback would do now, says that, and lets it happen only so. */

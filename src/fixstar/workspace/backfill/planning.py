@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from fixstar.data.image_set import ImageSet
-from fixstar.errors import DeploymentMovedError, GateError, InputError, NextStep, UnknownNameError, plural
+from fixstar.errors import DeploymentMovedError, FixstarError, GateError, InputError, NextStep, UnknownNameError, plural
 from fixstar.evaluation import (
     BackfillCurve,
     Split,
@@ -56,8 +56,9 @@ from fixstar.workspace.backfill.orders import (
     with_images,
 )
 from fixstar.workspace.backfill.run import Backfilled, BackfillPlan, BackfillRun, MeasuredPoint, PlanFiles, budget_items
+from fixstar.workspace.checks import HELD_OUT_WORDS, LastChecks
 from fixstar.workspace.cluster import RayEmbedder
-from fixstar.workspace.held_out import unlearnt_images
+from fixstar.workspace.held_out import named_images, unlearnt_images
 from fixstar.workspace.items import LABEL, Embedder, ImageStore, LocalEmbedder, text_of
 from fixstar.workspace.pairs import Sample, from_gallery
 from fixstar.workspace.registry import Registry, version_number
@@ -105,12 +106,16 @@ class Replaced(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class PlannedBackfill:
-    """A plan, how many items are done, what it will bring, and what that was predicted from (None: unknown)."""
+    """A plan, how many items are done, what it will bring, and what that was predicted from (None: unknown).
+
+    ``measured_on`` are the labelled images in words, as ``Check.images``.
+    """
 
     plan: BackfillPlan
     position: int
     predicted: PredictedCurve | None
     replaced: Replaced | None = None
+    measured_on: str = ""
 
     @property
     def share(self) -> float:
@@ -176,7 +181,9 @@ def plan_backfill(serving: Serving, options: BackfillOptions, predict: bool = Tr
     if (planned := planner.unfinished()) is None:
         planned = planner.new()
         planner.save(planned.plan)
-    return planner.with_prediction(planned) if predict else planned
+    if predict:
+        planned = planner.with_prediction(planned)
+    return replace(planned, measured_on=planner.measured_on())
 
 
 def backfill(
@@ -297,6 +304,14 @@ class _Planner:
             replaced = replaced._replace(unpredicted=_TOO_FEW)
         return replace(planned, predicted=predicted, replaced=replaced)
 
+    def measured_on(self) -> str:
+        """Which labelled images predict, in words."""
+        if self._images is None:
+            return "labelled items of the gallery"
+        if self._options.data is not None or checked_images(self._serving, self._target) is not None:
+            return self._images.name
+        return HELD_OUT_WORDS
+
     def measuring_images(self) -> ImageSet | None:
         """Labelled images to measure the accuracy with, which the planner does not know."""
         return None if self._images is None else self._halves()[1]
@@ -361,14 +376,30 @@ class _Planner:
 
 
 def labelled_images(serving: Serving, data: ImageSet | None, target: str) -> ImageSet | None:
-    """Labelled images to predict and measure with; None without two of one class."""
+    """Labelled images to predict and measure with; None without two of one class.
+
+    Without ``data`` those that have a name and judged the version, else those held out from training.
+    """
     inputs = serving.encoder(target).inputs
     images: ImageSet | None = None
+    if data is None:
+        data = checked_images(serving, target)
     if data is not None:
         images = data.load(inputs, "skip").images
     elif isinstance(inputs, Preprocessing):  # nothing is trained on texts, so nothing is held out
         images = unlearnt_images(serving.registry, target, serving.live(), inputs).images
     return images if images is not None and max(images.counts().values(), default=0) > 1 else None
+
+
+def checked_images(serving: Serving, target: str) -> ImageSet | None:
+    """The named images that the check of a version used; None if it used others, or they have changed."""
+    check = LastChecks(serving.path).of(target)
+    if check is None or check.data.get("source") != "named":
+        return None
+    try:
+        return named_images(serving.path, check.images)
+    except FixstarError:
+        return None
 
 
 class _Measurement:

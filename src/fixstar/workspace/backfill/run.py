@@ -36,7 +36,7 @@ from fixstar.errors import CheckpointError, InputError, ModelError
 from fixstar.gallery import Gallery, Item
 from fixstar.images import ImageSource
 from fixstar.progress import Advance
-from fixstar.workspace.items import EmbeddedBatch, Embedder, ImageStore
+from fixstar.workspace.items import WAIT, EmbeddedBatch, Embedder, ImageStore
 
 BUDGETS = (
     'a budget is a share such as "10%" (above 0%, up to 100%), a number of items such as "5000" (1 or more), "$2.50" '
@@ -190,7 +190,6 @@ class PlanFiles:
 
 BATCH = 64
 _WRITE = 4096  # items written at once, less in small plans: items far apart share few pages of a database
-_WAIT = 2.0  # seconds that vectors wait to be written, at most
 _NAP = 0.1  # seconds between two looks at ``stop`` while waiting
 
 Stop = Callable[[], bool]
@@ -299,7 +298,7 @@ class BackfillRun:
             for answer in embedder(self._batches()):
                 self._pass_empty()
                 self._ready.append((self._waiting.popleft(), answer))
-                late = time.monotonic() - self._written > _WAIT
+                late = time.monotonic() - self._written > WAIT
                 if late or sum(len(batch.items) for batch, _ in self._ready) >= self._most:
                     self._write()
                 if self._stopped is not None and self.deployed() != self.plan.target:
