@@ -167,9 +167,10 @@ def _print_bridged(found: Bridged, old: str, out: Path | None, written: Path | N
 
 def _migration(old: str, written: Path) -> str:
     """The command that says what a translation would do to stored vectors; a model as ``old`` stores none."""
-    stored = "://" in old or Path(old).suffix.lower() in _VECTORS
-    source = shlex.quote(old) if stored else "OLD_VECTORS"
-    return f"fixstar migrate plan {source} {shlex.quote(str(written))} --to TRANSLATED.npz   # writes nothing yet"
+    is_file = Path(old).suffix.lower() in _VECTORS
+    source = shlex.quote(old) if is_file or "://" in old else "OLD_VECTORS"
+    target = "TRANSLATED.npz" if is_file else "NEW_NAME"
+    return f"fixstar migrate plan {source} {shlex.quote(str(written))} --to {target}   # writes nothing yet"
 
 
 def _print_measured(found: Bridged) -> None:
