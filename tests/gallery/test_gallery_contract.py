@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from milvus_server import milvus_gallery
 from postgres_server import postgres_gallery
 
 from fixstar.errors import GalleryError, ItemChangedError, UnknownItemError
@@ -23,6 +24,7 @@ GALLERIES: dict[str, Callable[[Path], Gallery]] = {
     "sqlite": lambda folder: SqliteGallery(folder / "gallery.db"),
     "sqlite, mapped": lambda folder: SqliteGallery(folder / "gallery.db", map_vectors=folder),
     "postgres": postgres_gallery,
+    "milvus": milvus_gallery,
 }
 
 

@@ -959,6 +959,18 @@ class PostgresGallery(Gallery):
             after = page[-1][0]
             limit = _next_limit(limit, page)
 
+    def written_since(self, revision: int) -> Iterator[list[Item]]:
+        """The items with a higher revision, lowest first, page by page: nothing is held on the server in between."""
+        limit = _FIRST_PAGE
+        while True:
+            with self._pool.transaction(READ) as db:
+                page = _read_rows(db, f"number > %s ORDER BY number LIMIT {limit}", [revision])
+            if not page:
+                return
+            yield list(map(_as_item, page))
+            revision = page[-1][4]
+            limit = _next_limit(limit, page)
+
     def count(self) -> dict[str, int]:
         """The number of items by version."""
         with self._pool.transaction(READ) as db:

@@ -605,6 +605,18 @@ class SqliteGallery(Gallery):
             yield from map(_as_item, page)
             after = page[-1][0]
 
+    def written_since(self, revision: int) -> Iterator[list[Item]]:
+        """The items with a higher revision, lowest first, page by page: no lock is held in between."""
+        while True:
+            with self._reading() as db:
+                condition = f"items.number > :after ORDER BY items.number LIMIT {_PAGE}"
+                with closing(_read_rows(db, condition, {"after": revision})) as rows:
+                    page = _first(rows)
+            if not page:
+                return
+            yield list(map(_as_item, page))
+            revision = page[-1][-1]
+
     def count(self) -> dict[str, int]:
         """The number of items by version."""
         with self._reading() as db:
