@@ -14,13 +14,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from backends import upgrade
 from milvus_server import DroppedGallery, fresh_url, milvus_gallery, server
+from shops import indexed_shop
+from typed import typed
 
 from fixstar.errors import GalleryError, GalleryUnavailableError
 from fixstar.gallery import Gallery, MemoryGallery, MilvusGallery, Question, SqliteGallery, copy_gallery, open_gallery
 from fixstar.gallery.addresses import parse_milvus_address
 from fixstar.gallery.filters import payload_test
 from fixstar.geometry import unit
+from fixstar.workspace import BackfillOptions, Workspace
+from fixstar.workspace.files import open_workspace_gallery
 
 SECONDS = 180.0  # that a server may need to be there again
 
@@ -202,6 +207,27 @@ def test_a_copy_of_a_gallery_holds_every_item(gallery: MilvusGallery, tmp_path: 
         copy_gallery(gallery, copy)
         stored = {item.id: (item.vector.tobytes(), item.payload) for item in copy.iterate()}
     assert stored == {item.id: (item.vector.tobytes(), item.payload) for item in gallery.iterate()}
+
+
+def test_a_workspace_is_backfilled_and_copied(url: str, tmp_path: Path) -> None:
+    """Its items lie in a file outside of it; a snapshot holds them, and every search meets all nine."""
+    path = indexed_shop(tmp_path)
+    moved = typed("gallery", "move", url, "-w", path)
+    assert moved.code == 0, moved.err
+    with Workspace(path) as space:
+        assert isinstance(space.gallery, MilvusGallery)
+        upgrade(space)
+        query = next(iter(space.gallery.iterate())).vector[None]
+        for budget, left in ((4, 5), ("all", 0)):
+            space.backfill(BackfillOptions(budget))
+            assert space.gallery.count() == {"v1": left, "v2": 9 - left}
+            assert len(found(space.gallery, "v1", query, 20)) == 9
+        stored = [(item.id, item.version, item.vector.tobytes(), item.payload) for item in space.gallery.iterate()]
+    taken = typed("snapshot", tmp_path / "backup", "-w", path)
+    assert taken.code == 0, taken.err
+    assert typed("restore", tmp_path / "backup", "-w", tmp_path / "again").code == 0
+    with open_workspace_gallery(tmp_path / "again") as gallery:
+        assert [(item.id, item.version, item.vector.tobytes(), item.payload) for item in gallery.iterate()] == stored
 
 
 WRITER = """

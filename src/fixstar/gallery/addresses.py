@@ -36,7 +36,7 @@ from fixstar.errors import GalleryError
 _DEFAULT_SCHEMA = "fixstar"
 _LONGEST = 63  # bytes of a name in PostgreSQL
 _RESERVED = ("pg_", "$user")  # beginnings of schema names
-_SECRET = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key", "api_key")
+_SECRET = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key", "api_key", "token")
 _HIDDEN = "***"
 MILVUS_SCHEMES = {"milvus": "http", "milvus+https": "https"}
 QDRANT_SCHEMES = {"qdrant": "http", "qdrant+https": "https"}
@@ -85,6 +85,8 @@ def _end_of_user(rest: str) -> int:
 
 def _hidden(part: str) -> str:
     name, equals, value = part.partition("=")
+    if unquote(name).lower() == "items" and has_secret(within := unquote(value)):  # an address within an address
+        return f"{name}={without_secret(within)}"
     return f"{name}={_HIDDEN}" if equals and value and unquote(name).lower() in _SECRET else part
 
 

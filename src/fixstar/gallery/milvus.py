@@ -154,7 +154,7 @@ def _is_safe(value: Any) -> bool:
 # --- the server
 
 
-class Row(NamedTuple):
+class _Row(NamedTuple):
     """A vector that Milvus found: the place of its query, the item's number and id, and Milvus's score."""
 
     query: int
@@ -163,7 +163,7 @@ class Row(NamedTuple):
     score: float
 
 
-class Server:
+class _Server:
     """The collections of one gallery on a Milvus server."""
 
     def __init__(self, address: MilvusAddress) -> None:
@@ -229,7 +229,7 @@ class Server:
         with self._translated("vectors of removed items stay in Milvus, and are not found"):
             self._client.delete(self._vectors(number, width), ids=sorted(numbers))
 
-    def nearest(self, number: int, queries: Floats, limit: int, narrowed: str) -> list[Row]:
+    def nearest(self, number: int, queries: Floats, limit: int, narrowed: str) -> list[_Row]:
         """The vectors of a version with the highest inner products, for each query, that were sent before this call."""
         with self._translated("nothing was changed"):
             name = self._vectors(number, queries.shape[1])
@@ -244,7 +244,7 @@ class Server:
                 consistency_level="Session" if name in self._sent_here else "Strong",
             )
             return [
-                Row(query, int(hit["id"]), hit["entity"]["item"], float(hit["distance"]))
+                _Row(query, int(hit["id"]), hit["entity"]["item"], float(hit["distance"]))
                 for query, hits in enumerate(answers)
                 for hit in hits
             ]
@@ -356,7 +356,7 @@ class MilvusGallery(Gallery):
         self.address = address
         self.items = items
         self.read_only = read_only
-        self._server = Server(address)
+        self._server = _Server(address)
         self._carrier = Carrier(items.projection)
         self._lock = threading.RLock()
         self._seen: int | None = None  # the revision of the items when all had been sent
@@ -611,7 +611,7 @@ class MilvusGallery(Gallery):
         self,
         asked: _Asked,
         places: Sequence[int],
-        rows: Sequence[Row],
+        rows: Sequence[_Row],
         limit: int,
         test: Callable[[Payload], bool] | None,
     ) -> _Found:
