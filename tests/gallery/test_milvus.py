@@ -218,7 +218,7 @@ def test_a_workspace_is_backfilled_and_copied(url: str, tmp_path: Path) -> None:
         assert isinstance(space.gallery, MilvusGallery)
         upgrade(space)
         query = next(iter(space.gallery.iterate())).vector[None]
-        for budget, left in ((4, 5), ("all", 0)):
+        for budget, left in (("4", 5), ("all", 0)):
             space.backfill(BackfillOptions(budget))
             assert space.gallery.count() == {"v1": left, "v2": 9 - left}
             assert len(found(space.gallery, "v1", query, 20)) == 9
