@@ -16,11 +16,21 @@ import numpy as np
 import pytest
 from backends import upgrade
 from milvus_server import DroppedGallery, fresh_url, milvus_gallery, server
+from postgres_server import fresh_url as postgres_url
 from shops import indexed_shop
 from typed import typed
 
-from fixstar.errors import GalleryError, GalleryUnavailableError
-from fixstar.gallery import Gallery, MemoryGallery, MilvusGallery, Question, SqliteGallery, copy_gallery, open_gallery
+from fixstar.errors import GalleryError, GalleryUnavailableError, ItemChangedError
+from fixstar.gallery import (
+    Gallery,
+    MemoryGallery,
+    MilvusGallery,
+    PostgresGallery,
+    Question,
+    SqliteGallery,
+    copy_gallery,
+    open_gallery,
+)
 from fixstar.gallery.addresses import parse_milvus_address
 from fixstar.gallery.filters import payload_test
 from fixstar.geometry import unit
@@ -143,6 +153,25 @@ def test_several_processes_see_what_each_of_them_wrote(url: str) -> None:
             assert found(one, "v1", vector(2 * step + 1), 1) == {f"two {step}"}
         one.delete(["one 0"])
         assert "one 0" not in found(two, "v1", vector(0), 10)
+
+
+def test_items_may_be_on_postgresql(tmp_path: Path) -> None:
+    """Writes, a filter, a move and a writer that ended before it sent anything."""
+    address = parse_milvus_address(fresh_url(tmp_path))
+    with DroppedGallery(address, PostgresGallery(postgres_url())) as gallery:
+        gallery.create_version("v1", 8)
+        gallery.create_version("v2", 6)
+        gallery.upsert("v1", [str(i) for i in range(50)], vectors(50, 8), [{"n": i} for i in range(50)])
+        (hits,) = gallery.search("v1", vectors(50, 8)[7:8], k=3, where={"n": {"ge": 7}})
+        assert (hits[0].id, hits[0].payload, len(hits)) == ("7", {"n": 7}, 3)
+        gallery.items.upsert("v2", ["7"], vectors(1, 6), [{"n": 70}])
+        (hits,) = gallery.search("v2", vectors(1, 6), k=60)
+        assert (hits[0].id, hits[0].version, len(hits)) == ("7", "v2", 50)
+        item = gallery.get(["3"])["3"]
+        gallery.update_payload("3", {"price": 1}, item.revision)
+        with pytest.raises(ItemChangedError, match="Read it again"):
+            gallery.update_payload("3", {"price": 2}, item.revision)
+        assert [hit.id for hit in gallery.search("v1", vector(0), where={"price": 1})[0]] == ["3"]
 
 
 def test_a_writer_that_ended_before_it_sent_anything_lost_nothing(gallery: MilvusGallery) -> None:
