@@ -205,6 +205,18 @@ def test_restored_items_replace_what_milvus_holds(url: str, tmp_path: Path) -> N
         assert found(gallery, "v1", vector(1), 10) == {"a", "d"}
 
 
+def test_a_name_on_the_server_belongs_to_one_gallery(url: str, tmp_path: Path) -> None:
+    with open_gallery(url) as gallery:
+        gallery.create_version("v1", 8)
+        gallery.upsert("v1", ["a"], vector(1))
+    other = url.replace("gallery.db", "other.db")
+    with pytest.raises(GalleryError, match="holds the vectors of other items"):
+        open_gallery(other)
+    with open_gallery(url) as gallery:
+        assert found(gallery, "v1", vector(1), 10) == {"a"}
+    assert tmp_path.joinpath("other.db").exists()
+
+
 def test_a_gallery_opened_for_reading_sends_nothing_and_finds_everything(url: str) -> None:
     with open_gallery(url) as gallery, open_gallery(url, read_only=True) as reader:
         gallery.create_version("v1", 8)

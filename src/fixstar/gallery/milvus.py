@@ -15,7 +15,7 @@ were removed or written again since are deleted from Milvus, by their number, wh
 PostgreSQL, four times as many candidates are requested while one that was left out may be among the k best; beyond what
 Milvus returns at most, the items' own gallery searches.
 
-fixstar_sent      one row per gallery: its name, and the revision up to which items were sent
+fixstar_sent      one row per gallery: its name, whose items they are, and the revision up to which they were sent
 NAME_N            the vectors of version number N: one collection per version, because a collection has one width
     number        the item's revision, the primary key
     item          its id
@@ -30,9 +30,11 @@ from __future__ import annotations
 import json
 import math
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -72,6 +74,7 @@ _EXACT = 2**53  # below, every integer is a float
 _COMPARED = {"eq": "==", "gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 _HNSW = {"M": 16, "efConstruction": 200}
 _EF_SEARCH = 100
+_PAUSE = 10.0  # seconds after a failure in which writes do not wait for Milvus
 
 Numbers = NDArray[np.int64]
 
@@ -178,32 +181,43 @@ class _Server:
                 uri=address.url, token=address.token, db_name=address.database, timeout=address.timeout
             )
 
-    def sent(self) -> int:
-        """All items with revisions up to this one were sent, by whoever. Their vectors may be awaited by searches."""
+    def sent(self, created: str) -> int:
+        """All items with revisions up to this one were sent, by whoever; searches wait until Milvus has them all.
+
+        ``created`` is when the items' gallery was. Raises if the vectors on the server are those of another one.
+        """
         with self._translated("nothing was changed"):
             self._sent_here.clear()
             if not self._client.has_collection(_SENT):
                 return 0
+            self._client.load_collection(_SENT)
             rows = self._client.query(
                 _SENT,
                 filter=f'gallery == "{self._address.gallery}"',
-                output_fields=["revision"],
+                output_fields=["revision", "created"],
                 consistency_level="Strong",
             )
-            return max((int(row["revision"]) for row in rows), default=0)
+        if any(row["created"] != created for row in rows):
+            raise GalleryError(
+                f"{self._address.shown} holds the vectors of other items than those of {self._address.items}; nothing "
+                "was changed. Choose another name, gallery=NAME, and everything is sent there"
+            )
+        return max((int(row["revision"]) for row in rows), default=0)
 
-    def note_sent(self, revision: int) -> None:
+    def note_sent(self, revision: int, created: str) -> None:
         """Say that all items with revisions up to this one were sent."""
         from pymilvus import DataType
 
         def schema(made: Any) -> None:
             made.add_field("gallery", DataType.VARCHAR, is_primary=True, max_length=256)
             made.add_field("revision", DataType.INT64)
+            made.add_field("created", DataType.VARCHAR, max_length=64)
             made.add_field("vector", DataType.FLOAT_VECTOR, dim=2)  # Milvus wants one
 
         with self._translated("nothing was changed"):
             self._require(_SENT, schema, "FLAT")
-            self._client.upsert(_SENT, [{"gallery": self._address.gallery, "revision": revision, "vector": [1.0, 0.0]}])
+            row = {"gallery": self._address.gallery, "revision": revision, "created": created, "vector": [1.0, 0.0]}
+            self._client.upsert(_SENT, [row])
 
     def send(self, number: int, width: int, items: Sequence[Item]) -> None:
         """Store the vectors of items of a version, by its number; those that are there already are replaced."""
@@ -361,6 +375,8 @@ class MilvusGallery(Gallery):
         self._lock = threading.RLock()
         self._seen: int | None = None  # the revision of the items when all had been sent
         self._sent: int | None = None
+        self._away_until = 0.0
+        self._server.sent(items.created())
 
     def _create_version(self, space: VersionSpace, projection: Floats | None) -> None:
         if space.width > _WIDEST:
@@ -490,14 +506,18 @@ class MilvusGallery(Gallery):
         """
         before = self.items._get(names) if names else {}
         yield
-        with suppress(GalleryUnavailableError):
+        if time.monotonic() < self._away_until:
+            return
+        try:
             self._catch_up(frozenset(names))
-            now = self.items._get(list(before))
+            now = self.items._get(list(before)) if before else {}
             old: dict[str, set[int]] = {}
             for name, item in before.items():
                 if name not in now or now[name].revision != item.revision:
                     old.setdefault(item.version, set()).add(item.revision)
             self._forget(old)
+        except GalleryError:
+            self._away_until = time.monotonic() + _PAUSE
 
     def _forget(self, old: Mapping[str, Iterable[int]]) -> None:
         """Delete vectors from Milvus, by version."""
@@ -514,21 +534,22 @@ class MilvusGallery(Gallery):
         with self._lock:
             if self._seen is not None and revision <= self._seen:
                 return
-            asked = self._sent is None
             if self._sent is None:
                 self._sent = self._first_look(revision)
-            for page in self.items.written_since(self._sent):
-                if not asked and page[0].id not in own:
-                    asked = True
-                    self._sent = max(self._sent, self._server.sent())
-                if missing := [item for item in page if item.revision > self._sent]:
-                    self._send(missing)
-                    self._sent = missing[-1].revision
+            pages = self.items.written_since(self._sent)
+            first = next(pages, [])
+            if first and first[0].id not in own:
+                self._sent = max(self._sent, self._server.sent(self.items.created()))
+                pages = self.items.written_since(self._sent)
+                first = next(pages, [])
+            for page in chain([first] if first else [], pages):
+                self._send(page)
+                self._sent = page[-1].revision
             self._seen = revision
 
     def _first_look(self, revision: int) -> int:
         """What was sent so far. More than there is means that older items were restored: all are sent again."""
-        sent = self._server.sent()
+        sent = self._server.sent(self.items.created())
         if sent <= revision:
             return sent
         self._server.drop()
@@ -541,7 +562,7 @@ class MilvusGallery(Gallery):
         for version in dict.fromkeys(item.version for item in items):
             part = [item for item in items if item.version == version]
             self._server.send(numbers[version], spaces[version].width, part)
-        self._server.note_sent(items[-1].revision)
+        self._server.note_sent(items[-1].revision, self.items.created())
 
     def _is_current(self) -> bool:
         """Whether Milvus has all items; sends what is missing, unless this gallery is only read."""
@@ -551,7 +572,8 @@ class MilvusGallery(Gallery):
         revision = self.items.revision()
         with self._lock:
             if self._seen is None or revision > self._seen:
-                if next(self.items.written_since(self._server.sent()), None):
+                sent = self._server.sent(self.items.created())
+                if sent > revision or next(self.items.written_since(sent), None):
                     return False
                 self._seen = revision
         return True

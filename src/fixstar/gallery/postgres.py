@@ -959,6 +959,13 @@ class PostgresGallery(Gallery):
             after = page[-1][0]
             limit = _next_limit(limit, page)
 
+    def created(self) -> str:
+        """When the first version was created; by it, items are told from those of another gallery. Empty before."""
+        text = "SELECT (created AT TIME ZONE 'UTC')::text FROM versions ORDER BY number LIMIT 1"
+        with self._pool.transaction(READ) as db:
+            row = db.execute(text).fetchone()
+        return "" if row is None else str(row[0])
+
     def written_since(self, revision: int) -> Iterator[list[Item]]:
         """The items with a higher revision, lowest first, page by page: nothing is held on the server in between."""
         limit = _FIRST_PAGE

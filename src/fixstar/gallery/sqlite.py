@@ -520,7 +520,7 @@ class SqliteGallery(Gallery):
             blob = None if projection is None else projection.astype("<f4").tobytes()
             db.execute(
                 "INSERT INTO versions (name, width, full_width, projection, digest, created) VALUES (?, ?, ?, ?, ?, ?)",
-                (*space, blob, _version_digest(space, blob), datetime.now(UTC).isoformat(timespec="seconds")),
+                (*space, blob, _version_digest(space, blob), datetime.now(UTC).isoformat(timespec="microseconds")),
             )
 
     def versions(self) -> list[VersionSpace]:
@@ -604,6 +604,12 @@ class SqliteGallery(Gallery):
                 return
             yield from map(_as_item, page)
             after = page[-1][0]
+
+    def created(self) -> str:
+        """When the first version was created; by it, items are told from those of another gallery. Empty before."""
+        with self._reading() as db:
+            row = db.execute("SELECT created FROM versions ORDER BY number LIMIT 1").fetchone()
+        return "" if row is None else str(row[0])
 
     def written_since(self, revision: int) -> Iterator[list[Item]]:
         """The items with a higher revision, lowest first, page by page: no lock is held in between."""
