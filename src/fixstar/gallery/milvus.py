@@ -329,6 +329,7 @@ class _Server:
             yield
         except (MilvusException, grpc.RpcError, grpc.FutureTimeoutError) as error:
             self._ready.clear()  # it may have lost its collections
+            self._sent_here.clear()  # and what it read again after a restart may not be everything yet
             reason = " ".join(str(getattr(error, "message", "") or error).split())
             if self._address.token:
                 reason = reason.replace(self._address.token, "***")
