@@ -47,6 +47,7 @@ class OwnServer:
         self.server: Any = module.MilvusServer(module.MilvusServerConfig(data_dir=str(self.folder)))
         atexit.register(self.remove)
         self.start()
+        self.server.config.resolve = lambda: None  # it would choose other ports while the old ones are in TIME_WAIT
 
     @property
     def place(self) -> str:

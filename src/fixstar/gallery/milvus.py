@@ -9,6 +9,10 @@ that finds the server sends them. What was sent is a number in Milvus itself: al
 A search first compares it with the revision of the items, and sends what is missing, no matter who wrote it. It is
 stored after the vectors, so a kill in between costs nothing but sending them again, and sending twice changes nothing.
 
+A server that is killed may lose vectors that it took. So a gallery that was opened, or met a failure, compares before it
+answers, and again every minute: the number of vectors of each version, and which of the last thousand revisions are
+there. Where they differ, all numbers are compared; vectors that are missing are sent again, and old ones deleted.
+
 Milvus finds candidates by the inner product, in float32. Each is read from the items: its vector gives the exact score,
 its payload decides about the filter, and its revision whether it is still the one that was sent. Copies of items that
 were removed or written again since are deleted from Milvus, by their number, which no other item ever gets. As with
@@ -75,6 +79,8 @@ _COMPARED = {"eq": "==", "gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 _HNSW = {"M": 16, "efConstruction": 200}
 _EF_SEARCH = 100
 _PAUSE = 10.0  # seconds after a failure in which writes do not wait for Milvus
+_TRUSTED = 60.0  # seconds in which a server that had everything is believed to have it still
+_NEWEST = 1_000  # revisions of which a look compares each
 
 Numbers = NDArray[np.int64]
 
@@ -174,6 +180,7 @@ class _Server:
         from pymilvus import MilvusClient
 
         self._address = address
+        self.failures = 0  # calls that were not answered
         self._ready: set[str] = set()
         self._sent_here: set[str] = set()  # collections whose last vectors were sent by this process
         with self._translated("nothing was changed"):
@@ -242,6 +249,25 @@ class _Server:
         """Delete vectors of a version."""
         with self._translated("vectors of removed items stay in Milvus, and are not found"):
             self._client.delete(self._vectors(number, width), ids=sorted(numbers))
+
+    def count(self, number: int, width: int) -> int:
+        """How many vectors of a version there are."""
+        with self._translated("nothing was changed"):
+            name = self._vectors(number, width)
+            (row,) = self._client.query(name, filter="", output_fields=["count(*)"], consistency_level="Strong")
+        return int(row["count(*)"])
+
+    def numbers(self, number: int, width: int, after: int, last: int) -> set[int]:
+        """The numbers of a version's vectors above ``after`` and up to ``last``, which is at most 16,384 more."""
+        with self._translated("nothing was changed"):
+            rows = self._client.query(
+                self._vectors(number, width),
+                filter=f"number > {after} and number <= {last}",
+                output_fields=["number"],
+                limit=_MOST,
+                consistency_level="Strong",
+            )
+        return {int(row["number"]) for row in rows}
 
     def nearest(self, number: int, queries: Floats, limit: int, narrowed: str) -> list[_Row]:
         """The vectors of a version with the highest inner products, for each query, that were sent before this call."""
@@ -328,6 +354,7 @@ class _Server:
         try:
             yield
         except (MilvusException, grpc.RpcError, grpc.FutureTimeoutError) as error:
+            self.failures += 1
             self._ready.clear()  # it may have lost its collections
             self._sent_here.clear()  # and what it read again after a restart may not be everything yet
             reason = " ".join(str(getattr(error, "message", "") or error).split())
@@ -377,6 +404,8 @@ class MilvusGallery(Gallery):
         self._seen: int | None = None  # the revision of the items when all had been sent
         self._sent: int | None = None
         self._away_until = 0.0
+        self._trusted_until = 0.0
+        self._failures: int | None = None  # of the server, when it was last found to have everything
         self._server.sent(items.created())
 
     def _create_version(self, space: VersionSpace, projection: Floats | None) -> None:
@@ -448,6 +477,7 @@ class MilvusGallery(Gallery):
         if self.read_only:
             raise GalleryUnavailableError(f"{self.address.shown} was opened for reading only; nothing was changed")
         self._catch_up()
+        self._mend()
         if self.address.index == "FLAT":
             return
         numbers = self._numbers()
@@ -481,6 +511,7 @@ class MilvusGallery(Gallery):
         self.items.flush()
         if not self.read_only:
             self._catch_up()
+            self._mend()
 
     def close(self) -> None:
         """Close the items and the connection; both stay where they are."""
@@ -558,17 +589,80 @@ class MilvusGallery(Gallery):
 
     def _send(self, items: Sequence[Item]) -> None:
         """Send items in the order of their revisions, then say so."""
+        self._send_vectors(items)
+        self._server.note_sent(items[-1].revision, self.items.created())
+
+    def _send_vectors(self, items: Sequence[Item]) -> None:
         spaces = {space.name: space for space in self.items.versions()}
         numbers = self._numbers()
         for version in dict.fromkeys(item.version for item in items):
             part = [item for item in items if item.version == version]
             self._server.send(numbers[version], spaces[version].width, part)
-        self._server.note_sent(items[-1].revision, self.items.created())
+
+    def _mend(self) -> None:
+        """Send again what Milvus took and has lost, if a look shows that there may be such vectors."""
+        with self._lock:
+            if self._is_trusted():
+                return
+            failures = self._server.failures
+            sent = self._sent or 0
+            if not self._looks_whole(sent):
+                for after in range(0, sent, _MOST):
+                    self._mend_between(after, min(after + _MOST, sent))
+            self._trust(failures)
+
+    def _is_trusted(self) -> bool:
+        return self._server.failures == self._failures and time.monotonic() < self._trusted_until
+
+    def _trust(self, failures: int) -> None:
+        self._failures = failures
+        self._trusted_until = time.monotonic() + _TRUSTED
+
+    def _looks_whole(self, sent: int) -> bool:
+        """Whether Milvus has as many vectors as there are items, and all of the newest.
+
+        After a failure, vectors of removed items count as a difference: they may stand for others that were lost. At
+        other times they are allowed, because other processes write and remove items while this one looks.
+        """
+        numbers = self._numbers()
+        extra = self._server.failures == self._failures
+        for version, items in self.items.count().items():
+            if not items:
+                continue
+            width = self.items.space(version).width
+            there = self._server.count(numbers[version], width)
+            if there != items and not (extra and there > items):
+                return False
+            newest = self._server.numbers(numbers[version], width, sent - _NEWEST, sent)
+            if not newest >= self.items.revisions(sent - _NEWEST, sent).get(version, set()):
+                return False
+        return True
+
+    def _mend_between(self, after: int, last: int) -> None:
+        """Make Milvus hold the vectors of these revisions and no others. Items get new revisions, never these."""
+        numbers = self._numbers()
+        lost: set[int] = set()
+        for version, items in self.items.count().items():
+            if not items:
+                continue
+            width = self.items.space(version).width
+            there = self._server.numbers(numbers[version], width, after, last)
+            here = self.items.revisions(after, last).get(version, set())
+            lost |= here - there
+            if there - here:
+                self._server.forget(numbers[version], width, there - here)
+        if not lost:
+            return
+        for page in self.items.written_since(min(lost) - 1):
+            self._send_vectors([item for item in page if item.revision in lost])
+            if page[-1].revision >= max(lost):
+                return
 
     def _is_current(self) -> bool:
         """Whether Milvus has all items; sends what is missing, unless this gallery is only read."""
         if not self.read_only:
             self._catch_up()
+            self._mend()
             return True
         revision = self.items.revision()
         with self._lock:
@@ -576,7 +670,13 @@ class MilvusGallery(Gallery):
                 sent = self._server.sent(self.items.created())
                 if sent > revision or next(self.items.written_since(sent), None):
                     return False
+                self._sent = sent
                 self._seen = revision
+            if not self._is_trusted():
+                failures = self._server.failures
+                if not self._looks_whole(self._sent or 0):
+                    return False
+                self._trust(failures)
         return True
 
     def _answers(self, questions: Sequence[Question], queries: int, request: SearchRequest) -> list[list[Hit]] | None:
