@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ class ForgetfulServer:
         self.away = False
         self.sendings: list[int] = []
         self.looks = 0
+        self.written_out: list[int] = []
 
     def sent(self, _created: str) -> int:
         self._answer()
@@ -67,6 +69,10 @@ class ForgetfulServer:
             scored.sort(key=lambda pair: -pair[0])
             rows += [_Row(query, item.revision, item.id, score) for score, item in scored[:limit]]
         return rows
+
+    def write_out(self, number: int, _width: int) -> None:
+        self._answer()
+        self.written_out.append(number)
 
     def close(self) -> None:
         pass
@@ -181,10 +187,41 @@ def test_a_loss_that_nobody_noticed_is_mended_within_a_minute(
     gallery: MilvusGallery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lose(gallery, "v1 0", "v2 19")
-    now = milvus.time.monotonic()
-    monkeypatch.setattr(milvus.time, "monotonic", lambda: now + 61)
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 61)
     assert len(found(gallery)) == 40
     assert exact_copies(gallery)
+
+
+def test_looks_become_rarer(gallery: MilvusGallery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a failure vectors may vanish some seconds later, so the first looks follow soon."""
+    interrupt(gallery)
+    now = time.monotonic()
+    looks = []
+    for second in range(300):
+        monkeypatch.setattr(time, "monotonic", lambda second=second: now + second)
+        before = server_of(gallery).looks
+        found(gallery)
+        if server_of(gallery).looks > before:
+            looks.append(second)
+    assert looks == [0, 1, 3, 7, 15, 31, 63, 123, 183, 243]
+
+
+def test_after_a_failure_the_server_writes_to_its_disk_what_it_has(gallery: MilvusGallery) -> None:
+    assert server_of(gallery).written_out == []
+    interrupt(gallery)
+    found(gallery)
+    assert server_of(gallery).written_out == [1, 2]
+    found(gallery)
+    assert server_of(gallery).written_out == [1, 2]
+
+
+def test_a_lost_note_of_what_was_sent_is_written_again(gallery: MilvusGallery) -> None:
+    noted = ForgetfulServer.noted.pop("revision")
+    lose(gallery, "v1 3")
+    interrupt(gallery)
+    found(gallery)
+    assert ForgetfulServer.noted == {"revision": noted}
 
 
 def test_comparing_takes_several_ranges_of_revisions(gallery: MilvusGallery, monkeypatch: pytest.MonkeyPatch) -> None:

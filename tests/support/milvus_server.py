@@ -11,6 +11,7 @@ import os
 import platform
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -33,6 +34,13 @@ START = os.environ.get("FIXSTAR_TEST_MILVUS_START")
 PID = os.environ.get("FIXSTAR_TEST_MILVUS_PID")
 
 
+def free_port() -> int:
+    """One that nobody listens on: the wheel's own choice is the same for servers that start together."""
+    with socket.socket() as made:
+        made.bind(("127.0.0.1", 0))
+        return int(made.getsockname()[1])
+
+
 class OwnServer:
     """The server of the wheel in a directory of its own, which can be killed and started again."""
 
@@ -44,7 +52,10 @@ class OwnServer:
             )
         module: Any = pytest.importorskip("milvus", reason="the wheel milvus, with its server, is not installed")
         self.folder = Path(tempfile.mkdtemp(prefix="milvus"))
-        self.server: Any = module.MilvusServer(module.MilvusServerConfig(data_dir=str(self.folder)))
+        config: Any = module.MilvusServerConfig(data_dir=str(self.folder))
+        config.update(**{name: free_port() for name in config.configurable_items if name.endswith("_port")})
+        self.server: Any = module.MilvusServer(config)
+        self.server.webservice_port = free_port()
         atexit.register(self.remove)
         self.start()
         self.server.config.resolve = lambda: None  # it would choose other ports while the old ones are in TIME_WAIT

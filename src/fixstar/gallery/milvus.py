@@ -9,9 +9,11 @@ that finds the server sends them. What was sent is a number in Milvus itself: al
 A search first compares it with the revision of the items, and sends what is missing, no matter who wrote it. It is
 stored after the vectors, so a kill in between costs nothing but sending them again, and sending twice changes nothing.
 
-A server that is killed may lose vectors that it took. So a gallery that was opened, or met a failure, compares before it
-answers, and again every minute: the number of vectors of each version, and which of the last thousand revisions are
-there. Where they differ, all numbers are compared; vectors that are missing are sent again, and old ones deleted.
+A server that was killed may lose vectors that it took, also some seconds after it is back (Milvus issue 46851). So a
+gallery that was opened or met a failure compares before it answers, and later again, at most every minute: the number
+of vectors of each version, and which of the last thousand revisions are there. Where they differ, all numbers are
+compared; vectors that are missing are sent again, and old ones deleted. After a failure, the server first writes what
+it has to its disk: what it loses, it loses then.
 
 Milvus finds candidates by the inner product, in float32. Each is read from the items: its vector gives the exact score,
 its payload decides about the filter, and its revision whether it is still the one that was sent. Copies of items that
@@ -79,7 +81,10 @@ _COMPARED = {"eq": "==", "gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 _HNSW = {"M": 16, "efConstruction": 200}
 _EF_SEARCH = 100
 _PAUSE = 10.0  # seconds after a failure in which writes do not wait for Milvus
-_TRUSTED = 60.0  # seconds in which a server that had everything is believed to have it still
+_TRUSTED = 60.0  # seconds in which a server that had everything is believed to have it still, at most
+_TRUSTED_FIRST = 1.0  # and after a failure, or when it was not asked before; then twice as long each time
+_INDEXING = 0.2  # seconds between two looks whether an index is finished
+_INDEXED_WITHIN = 600.0
 _NEWEST = 1_000  # revisions of which a look compares each
 
 Numbers = NDArray[np.int64]
@@ -289,10 +294,20 @@ class _Server:
                 for hit in hits
             ]
 
-    def seal(self, number: int, width: int) -> None:
-        """Let the server finish the segments of a version, which it then indexes."""
+    def write_out(self, number: int, width: int) -> None:
+        """Let the server write the vectors of a version that it has only in memory to its disk."""
         with self._translated("nothing was changed"):
             self._client.flush(self._vectors(number, width))
+
+    def wait_for_index(self, number: int, width: int) -> None:
+        """Wait until the server has indexed what it wrote out of a version, but not for ever: others may write."""
+        end = time.monotonic() + _INDEXED_WITHIN
+        with self._translated("nothing was changed"):
+            name = self._vectors(number, width)
+            while time.monotonic() < end:
+                if not int(self._client.describe_index(name, "vector").get("pending_index_rows", 0)):
+                    return
+                time.sleep(_INDEXING)
 
     def drop(self) -> None:
         """Remove everything that this gallery has on the server."""
@@ -404,6 +419,7 @@ class MilvusGallery(Gallery):
         self._seen: int | None = None  # the revision of the items when all had been sent
         self._sent: int | None = None
         self._away_until = 0.0
+        self._trusted = _TRUSTED_FIRST
         self._trusted_until = 0.0
         self._failures: int | None = None  # of the server, when it was last found to have everything
         self._server.sent(items.created())
@@ -482,7 +498,9 @@ class MilvusGallery(Gallery):
             return
         numbers = self._numbers()
         for name in versions:
-            self._server.seal(numbers[name], self.items.space(name).width)
+            width = self.items.space(name).width
+            self._server.write_out(numbers[name], width)
+            self._server.wait_for_index(numbers[name], width)
 
     def indexes(self) -> list[IndexState]:
         """One for each version with HNSW; none with FLAT, where search is always exact."""
@@ -606,17 +624,30 @@ class MilvusGallery(Gallery):
                 return
             failures = self._server.failures
             sent = self._sent or 0
+            failed = self._failures is not None and self._failures != failures
+            if failed:
+                self._settle()
             if not self._looks_whole(sent):
                 for after in range(0, sent, _MOST):
                     self._mend_between(after, min(after + _MOST, sent))
+                self._server.note_sent(sent, self.items.created())
             self._trust(failures)
+
+    def _settle(self) -> None:
+        """Let the server write to its disk what it has of this gallery."""
+        numbers = self._numbers()
+        for version, items in self.items.count().items():
+            if items:
+                self._server.write_out(numbers[version], self.items.space(version).width)
 
     def _is_trusted(self) -> bool:
         return self._server.failures == self._failures and time.monotonic() < self._trusted_until
 
     def _trust(self, failures: int) -> None:
+        """Believe that the server has everything, for longer each time that this was so."""
+        self._trusted = min(2 * self._trusted, _TRUSTED) if failures == self._failures else _TRUSTED_FIRST
         self._failures = failures
-        self._trusted_until = time.monotonic() + _TRUSTED
+        self._trusted_until = time.monotonic() + self._trusted
 
     def _looks_whole(self, sent: int) -> bool:
         """Whether Milvus has as many vectors as there are items, and all of the newest.
