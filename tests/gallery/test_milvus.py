@@ -38,6 +38,7 @@ from fixstar.workspace import BackfillOptions, Workspace
 from fixstar.workspace.files import open_workspace_gallery
 
 SECONDS = 180.0  # that a server may need to be there again
+LATER = 20.0  # seconds in which one that was killed was seen to lose vectors that it had when it was back
 
 
 def vectors(count: int, width: int, seed: int = 0) -> Any:
@@ -346,4 +347,9 @@ def test_nothing_acknowledged_is_lost_when_the_server_is_killed(url: str) -> Non
             stopping.set()
             writing.join()
         assert until_answered(lambda: found(gallery, "v1", vector(10_000), 1)) == {"first"}
+        require_last_steps(gallery, acknowledged[-1] + 1)
+        end = time.monotonic() + LATER
+        while time.monotonic() < end:
+            assert found(gallery, "v1", vector(10_000), 1) == {"first"}
+            time.sleep(1)
         require_last_steps(gallery, acknowledged[-1] + 1)
