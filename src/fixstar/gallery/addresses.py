@@ -200,6 +200,17 @@ def parse_qdrant_address(url: str) -> QdrantAddress:
 
 
 @dataclass(frozen=True)
+class MilvusServerAddress:
+    """http(s)://host:port and the database of a Milvus server, and what people may see (``shown``)."""
+
+    url: str
+    database: str
+    shown: str
+    timeout: int = 60
+    token: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True)
 class MilvusAddress:
     """http(s)://host:port and the database, the gallery that holds the items, and what people may see (``shown``)."""
 
@@ -219,16 +230,43 @@ def parse_milvus_address(url: str) -> MilvusAddress:
     >>> parse_milvus_address("milvus://localhost/shop?items=shop.db").url
     'http://localhost:19530'
     """
+    form = "write {}://host:19530/database?items=ADDRESS, of an SQLite file or a PostgreSQL gallery"
+    server, given = _milvus_server(url, _MILVUS_OPTIONS, form)
+    place = server.shown
+    name = given.get("gallery", _DEFAULT_SCHEMA)
+    return MilvusAddress(
+        url=server.url,
+        database=server.database,
+        items=_items_address(place, given.get("items", ""), form.format(urlsplit(url).scheme)),
+        gallery=_collection_name(place, name),
+        index=_index_name(place, given.get("index", "FLAT")),
+        shown=f"gallery {name!r} at {place}",
+        timeout=server.timeout,
+        token=server.token,
+    )
+
+
+def parse_milvus_server(url: str) -> MilvusServerAddress:
+    """Parse the URL of a server whose collections are read; nothing is contacted.
+
+    >>> parse_milvus_server("milvus+https://search.example:443/shop").url
+    'https://search.example:443'
+    """
+    return _milvus_server(url, ("timeout", "token_env"), "write {}://host:19530/database?collection=NAME")[0]
+
+
+def _milvus_server(url: str, options: Sequence[str], form: str) -> tuple[MilvusServerAddress, dict[str, str]]:
+    """The server, and what else was given."""
     parts = urlsplit(url)
     place = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-    form = f"write {parts.scheme}://host:19530/database?items=ADDRESS, of an SQLite file or a PostgreSQL gallery"
+    form = form.format(parts.scheme)
     given = dict(parse_qsl(parts.query, keep_blank_values=True))
     if "@" in parts.netloc or "token" in given:
         raise GalleryError(
             f"a token must not be part of an address: put it into the environment variable {_MILVUS_TOKEN}, and {form}"
         )
-    if unknown := given.keys() - set(_MILVUS_OPTIONS):
-        raise GalleryError(f"{place}: no option {sorted(unknown)[0]!r}; known: {', '.join(_MILVUS_OPTIONS)}")
+    if unknown := given.keys() - set(options):
+        raise GalleryError(f"{place}: no option {sorted(unknown)[0]!r}; known: {', '.join(options)}")
     try:
         host = parts.hostname
         port = parts.port or 19530
@@ -236,18 +274,15 @@ def parse_milvus_address(url: str) -> MilvusAddress:
         raise GalleryError(f"{place}: {error}; {form}") from error
     if not host:
         raise GalleryError(f"{place} does not name a Milvus server; {form}")
-    name = given.get("gallery", _DEFAULT_SCHEMA)
     server = f"[{host}]" if ":" in host else host
-    return MilvusAddress(
+    address = MilvusServerAddress(
         url=f"{MILVUS_SCHEMES[parts.scheme]}://{server}:{port}",
         database=unquote(parts.path.strip("/")),
-        items=_items_address(place, given.get("items", ""), form),
-        gallery=_collection_name(place, name),
-        index=_index_name(place, given.get("index", "FLAT")),
-        shown=f"gallery {name!r} at {place}",
+        shown=place,
         timeout=_number(place, "timeout", given.get("timeout", "60")),
         token=_key(given.get("token_env"), _MILVUS_TOKEN) or "",
     )
+    return address, given
 
 
 def _items_address(place: str, items: str, form: str) -> str:
