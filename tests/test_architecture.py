@@ -344,7 +344,17 @@ EXPORTED = {
         *("Terms", "Upgrade", "create_method"),
     ],
     "fixstar.gallery": [
-        *("Gallery", "Hit", "IndexState", "Item", "MemoryGallery", "Payload", "PostgresGallery", "Question"),
+        *(
+            "Gallery",
+            "Hit",
+            "IndexState",
+            "Item",
+            "MemoryGallery",
+            "MilvusGallery",
+            "Payload",
+            "PostgresGallery",
+            "Question",
+        ),
         *("SearchOptions", "SearchRequest", "SearchResult", "SqliteGallery", "Vectors"),
         *("VersionSpace", "Where"),
         *("copy_gallery", "export_version", "import_version"),

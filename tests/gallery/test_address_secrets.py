@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from urllib.parse import quote
+
 import pytest
 
 from fixstar.errors import GalleryError
 from fixstar.gallery import open_gallery
-from fixstar.gallery.addresses import has_secret, without_secret
+from fixstar.gallery.addresses import has_secret, parse_milvus_address, without_secret
 from fixstar.gallery.transfer import open_vectors
 
 
@@ -23,6 +25,10 @@ from fixstar.gallery.transfer import open_vectors
         ("postgresql://me:a?sesame@host/db?gallery=x", "postgresql://me:***@host/db?gallery=x"),
         ("postgresql://me:sesame@host/db?password=sesame", "postgresql://me:***@host/db?password=***"),
         ("qdrant://host:6333?api_key=sesame", "qdrant://host:6333?api_key=***"),
+        ("milvus://host/db?items=a.db&token=sesame", "milvus://host/db?items=a.db&token=***"),
+        ("milvus://root:sesame@host/db?items=a.db", "milvus://root:***@host/db?items=a.db"),
+        ("milvus://host?items=postgresql%3A%2F%2Fme%3Asesame%40db%2Fx", "milvus://host?items=postgresql://me:***@db/x"),
+        ("milvus://host?items=postgresql://me:sesame@db/x", "milvus://host?items=postgresql://me:***@db/x"),
     ],
 )
 def test_a_secret_is_hidden_wherever_it_stands(address: str, shown: str) -> None:
@@ -42,6 +48,7 @@ def test_a_secret_is_hidden_wherever_it_stands(address: str, shown: str) -> None
         "postgresql:///db?host=/tmp/x&gallery=password",
         "postgresql://host/db?passfile=/home/me/.pgpass",
         "qdrant://host:6333?collection=shop&api_key_env=KEY",
+        "milvus://host:19530/db?token_env=KEY&items=postgresql%3A%2F%2Fme%40db%2Fx%3Fgallery%3Dshop",
     ],
 )
 def test_addresses_without_one_stay_as_they_are(address: str) -> None:
@@ -54,3 +61,39 @@ def test_a_wrong_address_of_qdrant_is_told_without_it() -> None:
         with pytest.raises(GalleryError, match=told) as caught:
             use("qdrant://host:6333?collection=photos&password=sesame")
         assert "sesame" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("address", "told"),
+    [
+        ("milvus://host", "does not say where the items are"),
+        ("milvus://host?items=", "does not say where the items are"),
+        ("milvus://host?items=:memory:", "cannot be kept at :memory:"),
+        ("milvus://host?items=milvus%3A%2F%2Fhost", "cannot be kept at milvus"),
+        ("milvus://host?items=postgresql%3A%2F%2Fme%3Asesame%40db%2Fx", "PGPASSWORD"),
+        ("milvus://me:sesame@host?items=a.db", "MILVUS_TOKEN"),
+        ("milvus://host?items=a.db&token=sesame", "MILVUS_TOKEN"),
+        ("milvus://host?items=a.db&indx=FLAT", "no option 'indx'; known: gallery, index"),
+        ("milvus://host?items=a.db&index=IVF", "no index 'IVF'; known: FLAT, HNSW"),
+        ("milvus://host?items=a.db&gallery=9lives", "cannot begin the name of a collection"),
+        ("milvus://host?items=a.db&timeout=soon", "timeout is a number"),
+        ("milvus://host:99999?items=a.db", "Port out of range"),
+        ("milvus:///db?items=a.db", "does not name a Milvus server"),
+        ("milvus://host?items=a.db&token_env=FIXSTAR_NOT_SET", "FIXSTAR_NOT_SET holds no API key"),
+    ],
+)
+def test_a_wrong_address_of_milvus_is_told_without_secrets(address: str, told: str) -> None:
+    with pytest.raises(GalleryError, match=told) as caught:
+        open_gallery(address)
+    assert "sesame" not in str(caught.value)
+
+
+def test_an_address_of_milvus_names_server_items_and_collections(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MILVUS_TOKEN", "sesame")
+    items = "postgresql://db.example/shop?gallery=shop"
+    parsed = parse_milvus_address(
+        f"milvus+https://m.example/catalogue?gallery=shop&index=hnsw&items={quote(items, safe='')}"
+    )
+    assert (parsed.url, parsed.database, parsed.items) == ("https://m.example:19530", "catalogue", items)
+    assert (parsed.gallery, parsed.index, parsed.token, parsed.timeout) == ("shop", "HNSW", "sesame", 60)
+    assert "sesame" not in repr(parsed)

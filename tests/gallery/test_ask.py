@@ -26,7 +26,7 @@ from fixstar.gallery.ranking import Candidate, Carrier, best_hits
 from fixstar.gallery.store import SearchRequest
 from fixstar.geometry import unit
 
-EMBEDDED = [name for name in GALLERIES if name != "postgres"]
+EMBEDDED = [name for name in GALLERIES if name not in ("postgres", "milvus")]
 
 
 class Counted:

@@ -246,7 +246,7 @@ def test_files_that_are_not_faiss_indexes(tmp_path: Path) -> None:
     [
         ("postgresql://me:sesame@host/db", r"which table of postgresql://me:\*\*\*@host/db"),
         ("qdrant://host?table=photos", "which collection of qdrant://host"),
-        ("mysql://host?table=photos", "postgresql://, qdrant://, chroma://, lancedb://; got mysql://"),
+        ("mysql://host?table=photos", "postgresql://, qdrant://, chroma://, lancedb://, milvus://; got mysql://"),
         ("old.npz?table=photos", r"old\.npz is a file: table"),
         ("old.npz?id=sku", r"old\.npz has no columns"),
     ],

@@ -12,10 +12,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from milvus_server import milvus_gallery
 from postgres_server import postgres_gallery
 
 from fixstar.errors import GalleryError, ItemChangedError, UnknownItemError
-from fixstar.gallery import Gallery, MemoryGallery, SqliteGallery, VersionSpace, measured_recall, postgres, sqlite
+from fixstar.gallery import (
+    Gallery,
+    MemoryGallery,
+    PostgresGallery,
+    SqliteGallery,
+    VersionSpace,
+    measured_recall,
+    postgres,
+    sqlite,
+)
 from fixstar.geometry import short_form, unit
 
 GALLERIES: dict[str, Callable[[Path], Gallery]] = {
@@ -23,6 +33,7 @@ GALLERIES: dict[str, Callable[[Path], Gallery]] = {
     "sqlite": lambda folder: SqliteGallery(folder / "gallery.db"),
     "sqlite, mapped": lambda folder: SqliteGallery(folder / "gallery.db", map_vectors=folder),
     "postgres": postgres_gallery,
+    "milvus": milvus_gallery,
 }
 
 
@@ -261,6 +272,30 @@ def test_iterating_is_sorted_resumable_and_by_version(gallery: Gallery) -> None:
     assert [item.id for item in gallery.iterate("v2")] == names[::7]
     assert [item.id for item in gallery.iterate("v2", after="0350")] == names[357::7]
     assert list(gallery.iterate(after="9")) == []
+
+
+def test_what_was_written_since_a_revision_comes_in_the_order_of_writing(gallery: Gallery) -> None:
+    """As who keeps a copy of the items asks for it: each item once, as it is, also where pages are many."""
+    if not isinstance(gallery, (SqliteGallery, PostgresGallery)):
+        pytest.skip("this gallery keeps no order that others may ask for")
+    gallery.create_version("v1", 3)
+    gallery.create_version("v2", 3)
+    names = [f"{i:03}" for i in range(600)]
+    revisions = gallery.upsert("v1", names, vectors(600, 3), [{"n": i} for i in range(600)])
+    gallery.upsert("v2", names[5:6], vectors(1, 3, seed=1), [{"n": "moved"}])
+    gallery.delete(names[7:8])
+    pages = list(gallery.written_since(0))
+    assert [item.id for page in pages for item in page] == [*names[:5], names[6], *names[8:], names[5]]
+    assert len(pages) > 1
+    last = pages[-1][-1]
+    assert (last.version, last.payload) == ("v2", {"n": "moved"})
+    since = [item for page in gallery.written_since(revisions[9]) for item in page]
+    assert [item.id for item in since] == [*names[10:], names[5]]
+    np.testing.assert_array_equal(since[0].vector, gallery.get([names[10]])[names[10]].vector)
+    assert list(gallery.written_since(last.revision)) == []
+    assert gallery.revisions(revisions[3], revisions[8]) == {"v1": {revisions[4], revisions[6], revisions[8]}}
+    assert gallery.revisions(revisions[-2], last.revision) == {"v1": {revisions[-1]}, "v2": {last.revision}}
+    assert gallery.revisions(last.revision, last.revision + 9) == {}
 
 
 def test_iterating_over_large_payloads(gallery: Gallery) -> None:

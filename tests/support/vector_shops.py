@@ -11,14 +11,16 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from secrets import token_hex
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import pytest
+from milvus_server import server
 from numpy.typing import NDArray
 from postgres_server import shared_server
 
-from fixstar.gallery.foreign import lance_table, qdrant_collection
+from fixstar.gallery.foreign import lance_table, milvus_collection, qdrant_collection
 from fixstar.gallery.transfer import open_vectors
 from fixstar.gallery.vector_files import VectorPlace
 
@@ -216,6 +218,43 @@ class LanceShop:
         return rows_of(lance_table(self.folder, self.to))
 
 
+class MilvusShop:
+    """A collection of the test's own server; it is removed with the server."""
+
+    def __init__(self, _: Path) -> None:
+        self.server = f"milvus://{server().place}"
+        library = pytest.importorskip("pymilvus")
+        self.client = library.MilvusClient(uri=f"http://{server().place}")
+        self.name = f"test_{token_hex(8)}"
+        self.to = f"{self.name}_new"
+        schema = self.client.create_schema(auto_id=False, enable_dynamic_field=True)
+        schema.add_field("sku", library.DataType.VARCHAR, is_primary=True, max_length=100)
+        schema.add_field("embedding", library.DataType.FLOAT_VECTOR, dim=OLD)
+        schema.add_field("price", library.DataType.INT64)
+        index = self.client.prepare_index_params()
+        index.add_index("embedding", index_type="FLAT", metric_type="COSINE")
+        self.client.create_collection(self.name, schema=schema, index_params=index)
+
+    def source(self) -> VectorPlace:
+        return milvus_collection(self.server, self.name)
+
+    def put(self, ids: Sequence[str], vectors: Vectors) -> None:
+        rows = [
+            {"sku": name, "embedding": row, "price": int(name), "title": f"title {name}"}
+            for name, row in zip(ids, np.asarray(vectors, np.float32), strict=True)
+        ]
+        self.client.upsert(self.name, rows)
+
+    def delete(self, ids: Sequence[str]) -> None:
+        self.client.delete(self.name, ids=list(ids))
+
+    def old(self) -> dict[str, Vectors]:
+        return rows_of(self.source())
+
+    def translated(self) -> dict[str, Vectors]:
+        return rows_of(milvus_collection(self.server, self.to))
+
+
 class FileShop:
     """A file that is written whole for every change; the kind is by the class below."""
 
@@ -288,5 +327,6 @@ SERVED: dict[str, Callable[[Path], Shop]] = {
     "qdrant": QdrantShop,
     "chroma": ChromaShop,
     "lancedb": LanceShop,
+    "milvus": MilvusShop,
 }
 FILES: dict[str, Callable[[Path], Shop]] = {"npz": NpzShop, "npy": NpyShop, "parquet": ParquetShop, "faiss": FaissShop}

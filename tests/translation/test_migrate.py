@@ -12,7 +12,19 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pytest
-from vector_shops import FILES, NEW, OLD, SERVED, ChromaShop, LanceShop, PostgresShop, QdrantShop, Shop, chroma_server
+from vector_shops import (
+    FILES,
+    NEW,
+    OLD,
+    SERVED,
+    ChromaShop,
+    LanceShop,
+    MilvusShop,
+    PostgresShop,
+    QdrantShop,
+    Shop,
+    chroma_server,
+)
 
 from fixstar.errors import DataError, FixstarError, GalleryError, GateError, InputError, MissingExtraError
 from fixstar.gallery.foreign import lance_table, postgres_table
@@ -331,6 +343,21 @@ def test_lance_keeps_the_other_columns_and_says_what_to_do(tmp_path: Path) -> No
         open_vectors(f"lancedb://{tmp_path}/absent?table=photos")
 
 
+def test_milvus_switches_an_alias_and_keeps_the_other_fields(tmp_path: Path) -> None:
+    shop = filled(MilvusShop(tmp_path))
+    run(shop)
+    alias = f"{shop.name}_current"
+    told = switch_migration(shop.source(), WAY, shop.to)
+    assert alias in told
+    rows = shop.client.query(alias, ids=["7"], output_fields=["*"], consistency_level="Strong")
+    assert [(row["price"], row["title"], len(row["embedding"])) for row in rows] == [(7, "title 7", NEW)]
+    undo_migration(shop.source(), shop.to)
+    rows = shop.client.query(alias, ids=["7"], output_fields=["*"], consistency_level="Strong")
+    assert [len(row["embedding"]) for row in rows] == [OLD]
+    with pytest.raises(InputError, match="cannot be an alias"):
+        undo_migration(shop.source(), shop.to, shop.to)
+
+
 def test_files_say_what_to_load_and_foreign_files_stay(tmp_path: Path) -> None:
     np.savez(tmp_path / "old.npz", vectors=VECTORS[:40], ids=np.array(IDS[:40]))
     to = tmp_path / "new.npz"
@@ -419,6 +446,7 @@ def test_after_kill_9_the_same_command_ends_with_the_same_table(tmp_path: Path) 
     [
         ("chromadb", "chroma://localhost:8000?collection=photos", "needs chromadb"),
         ("lancedb", "lancedb:///nowhere?table=photos", "needs lancedb"),
+        ("pymilvus", "milvus://nowhere?collection=photos", "needs pymilvus"),
     ],
 )
 def test_a_missing_library_is_named(module_name: str, address: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -439,6 +467,9 @@ def test_a_missing_library_is_named(module_name: str, address: str, told: str, m
         ("chroma://host?collection=x&id=sku", "leave id= and vector= out"),
         ("chroma://host", "which collection of chroma://host"),
         ("lancedb:///folder", "which table of lancedb:///folder"),
+        ("milvus://host", "which collection of milvus://host"),
+        ("milvus://host?collection=x&id=sku", "one id, the primary key"),
+        ("milvus://me:secret@host?collection=x", "a token must not be part of an address"),
         ("lancedb://?table=x", "names no folder"),
     ],
 )

@@ -46,7 +46,7 @@ def bridge(
         str,
         typer.Argument(
             help="The old model's vectors: FILE.npy, .npz, .parquet, .faiss; postgresql://...?table=NAME; "
-            "qdrant:// or chroma://...?collection=NAME; lancedb:///FOLDER?table=NAME. "
+            "qdrant://, chroma:// or milvus://...?collection=NAME; lancedb:///FOLDER?table=NAME. "
             "Or the model: MODEL.onnx?size=224, hf:NAME, the folder of a version."
         ),
     ],

@@ -217,7 +217,7 @@ def import_vectors(
         str,
         typer.Argument(
             help="FILE.npz, .npy, .parquet or .faiss with vectors; postgresql://...?table=NAME (pgvector), or "
-            "qdrant:// or chroma://...?collection=NAME; lancedb:///FOLDER?table=NAME."
+            "qdrant://, chroma:// or milvus://...?collection=NAME; lancedb:///FOLDER?table=NAME."
         ),
     ],
     name: Annotated[str, typer.Option("--as", help="Name of the version that made them.")],

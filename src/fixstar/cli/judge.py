@@ -30,7 +30,8 @@ def judge(
         str,
         typer.Option(
             help="The old model's vectors of the stored items: FILE.npy, .npz, .parquet, .faiss; "
-            "postgresql://...?table=NAME; qdrant:// or chroma://...?collection=NAME; lancedb:///FOLDER?table=NAME."
+            "postgresql://...?table=NAME; qdrant://, chroma:// or milvus://...?collection=NAME; "
+            "lancedb:///FOLDER?table=NAME."
         ),
     ],
     migrated: Annotated[

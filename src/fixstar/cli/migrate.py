@@ -32,7 +32,7 @@ Old = Annotated[
     str,
     typer.Argument(
         help="The old vectors: postgresql://...?table=NAME, qdrant://...?collection=NAME, "
-        "chroma://...?collection=NAME, lancedb:///FOLDER?table=NAME, FILE.faiss, .npz, .npy or .parquet. "
+        "chroma:// or milvus://...?collection=NAME, lancedb:///FOLDER?table=NAME, FILE.faiss, .npz, .npy or .parquet. "
         "They are never changed."
     ),
 ]

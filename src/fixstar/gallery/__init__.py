@@ -3,6 +3,7 @@
 from fixstar.gallery.filters import Payload, Where
 from fixstar.gallery.foreign import postgres_table, qdrant_collection
 from fixstar.gallery.memory import MemoryGallery
+from fixstar.gallery.milvus import MilvusGallery
 from fixstar.gallery.opening import open_gallery
 from fixstar.gallery.postgres import PostgresGallery
 from fixstar.gallery.sqlite import SqliteGallery
@@ -28,6 +29,7 @@ __all__ = [
     "IndexState",
     "Item",
     "MemoryGallery",
+    "MilvusGallery",
     "Payload",
     "PostgresGallery",
     "Question",

@@ -8,6 +8,12 @@ qdrant://host:6333, or qdrant+https://... for an encrypted connection
                        an address, which ends up in logs and shell histories
     grpc_port          use gRPC, which is faster for large batches
     timeout            seconds to wait for an answer, 60 by default
+milvus://host:19530/database?items=ADDRESS, or milvus+https://... for an encrypted connection
+    items              the SQLite file or the PostgreSQL gallery that holds what is true; its own & and ? as %26 and %3F
+    gallery            the beginning of the names of its collections, "fixstar" by default
+    index              FLAT, the default, which is exact, or HNSW
+    token_env          the environment variable that holds the token, MILVUS_TOKEN by default
+    timeout            seconds to wait for an answer, 60 by default
 chroma://host:8000, chroma+https://... for an encrypted connection, or chroma:///folder without a server
     api_key_env        the environment variable that holds the token, CHROMA_API_KEY by default
     tenant, database   Chroma's own, if they are not the default ones
@@ -30,12 +36,17 @@ from fixstar.errors import GalleryError
 _DEFAULT_SCHEMA = "fixstar"
 _LONGEST = 63  # bytes of a name in PostgreSQL
 _RESERVED = ("pg_", "$user")  # beginnings of schema names
-_SECRET = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key", "api_key")
+_SECRET = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key", "api_key", "token")
 _HIDDEN = "***"
+MILVUS_SCHEMES = {"milvus": "http", "milvus+https": "https"}
 QDRANT_SCHEMES = {"qdrant": "http", "qdrant+https": "https"}
 _NUMBERS = ("grpc_port", "timeout")
 _KEY = "QDRANT_API_KEY"
 _CHROMA_KEY = "CHROMA_API_KEY"
+_MILVUS_TOKEN = "MILVUS_TOKEN"
+_MILVUS_OPTIONS = ("gallery", "index", "items", "timeout", "token_env")
+_MILVUS_INDEXES = ("FLAT", "HNSW")
+_MILVUS_NAME = 200  # characters; a collection's name may have 255
 _NOT_UNDERSTOOD = (
     "the address of the PostgreSQL gallery cannot be parsed; write "
     "postgresql://user:password@host:5432/database?gallery=name, and percent-encode special characters of the "
@@ -74,6 +85,8 @@ def _end_of_user(rest: str) -> int:
 
 def _hidden(part: str) -> str:
     name, equals, value = part.partition("=")
+    if unquote(name).lower() == "items" and has_secret(within := unquote(value)):  # an address within an address
+        return f"{name}={without_secret(within)}"
     return f"{name}={_HIDDEN}" if equals and value and unquote(name).lower() in _SECRET else part
 
 
@@ -184,6 +197,121 @@ def parse_qdrant_address(url: str) -> QdrantAddress:
     numbers = {name: _number(shown, name, given[name]) for name in _NUMBERS if name in given}
     place = f"[{host}]" if ":" in host else host
     return QdrantAddress(f"{QDRANT_SCHEMES[parts.scheme]}://{place}:{port}", _key(given.get("api_key_env")), **numbers)
+
+
+@dataclass(frozen=True)
+class MilvusServerAddress:
+    """http(s)://host:port and the database of a Milvus server, and what people may see (``shown``)."""
+
+    url: str
+    database: str
+    shown: str
+    timeout: int = 60
+    token: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True)
+class MilvusAddress:
+    """http(s)://host:port and the database, the gallery that holds the items, and what people may see (``shown``)."""
+
+    url: str
+    database: str
+    items: str
+    gallery: str
+    index: str
+    shown: str
+    timeout: int = 60
+    token: str = field(default="", repr=False)
+
+
+def parse_milvus_address(url: str) -> MilvusAddress:
+    """Parse a URL; nothing is contacted.
+
+    >>> parse_milvus_address("milvus://localhost/shop?items=shop.db").url
+    'http://localhost:19530'
+    """
+    form = "write {}://host:19530/database?items=ADDRESS, of an SQLite file or a PostgreSQL gallery"
+    server, given = _milvus_server(url, _MILVUS_OPTIONS, form)
+    place = server.shown
+    name = given.get("gallery", _DEFAULT_SCHEMA)
+    return MilvusAddress(
+        url=server.url,
+        database=server.database,
+        items=_items_address(place, given.get("items", ""), form.format(urlsplit(url).scheme)),
+        gallery=_collection_name(place, name),
+        index=_index_name(place, given.get("index", "FLAT")),
+        shown=f"gallery {name!r} at {place}",
+        timeout=server.timeout,
+        token=server.token,
+    )
+
+
+def parse_milvus_server(url: str) -> MilvusServerAddress:
+    """Parse the URL of a server whose collections are read; nothing is contacted.
+
+    >>> parse_milvus_server("milvus+https://search.example:443/shop").url
+    'https://search.example:443'
+    """
+    return _milvus_server(url, ("timeout", "token_env"), "write {}://host:19530/database?collection=NAME")[0]
+
+
+def _milvus_server(url: str, options: Sequence[str], form: str) -> tuple[MilvusServerAddress, dict[str, str]]:
+    """The server, and what else was given."""
+    parts = urlsplit(url)
+    place = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    form = form.format(parts.scheme)
+    given = dict(parse_qsl(parts.query, keep_blank_values=True))
+    if "@" in parts.netloc or "token" in given:
+        raise GalleryError(
+            f"a token must not be part of an address: put it into the environment variable {_MILVUS_TOKEN}, and {form}"
+        )
+    if unknown := given.keys() - set(options):
+        raise GalleryError(f"{place}: no option {sorted(unknown)[0]!r}; known: {', '.join(options)}")
+    try:
+        host = parts.hostname
+        port = parts.port or 19530
+    except ValueError as error:
+        raise GalleryError(f"{place}: {error}; {form}") from error
+    if not host:
+        raise GalleryError(f"{place} does not name a Milvus server; {form}")
+    server = f"[{host}]" if ":" in host else host
+    address = MilvusServerAddress(
+        url=f"{MILVUS_SCHEMES[parts.scheme]}://{server}:{port}",
+        database=unquote(parts.path.strip("/")),
+        shown=place,
+        timeout=_number(place, "timeout", given.get("timeout", "60")),
+        token=_key(given.get("token_env"), _MILVUS_TOKEN) or "",
+    )
+    return address, given
+
+
+def _items_address(place: str, items: str, form: str) -> str:
+    if not items:
+        raise GalleryError(f"{place} does not say where the items are: Milvus has no transactions; {form}")
+    if has_secret(items):
+        raise GalleryError(
+            f"{place}: the address of the items holds a password; put it into PGPASSWORD or a password file of libpq"
+        )
+    scheme, divider, _ = items.partition("://")
+    if items == ":memory:" or (divider and scheme not in ("postgresql", "postgres")):
+        raise GalleryError(f"{place}: items cannot be kept at {items}; {form}")
+    return items
+
+
+def _collection_name(place: str, name: str) -> str:
+    plain = name.isascii() and name.isidentifier()
+    if not plain or len(name) > _MILVUS_NAME:
+        raise GalleryError(
+            f"{place}: gallery={name!r} cannot begin the name of a collection: up to {_MILVUS_NAME} letters, digits "
+            "and _, no digit first"
+        )
+    return name
+
+
+def _index_name(place: str, name: str) -> str:
+    if name.upper() not in _MILVUS_INDEXES:
+        raise GalleryError(f"{place}: no index {name!r}; known: {', '.join(_MILVUS_INDEXES)}")
+    return name.upper()
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@ import os
 from pathlib import Path
 
 from fixstar.errors import GalleryError, NextStep
-from fixstar.gallery.addresses import QDRANT_SCHEMES
+from fixstar.gallery.addresses import MILVUS_SCHEMES, QDRANT_SCHEMES, parse_milvus_address
 from fixstar.gallery.memory import MemoryGallery
+from fixstar.gallery.milvus import MilvusGallery
 from fixstar.gallery.postgres import PostgresGallery
 from fixstar.gallery.sqlite import SqliteGallery
 from fixstar.gallery.store import Gallery
@@ -21,6 +22,7 @@ def open_gallery(url: str | Path, create: bool = True, read_only: bool = False) 
     not in memory.
 
     postgresql://user:password@host:port/database?gallery=NAME is a schema of a PostgreSQL database.
+    milvus://host:19530/database?items=ADDRESS is one of these two, searched by a Milvus server.
 
     >>> with open_gallery(":memory:") as gallery:
     ...     gallery.create_version("v1", 3)
@@ -34,7 +36,15 @@ def open_gallery(url: str | Path, create: bool = True, read_only: bool = False) 
         return SqliteGallery(url, create=create, read_only=read_only, map_vectors=os.environ.get(MAP_VECTORS) or None)
     if scheme in ("postgresql", "postgres"):
         return PostgresGallery(str(url), create=create, read_only=read_only)
-    kept = 'the path of an SQLite file, ":memory:" or postgresql://...'
+    if scheme in MILVUS_SCHEMES:
+        address = parse_milvus_address(str(url))
+        items = open_gallery(address.items, create=create, read_only=read_only)
+        try:
+            return MilvusGallery(address, items, read_only=read_only)
+        except BaseException:
+            items.close()
+            raise
+    kept = 'the path of an SQLite file, ":memory:", postgresql://... or milvus://...'
     if scheme in QDRANT_SCHEMES:
         source = f"{scheme}://host:6333?collection=NAME"
         raise GalleryError(

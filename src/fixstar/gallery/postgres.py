@@ -959,6 +959,37 @@ class PostgresGallery(Gallery):
             after = page[-1][0]
             limit = _next_limit(limit, page)
 
+    def created(self) -> str:
+        """When the first version was created; by it, items are told from those of another gallery. Empty before."""
+        text = "SELECT (created AT TIME ZONE 'UTC')::text FROM versions ORDER BY number LIMIT 1"
+        with self._pool.transaction(READ) as db:
+            row = db.execute(text).fetchone()
+        return "" if row is None else str(row[0])
+
+    def written_since(self, revision: int) -> Iterator[list[Item]]:
+        """The items with a higher revision, lowest first, page by page: nothing is held on the server in between."""
+        limit = _FIRST_PAGE
+        while True:
+            with self._pool.transaction(READ) as db:
+                page = _read_rows(db, f"number > %s ORDER BY number LIMIT {limit}", [revision])
+            if not page:
+                return
+            yield list(map(_as_item, page))
+            revision = page[-1][4]
+            limit = _next_limit(limit, page)
+
+    def revisions(self, after: int, last: int) -> dict[str, set[int]]:
+        """The revisions of items above ``after`` and up to ``last``, by version; versions without any are left out."""
+        found: dict[str, set[int]] = {}
+        text = (
+            "SELECT name, items.number FROM items JOIN versions ON versions.number = items.version "
+            "WHERE items.number > %s AND items.number <= %s"
+        )
+        with self._pool.transaction(READ) as db:
+            for version, number in db.execute(text, (after, last)):
+                found.setdefault(version, set()).add(number)
+        return found
+
     def count(self) -> dict[str, int]:
         """The number of items by version."""
         with self._pool.transaction(READ) as db:

@@ -521,7 +521,7 @@ class SqliteGallery(Gallery):
             blob = None if projection is None else projection.astype("<f4").tobytes()
             db.execute(
                 "INSERT INTO versions (name, width, full_width, projection, digest, created) VALUES (?, ?, ?, ?, ?, ?)",
-                (*space, blob, _version_digest(space, blob), datetime.now(UTC).isoformat(timespec="seconds")),
+                (*space, blob, _version_digest(space, blob), datetime.now(UTC).isoformat(timespec="microseconds")),
             )
 
     def versions(self) -> list[VersionSpace]:
@@ -605,6 +605,36 @@ class SqliteGallery(Gallery):
                 return
             yield from map(_as_item, page)
             after = page[-1][0]
+
+    def created(self) -> str:
+        """When the first version was created; by it, items are told from those of another gallery. Empty before."""
+        with self._reading() as db:
+            row = db.execute("SELECT created FROM versions ORDER BY number LIMIT 1").fetchone()
+        return "" if row is None else str(row[0])
+
+    def written_since(self, revision: int) -> Iterator[list[Item]]:
+        """The items with a higher revision, lowest first, page by page: no lock is held in between."""
+        while True:
+            with self._reading() as db:
+                condition = f"items.number > :after ORDER BY items.number LIMIT {_PAGE}"
+                with closing(_read_rows(db, condition, {"after": revision})) as rows:
+                    page = _first(rows)
+            if not page:
+                return
+            yield list(map(_as_item, page))
+            revision = page[-1][-1]
+
+    def revisions(self, after: int, last: int) -> dict[str, set[int]]:
+        """The revisions of items above ``after`` and up to ``last``, by version; versions without any are left out."""
+        found: dict[str, set[int]] = {}
+        text = (
+            "SELECT name, items.number FROM items JOIN versions ON versions.number = items.version "
+            "WHERE items.number > ? AND items.number <= ?"
+        )
+        with self._reading() as db:
+            for version, number in db.execute(text, (after, last)):
+                found.setdefault(version, set()).add(number)
+        return found
 
     def count(self) -> dict[str, int]:
         """The number of items by version."""

@@ -15,7 +15,14 @@ from numpy.typing import NDArray
 
 from fixstar.errors import DataError, GalleryError, GalleryUnavailableError, InputError, NextStep, plural
 from fixstar.gallery.addresses import parse_lance_address, without_secret
-from fixstar.gallery.foreign import chroma_collection, faiss_index, lance_table, postgres_table, qdrant_collection
+from fixstar.gallery.foreign import (
+    chroma_collection,
+    faiss_index,
+    lance_table,
+    milvus_collection,
+    postgres_table,
+    qdrant_collection,
+)
 from fixstar.gallery.store import Floats, Gallery, Item, checked_ids, payload_texts, unit_rows
 from fixstar.gallery.vector_files import (
     ParquetFile,
@@ -39,6 +46,8 @@ _STORES = {  # by the scheme of an address: what holds vectors there
     "chroma": "collection",
     "chroma+https": "collection",
     "lancedb": "table",
+    "milvus": "collection",
+    "milvus+https": "collection",
 }
 _TINY = 1e-150  # the squares of what is smaller are too small to tell a length by
 
@@ -118,7 +127,8 @@ def open_vectors(
     postgresql://host/database?table=photos&id=sku&vector=embedding (pgvector),
     qdrant://host:6333?collection=photos&id=sku&vector=clip,
     chroma://host:8000?collection=photos or chroma:///folder?collection=photos,
-    lancedb:///folder?table=photos&id=sku&vector=embedding
+    lancedb:///folder?table=photos&id=sku&vector=embedding,
+    milvus://host:19530/database?collection=photos&vector=embedding
 
     ``old``: where a migration gave the collection's name to another one, the old collection.
     """
@@ -165,7 +175,7 @@ def _split_address(address: str) -> tuple[str, dict[str, str]]:
 def _in_store(place: str, given: dict[str, str], names: dict[str, str | None], old: bool) -> VectorPlace:
     scheme = place.partition("://")[0]
     if scheme not in _STORES:
-        known = ", ".join(f"{one}://" for one in ("postgresql", "qdrant", "chroma", "lancedb"))
+        known = ", ".join(f"{one}://" for one in ("postgresql", "qdrant", "chroma", "lancedb", "milvus"))
         raise InputError(f"vectors come from a file, {known}; got {scheme}://")
     kind = _STORES[scheme]
     if list(given) != [kind]:
@@ -175,6 +185,10 @@ def _in_store(place: str, given: dict[str, str], names: dict[str, str | None], o
         if any(names.values()):
             raise InputError("records of Chroma have one id and one vector: leave id= and vector= out of the address")
         return chroma_collection(place, name, old)
+    if scheme.startswith("milvus"):
+        if names["id"] is not None:
+            raise InputError("entities of Milvus have one id, the primary key: leave id= out of the address")
+        return milvus_collection(place, name, names["vector"])
     if kind == "collection":
         return qdrant_collection(place, name, names["vector"], names["id"])
     columns = names["id"] or "id", names["vector"] or "vector"

@@ -12,7 +12,15 @@ anything is stored, so import while nobody writes there. All ids are kept in mem
 from fixstar.gallery.foreign.chroma import chroma_collection
 from fixstar.gallery.foreign.faiss import faiss_index
 from fixstar.gallery.foreign.lance import lance_table
+from fixstar.gallery.foreign.milvus import milvus_collection
 from fixstar.gallery.foreign.postgres import postgres_table
 from fixstar.gallery.foreign.qdrant import qdrant_collection
 
-__all__ = ["chroma_collection", "faiss_index", "lance_table", "postgres_table", "qdrant_collection"]
+__all__ = [
+    "chroma_collection",
+    "faiss_index",
+    "lance_table",
+    "milvus_collection",
+    "postgres_table",
+    "qdrant_collection",
+]
