@@ -299,6 +299,7 @@ def methods_page() -> Iterator[Claim | Quote]:
         [*upgrades("polaris").gain(kind="auto - v1"), *upgrades("polaris_confirm").gain(kind="auto - v1")],
     )
     yield from _seven_tasks()
+    yield from _lent()
     yield from _more_tasks()
     yield from _parts()
     for capacity in (100, 1000, 3000, 10_000, 30_000):
@@ -429,6 +430,25 @@ def _parts() -> Iterator[Claim | Quote]:
 # The papers' experiments
 
 
+def _lent() -> Iterator[Claim | Quote]:
+    """HOC and FD with what Polaris has, on class order 1."""
+    lendings = {
+        "": ("", "seed0"),
+        ", K = 10,000": ("K=10000__", "seed0"),
+        ", K = 10,000, first model": ("with_first=True__K=10000__", "seed0"),
+        ", K = 10,000, rotated classes": ("with_rotated=True__K=10000__", "seed0__e40"),
+        ", K = 10,000, both": ("with_rotated=True__with_first=True__K=10000__", "seed0__e40"),
+    }
+    rows = {}
+    for method in ("fd", "hoc"):
+        for words, (special, end) in lendings.items():
+            rows[method.upper() + words] = bench(f"cifar100-10_7__{method}__{special}".removesuffix("__"), end=end)
+    rows["Polaris"] = polaris(7, (1,))
+    for label, runs in rows.items():
+        figures = [*runs.mean("template", *ALL), *runs.mean("image", *ALL)]
+        yield Claim(METHODS, f"| {label} |" + " {} |" * 6, figures)
+
+
 def benchmarks_page() -> Iterator[Claim | Quote]:
     """The hand-written tables; the sections of single benchmarks are compared whole."""
     yield from _replaced()
@@ -438,6 +458,20 @@ def benchmarks_page() -> Iterator[Claim | Quote]:
     yield Claim(BENCHMARKS, "| folds as drawn" + " | {} ± {}" * 6 + " |", drawn)
     yield from _kept_epochs()
     yield from _one_run_each()
+    yield from _published_loop()
+
+
+def _published_loop() -> Iterator[Claim | Quote]:
+    """Training accuracies of HOC's public code with the settings of its paper's table 1."""
+    runs = content("authors_hoc.json")["runs"]
+    first, second = runs["2 tasks"]["epochs"]
+    accuracies = [accuracy for _, accuracy in second]
+    yield Claim(
+        BENCHMARKS,
+        "the first task ends at {} % training accuracy. In the\n  second it stays between {} and {} % through all {} epochs",
+        [first[-1][1], min(accuracies), max(accuracies), len(second)],
+    )
+    yield Claim(BENCHMARKS, "With 7 tasks the second one ends at {} %.", [runs["7 tasks"]["epochs"][1][-1][1]])
 
 
 def _replaced() -> Iterator[Claim | Quote]:
@@ -675,7 +709,6 @@ def free_successors() -> Iterator[Claim | Quote]:
 
     below = [ordinary.level(free, "v2", one) - ordinary.level(vega, "v2", one) for one in ordinary.PROTOCOLS]
     yield Claim(TRANSLATION, "it is {} points below the control by nearest image and {} by class", below)
-    assert max(round(one, 1) for one in below) == 0.5
     yield Claim(README, "within {} points of a model that was trained the same way", [max(below)])
     one = gains("one")
     two = gains("two")
@@ -688,6 +721,17 @@ def free_successors() -> Iterator[Claim | Quote]:
     yield Claim(README, "the smallest: {} and {} points by nearest", [found[0] for found in photos])
     characters = [gains(kind, ordinary.GROUPS["characters"])[0] for kind in ("one", "two")]
     yield Claim(TRANSLATION, "On characters it is {} and {}.", characters)
+    equal = []
+    for way, kind in (("vega-short", "one"), ("bct", "direct"), ("independent", "fct")):
+        mine = ordinary.runs_of(runs, way, ordinary.ORDINARY)
+        start = ordinary.level(mine, "v1", "image")
+        equal += [ordinary.level(mine, kind, "image") - start, ordinary.level(mine, "v2", "image") - start]
+    yield Claim(
+        TRANSLATION,
+        "{} points at once and {} with everything embedded again by nearest image, BCT {} and {}, and FCT over the "
+        "independent model {} and {}.",
+        equal,
+    )
     gates = [Counter(run["gate"][on] for case in vega for run in case) for on in ("labelled", "held out")]
     assert not any(gate["refuse"] for gate in gates), "an upgrade was refused"
     passed = [gate["pass"] for gate in gates]

@@ -769,6 +769,8 @@ RIVALS = (
     Row("free, our translation, two models", "free", "two"),
     Row("**Vega**, one model per query", "vega", "one", "area"),
     Row("**Vega**, two models per query", "vega", "two"),
+    Row("Vega, as few passes as the others, one model", "vega-short", "one", "area"),
+    Row("Vega, as few passes as the others, two models", "vega-short", "two"),
 )
 SHORT = tuple(row.label for row in RIVALS if "Drift" not in row.label and "our" not in row.label)
 LEARNT = "photos-50+50"
