@@ -468,7 +468,8 @@ def _published_loop() -> Iterator[Claim | Quote]:
     accuracies = [accuracy for _, accuracy in second]
     yield Claim(
         BENCHMARKS,
-        "the first task ends at {} % training accuracy. In the\n  second it stays between {} and {} % through all {} epochs",
+        "the first task ends at {} % training accuracy. In the\n"
+        "  second it stays between {} and {} % through all {} epochs",
         [first[-1][1], min(accuracies), max(accuracies), len(second)],
     )
     yield Claim(BENCHMARKS, "With 7 tasks the second one ends at {} %.", [runs["7 tasks"]["epochs"][1][-1][1]])
