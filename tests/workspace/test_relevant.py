@@ -48,6 +48,24 @@ def beir(folder: Path, queries: int, seed: int = 5) -> tuple[Path, Path]:
     return folder / "queries.jsonl", folder / "test.tsv"
 
 
+def test_stored_texts_are_not_embedded_again_by_the_model_that_embedded_them(
+    notes: Workspace, servers: tuple[FakeServer, FakeServer], tmp_path: Path
+) -> None:
+    files = beir(tmp_path / "beir", 60)
+    notes.check("v2", relevant=files, progress=False)  # fits what is missing
+    expected = notes.last_check("v2")
+    for server in servers:
+        server.requests.clear()
+    check = notes.check("v2", relevant=files, progress=False)
+    stored = {text for text, _ in DOCUMENTS}
+    asked = [[text for body in server.requests for text in body["input"]] for server in servers]
+    assert sum(text in stored for text in asked[0]) == 1
+    assert sum(text not in stored for text in asked[0]) >= 60  # the queries
+    assert sum(text in stored for text in asked[1]) == len(DOCUMENTS)
+    assert expected is not None
+    assert check.cells[0].self_test == pytest.approx(expected.cells[0].self_test)
+
+
 def test_relevant_items_judge_and_the_version_is_deployed(notes: Workspace, tmp_path: Path) -> None:
     check = notes.check("v2", relevant=beir(tmp_path / "beir", 240), progress=False)
     assert check.outcome == "pass"

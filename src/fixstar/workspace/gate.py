@@ -198,7 +198,7 @@ def check_relevance(
     registry.checked(version)
     models = [one.name for one in searched if one.has_model]
     ordered = [name for name in registry.names() if name in models]
-    made = features(known.queries, known.gallery, [*ordered, version])
+    made = [known.features(features, name) for name in [*ordered, version]]
     check, chosen = judge_relevance(made, searched, known, rules)
     check = _with_files(check, chosen, keep)
     when = datetime.now(UTC).isoformat(timespec="seconds")

@@ -8,29 +8,50 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fixstar.data.image_set import ImageSet
 from fixstar.errors import InputError
+from fixstar.evaluation import VersionFeatures
 from fixstar.evaluation.relevance import Relevant, matched, query_texts, read_relevance
-from fixstar.gallery import Gallery
+from fixstar.gallery import Gallery, Item
 from fixstar.workspace.items import text_of
 
 _AT_ONCE = 1000  # items read from the gallery
 
 
 class KnownRelevant(NamedTuple):
-    """Queries, the stored texts that they search, and which of them are relevant; ``stored`` counts the gallery."""
+    """Queries, the stored texts that they search, and which of them are relevant; ``stored`` counts the gallery.
+
+    ``vectors`` are those that are stored, by version: the row of each among the texts, and its vector.
+    """
 
     queries: ImageSet
     gallery: ImageSet
     relevant: Relevant
     stored: int
     data: dict[str, Any]
+    vectors: Mapping[str, Mapping[int, NDArray[np.float32]]]
+
+    def features(
+        self, embed: Callable[[ImageSet, ImageSet, Sequence[str]], Sequence[VersionFeatures]], version: str
+    ) -> VersionFeatures:
+        """Queries and texts as a version embeds them. Texts whose vectors are stored are not embedded again."""
+        known = self.vectors.get(version, {})
+        missing = [row for row in range(len(self.gallery)) if row not in known]
+        rows = missing or [0]  # one at least: features are never empty
+        (made,) = embed(self.queries, self.gallery.take(np.array(rows)), [version])
+        gallery = np.empty((len(self.gallery), made.gallery.shape[1]), np.float32)
+        gallery[rows] = made.gallery
+        for row, vector in known.items():
+            gallery[row] = vector
+        return replace(made, gallery=gallery)
 
 
 def known_relevant(gallery: Gallery, files: Sequence[Path], most: int, seed: int) -> KnownRelevant:
@@ -54,22 +75,35 @@ def known_relevant(gallery: Gallery, files: Sequence[Path], most: int, seed: int
     relevant = matched(wanted, list(texts), names)
     asked = [list(texts.values())[row] for row in relevant.queries.tolist()]
     name = " and ".join(Path(file).name for file in files)
+    items = _items_of(gallery, names)
+    vectors: dict[str, dict[int, NDArray[np.float32]]] = {}
+    for row, item in enumerate(items):
+        if item is not None:
+            vectors.setdefault(item.version, {})[row] = item.vector
     return KnownRelevant(
         queries=_as_set(asked, "queries"),
-        gallery=_as_set(_texts_of(gallery, names), "items"),
+        gallery=_as_set([_text(item) for item in items], "items"),
         relevant=relevant,
         stored=len(stored),
+        vectors=vectors,
         data={"name": name, "source": "relevant", "images": len(names), "fingerprint": _digest(asked, names, wanted)},
     )
 
 
-def _texts_of(gallery: Gallery, names: Sequence[str]) -> list[str]:
-    found: list[str] = []
+def _items_of(gallery: Gallery, names: Sequence[str]) -> list[Item | None]:
+    """The items of these names; None for one that was deleted meanwhile."""
+    found: list[Item | None] = []
     for start in range(0, len(names), _AT_ONCE):
         part = names[start : start + _AT_ONCE]
         items = gallery.get(part)
-        found += [text_of(items[name]) or "" for name in part]
+        found += [items.get(name) for name in part]
     return found
+
+
+def _text(item: Item | None) -> str:
+    if item is None:
+        return ""
+    return text_of(item) or ""
 
 
 def _as_set(texts: Sequence[str], name: str) -> ImageSet:
