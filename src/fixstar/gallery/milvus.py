@@ -9,11 +9,11 @@ that finds the server sends them. What was sent is a number in Milvus itself: al
 A search first compares it with the revision of the items, and sends what is missing, no matter who wrote it. It is
 stored after the vectors, so a kill in between costs nothing but sending them again, and sending twice changes nothing.
 
-A server that was killed may lose vectors that it took, also some seconds after it is back (Milvus issue 46851). So a
-gallery that was opened or met a failure compares before it answers, and later again, at most every minute: the number
-of vectors of each version, and which of the last thousand revisions are there. Where they differ, all numbers are
-compared; vectors that are missing are sent again, and old ones deleted. After a failure, the server first writes what
-it has to its disk: what it loses, it loses then.
+A server that was killed was seen to lose vectors that it took, also some seconds after it was back. So a gallery that
+was opened or met a failure compares before it answers, and later again, at most every minute: the number of vectors of
+each version, and which of the last thousand revisions are there. Where they differ, all numbers are compared; vectors
+that are missing are sent again, and old ones deleted. After a failure, the server first writes what it has to its disk:
+what it loses, it loses then.
 
 Milvus finds candidates by the inner product, in float32. Each is read from the items: its vector gives the exact score,
 its payload decides about the filter, and its revision whether it is still the one that was sent. Copies of items that
