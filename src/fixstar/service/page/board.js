@@ -231,7 +231,7 @@ async function deployWithOldQueries(name, status, backfilling, moved) {
     title: `Deploy ${name}, and keep old queries for old vectors?`,
     says: [
       `New ${itemKind()}s and queries are embedded by ${name} from now on${status.deployed ? `, instead of ${status.deployed}` : ""}.`,
-      "Vectors of older versions are searched by their own models: they find what they find now, and cost one more forward pass per query.",
+      "Vectors of older versions are searched by their own models: they find what they find now. Once items have new vectors, that costs one more forward pass per query.",
       ...(backfilling ? [ENDS] : []),
       "You can roll back at any time.",
     ],
