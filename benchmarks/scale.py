@@ -67,7 +67,7 @@ def read_constants() -> Constants:
         exact_ns=wide["open"]["exact_ms"] * 1e6 / 100_000,
         write_rate=wide["fill"]["backfill_per_second"],
         embed_rate=card,
-        map_rate=translated["vectors"][0] / translated["first_exact_seconds"] / translated["cores"],
+        map_rate=translated["vectors"][0] / translated["carried_seconds"] / translated["cores"],
     )
 
 
@@ -238,7 +238,7 @@ def report(constants: Constants, cluster: Cluster, queries: int = 20_000) -> Fig
     batch = 4096
     batches = math.ceil(cluster.vectors / batch)
     seconds = batch / constants.embed_rate
-    return rounded(
+    found: Figures = rounded(
         {
             "constants": asdict(constants),
             "cluster": asdict(cluster),
@@ -264,6 +264,7 @@ def report(constants: Constants, cluster: Cluster, queries: int = 20_000) -> Fig
             ],
         }
     )
+    return found
 
 
 def printed(found: Figures) -> Sequence[str]:

@@ -10,10 +10,11 @@ A search first compares it with the revision of the items, and sends what is mis
 stored after the vectors, so a kill in between costs nothing but sending them again, and sending twice changes nothing.
 
 A server that was killed was seen to lose vectors that it took, also some seconds after it was back. So a gallery that
-was opened or met a failure compares before it answers, and later again, at most every minute: the number of vectors of
-each version, and which of the last thousand revisions are there. Where they differ, all numbers are compared; vectors
-that are missing are sent again, and old ones deleted. After a failure, the server first writes what it has to its disk:
-what it loses, it loses then.
+was opened or met a failure compares before it answers, and later again, every minute: the number of vectors of each
+version, and which of the last thousand revisions are there. For a minute after a failure each search compares when it
+has its answer too, and is answered again if something was lost meanwhile. Where they differ, all numbers are compared;
+vectors that are missing are sent again, and old ones deleted. After a failure, the server first writes what it has to
+its disk: what it loses, it loses then.
 
 Milvus finds candidates by the inner product, in float32. Each is read from the items: its vector gives the exact score,
 its payload decides about the filter, and its revision whether it is still the one that was sent. Copies of items that
@@ -81,8 +82,9 @@ _COMPARED = {"eq": "==", "gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 _HNSW = {"M": 16, "efConstruction": 200}
 _EF_SEARCH = 100
 _PAUSE = 10.0  # seconds after a failure in which writes do not wait for Milvus
-_TRUSTED = 60.0  # seconds in which a server that had everything is believed to have it still, at most
-_TRUSTED_FIRST = 1.0  # and after a failure, or when it was not asked before; then twice as long each time
+_TRUSTED = 60.0  # seconds in which a server that had everything is believed to have it still
+_WATCHED = 60.0  # seconds after a failure in which it is not: every search looks again when it has its answer
+_ROUNDS = 3  # answers during which vectors were lost; then the items' own gallery answers
 _INDEXING = 0.2  # seconds between two looks whether an index is finished
 _INDEXED_WITHIN = 600.0
 _NEWEST = 1_000  # revisions of which a look compares each
@@ -419,8 +421,8 @@ class MilvusGallery(Gallery):
         self._seen: int | None = None  # the revision of the items when all had been sent
         self._sent: int | None = None
         self._away_until = 0.0
-        self._trusted = _TRUSTED_FIRST
         self._trusted_until = 0.0
+        self._watched_until = 0.0
         self._failures: int | None = None  # of the server, when it was last found to have everything
         self._server.sent(items.created())
 
@@ -644,10 +646,24 @@ class MilvusGallery(Gallery):
         return self._server.failures == self._failures and time.monotonic() < self._trusted_until
 
     def _trust(self, failures: int) -> None:
-        """Believe that the server has everything, for longer each time that this was so."""
-        self._trusted = min(2 * self._trusted, _TRUSTED) if failures == self._failures else _TRUSTED_FIRST
+        """Believe that the server has everything, for a while; after a failure, watch it first."""
+        now = time.monotonic()
+        if self._failures not in (None, failures):
+            self._watched_until = now + _WATCHED
         self._failures = failures
-        self._trusted_until = time.monotonic() + self._trusted
+        self._trusted_until = now + _TRUSTED
+
+    def _stayed_whole(self) -> bool:
+        """Whether the server has lost nothing while it answered. It is asked only while it is watched."""
+        if time.monotonic() >= self._watched_until:
+            return True
+        with self._lock:
+            if not self.read_only:
+                self._catch_up()
+            if self._looks_whole(self._sent or 0):
+                return True
+            self._trusted_until = 0.0
+            return False
 
     def _looks_whole(self, sent: int) -> bool:
         """Whether Milvus has as many vectors as there are items, and all of the newest.
@@ -712,9 +728,19 @@ class MilvusGallery(Gallery):
 
     def _answers(self, questions: Sequence[Question], queries: int, request: SearchRequest) -> list[list[Hit]] | None:
         """The best of all versions that are asked, for each query; None if Milvus cannot tell."""
-        approximate = self.address.index == "HNSW"
-        if (approximate and request.exact) or not self._is_current():
+        if self.address.index == "HNSW" and request.exact:
             return None
+        for _ in range(_ROUNDS):
+            if not self._is_current():
+                return None
+            hits = self._best(questions, queries, request)
+            if hits is None or self._stayed_whole():
+                return hits
+        return None
+
+    def _best(self, questions: Sequence[Question], queries: int, request: SearchRequest) -> list[list[Hit]] | None:
+        """The best of what Milvus has now."""
+        approximate = self.address.index == "HNSW"
         counts = self.items.count()
         numbers = self._numbers()
         test = None if request.where is None else payload_test(request.where)
