@@ -224,7 +224,7 @@ def _store(folder: Path, digests: Sequence[bytes], features: Vectors) -> None:
         "features": features,
     }
     name = hashlib.blake2b(joined, digest_size=8).hexdigest()
-    write_arrays(folder / f"{name}.safetensors", "features", {}, arrays)
+    write_arrays(folder / f"{name}.safetensors", name="features", content={}, arrays=arrays)
 
 
 def _stored(folder: Path, width: int) -> tuple[dict[bytes, int], Vectors]:
