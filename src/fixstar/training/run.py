@@ -61,8 +61,10 @@ class Training:
 
     def modules(self) -> nn.ModuleDict:
         """Everything that is trained or saved."""
-        extra = self.objective.module
-        return nn.ModuleDict({"encoder": self.encoder} | ({} if extra is None else {"objective": extra}))
+        modules: dict[str, nn.Module] = {"encoder": self.encoder}
+        if self.objective.module is not None:
+            modules["objective"] = self.objective.module
+        return nn.ModuleDict(modules)
 
     def trained(self, stage: Stage) -> nn.Module:
         """What a stage updates."""

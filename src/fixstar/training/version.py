@@ -144,9 +144,13 @@ def train_version(
     upgrade = plan.upgrade(encoder, teacher, held._replace(images=readable), features)
     upgrade = replace(upgrade, first=first)
     fingerprint = plan.fingerprint()
+    objective = method.objective(upgrade)
+    select = None
+    if validation is not None and predecessor is not None:
+        select = validation.select(predecessor, features)
     run = Training(
         encoder=encoder,
-        objective=method.objective(upgrade),
+        objective=objective,
         batches=batches,
         recipe=settings.recipe,
         teacher=teacher if "old model" in method.needs else None,  # its classifier alone needs no forward pass
@@ -159,7 +163,7 @@ def train_version(
         progress=progress,
         maps=method.maps,
         frozen=settings.frozen,
-        select=validation.select(predecessor, features) if validation is not None and predecessor is not None else None,
+        select=select,
     )
     log = train(run)
     encoder.about = plan.about(log)
