@@ -293,7 +293,7 @@ def test_an_upgrade_that_was_cut_off_goes_on_to_the_same_weights(
     Workspace(whole).upgrade(images, options)
     keep = keep_held_out
 
-    def full_disk(*_: object) -> None:
+    def full_disk(*_: object, **__: object) -> None:
         raise OSError("no space left")
 
     monkeypatch.setattr(training, "keep_held_out", full_disk)

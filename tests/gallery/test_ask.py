@@ -699,10 +699,10 @@ def test_a_server_scores_candidates_in_full() -> None:
     expected = {
         (q, int(name)): score for q, best in enumerate(slowly(items, [reference], 6)) for name, _, score in best
     }
-    scores = postgres.full_scores(postgres._wide(asked), rows[place], query, place)
+    scores = postgres.full_scores(postgres.in_float64(asked), rows[place], query, place)
     np.testing.assert_allclose(scores, [expected[int(q), int(n)] for q, n in zip(query, place, strict=True)], atol=1e-6)
     assert mapping.given == 4  # each item once
-    nothing = postgres.full_scores(postgres._wide(asked), rows[:0], query[:0], place[:0])
+    nothing = postgres.full_scores(postgres.in_float64(asked), rows[:0], query[:0], place[:0])
     assert nothing.shape == (0,)
 
 

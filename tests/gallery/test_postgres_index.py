@@ -91,9 +91,9 @@ def test_few_items_that_pass_a_filter_are_compared_without_the_index(
 ) -> None:
     asked: list[bool] = []
 
-    def recorded(*given: Any) -> str:
-        asked.append(given[-1])
-        return candidates_query(*given)
+    def recorded(number: int, **given: Any) -> str:
+        asked.append(given["approximate"])
+        return candidates_query(number, **given)
 
     rows = vectors(300, 8)
     gallery.upsert("v1", [f"{i:04}" for i in range(300)], rows, [{"few": i < passing} for i in range(300)])

@@ -54,9 +54,9 @@ def test_a_full_disk_under_the_gallery(space: Workspace, caplog: pytest.LogCaptu
     with client(space) as http:
         write_items = sqlite._write_items
 
-        def little_room(db: sqlite3.Connection, *rest: Any) -> None:
+        def little_room(db: sqlite3.Connection, **rest: Any) -> None:
             db.execute("PRAGMA max_page_count = 1")  # SQLite takes the pages there are: none may come
-            write_items(db, *rest)
+            write_items(db, **rest)
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("fixstar.gallery.sqlite._write_items", little_room)

@@ -154,7 +154,7 @@ def test_a_replacement_that_has_not_grown_is_grown_first() -> None:
 def test_the_teacher_is_zero_in_the_new_dimensions(name: str, first: Version, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    def kept(new: torch.Tensor, old: torch.Tensor, *_: object) -> torch.Tensor:
+    def kept(new: torch.Tensor, old: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
         seen.append((new, old))
         return (new * old).sum() * 0
 

@@ -187,9 +187,9 @@ def test_a_checkpoint_of_other_stored_vectors_is_refused(tmp_path: Path, monkeyp
     vectors, labels = np.random.default_rng(0).standard_normal((8, 64)), np.arange(8) % 2
     prints: list[str] = []
 
-    def note(path: Path, model: torch.nn.Module, fingerprint: str, *parts: Any) -> Any:
+    def note(path: Path, model: torch.nn.Module, fingerprint: str, **parts: Any) -> Any:
         prints.append(fingerprint)
-        return load_checkpoint(path, model, fingerprint, *parts)
+        return load_checkpoint(path, model, fingerprint, **parts)
 
     monkeypatch.setattr("fixstar.training.loop.load_checkpoint", note)
     data: ImageSet = stripes(2)

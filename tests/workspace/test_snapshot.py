@@ -213,7 +213,7 @@ class TestRefused:
         ("name", "entry", "seen"),
         [
             ("state/run", ["ab" * 32, 3, 0o4755], "up to 0o777 are restored"),
-            ("state/\0", ["ab" * 32, 3, 0o644], "no file is called"),
+            ("state/\0", ["ab" * 32, 3, 0o644], "not a possible file name"),
             ("state/\ud800", ["ab" * 32, 3, 0o644], "surrogates not allowed"),
             ("state/run", [5, 3, 0o644], "not 64 hexadecimal digits"),
             ("state/run", ["../../../../etc/passwd", 3, 0o644], "not 64 hexadecimal digits"),

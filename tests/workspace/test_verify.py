@@ -170,9 +170,9 @@ def test_a_damaged_log_is_told(tmp_path: Path) -> None:
         assert opened(log[:place] + bytes(50) + b"\1" + log[place + 51 :]) == 4
     for place in (9, 20, 30, 40, 50, len(log) // 2):
         damaged = log[:place] + bytes([log[place] ^ 1]) + log[place + 1 :]
-        with pytest.raises(GalleryUnavailableError, match="cannot be read any more") as caught:
+        with pytest.raises(GalleryUnavailableError, match="can no longer be read") as caught:
             opened(damaged)
-        readable = re.search(r"behind its first ([\d,]+) bytes", str(caught.value))
+        readable = re.search(r"after its first ([\d,]+) bytes", str(caught.value))
         assert readable is not None
         cut = damaged[: int(readable[1].replace(",", ""))]
         assert opened(cut) <= 4

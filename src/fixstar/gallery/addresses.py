@@ -77,17 +77,25 @@ def has_secret(address: str) -> bool:
 
 def _end_of_user(rest: str) -> int:
     """Where user and password end: at the last @ before the query, or where libpq ends them, at an @ before any /."""
-    if (last := rest.partition("?")[0].rfind("@")) >= 0:
+    last = rest.partition("?")[0].rfind("@")
+    if last >= 0:
         return last
     before, at, _ = rest.partition("@")
-    return len(before) if at and "/" not in before else 0
+    if at and "/" not in before:
+        return len(before)
+    return 0
 
 
 def _hidden(part: str) -> str:
     name, equals, value = part.partition("=")
-    if unquote(name).lower() == "items" and has_secret(within := unquote(value)):  # an address within an address
-        return f"{name}={without_secret(within)}"
-    return f"{name}={_HIDDEN}" if equals and value and unquote(name).lower() in _SECRET else part
+    plain = unquote(name).lower()
+    if plain == "items":  # an address within an address
+        within = unquote(value)
+        if has_secret(within):
+            return f"{name}={without_secret(within)}"
+    if equals and value and plain in _SECRET:
+        return f"{name}={_HIDDEN}"
+    return part
 
 
 @dataclass(frozen=True)
@@ -112,7 +120,12 @@ def parse_postgres_address(url: str) -> PostgresAddress:
     settings = _settings(head + ("?" + "&".join(rest) if rest else ""))
     host, port, database = (settings.get(name, "") for name in ("host", "port", "dbname"))
     place = f"{host or 'the default host'}{port and ':' + port}/{database or 'the default database'}"
-    return PostgresAddress(_conninfo(settings), schema, f"gallery {schema!r} at {place}", settings.get("password", ""))
+    return PostgresAddress(
+        conninfo=_conninfo(settings),
+        schema=schema,
+        shown=f"gallery {schema!r} at {place}",
+        password=settings.get("password", ""),
+    )
 
 
 def _check_names(names: Sequence[str]) -> None:
@@ -139,7 +152,8 @@ def _settings(url: str) -> dict[str, str]:
         settings = {name: str(value) for name, value in conninfo_to_dict(url).items() if value is not None}
     except (ProgrammingError, ValueError):
         raise GalleryError(_NOT_UNDERSTOOD) from None
-    port, places = settings.get("port", ""), settings.get("host", "") + settings.get("dbname", "")
+    port = settings.get("port", "")
+    places = settings.get("host", "") + settings.get("dbname", "")
     if "@" in places or (port and not port.replace(",", "").isdigit()):  # a password with @ or / was cut in two
         raise GalleryError(_NOT_UNDERSTOOD)
     return settings
@@ -186,7 +200,8 @@ def parse_qdrant_address(url: str) -> QdrantAddress:
             f"a key must not be part of an address: put it into the environment variable {_KEY}, and {form}"
         )
     try:
-        host, port = parts.hostname, parts.port or 6333
+        host = parts.hostname
+        port = parts.port or 6333
     except ValueError as error:
         raise GalleryError(f"{shown}: {error}; {form}") from error
     if not host or parts.path.strip("/"):

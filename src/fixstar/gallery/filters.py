@@ -54,7 +54,8 @@ def payload_test(where: Where) -> Callable[[Payload], bool]:
     if (values := sum(_count(operand) for _, _, operand in wanted)) > _MAX_VALUES:
         raise GalleryError(f"a filter has up to {_MAX_VALUES:,} values, got {values:,}")
     tests = [(field, _operation(field, name, operand)) for field, name, operand in wanted]
-    end, asked = time.thread_time() + _SECONDS, 0
+    end = time.thread_time() + _SECONDS
+    asked = 0
 
     def passes(payload: Payload) -> bool:
         nonlocal asked
@@ -70,7 +71,9 @@ def payload_test(where: Where) -> Callable[[Payload], bool]:
 
 
 def _count(operand: Any) -> int:
-    return sum(map(_count, operand)) if isinstance(operand, (list, tuple)) else 1
+    if isinstance(operand, (list, tuple)):
+        return sum(map(_count, operand))
+    return 1
 
 
 def filter_key(where: Where) -> str:
@@ -104,7 +107,8 @@ def _operation(field: str, name: str, operand: Any) -> _Test:
         return lambda value: _key(value) == key
     if name == "ne":
         return lambda value: value is not _MISSING and _key(value) != key
-    kind, compare = _kind(operand), _ORDERS[name]
+    kind = _kind(operand)
+    compare = _ORDERS[name]
     if kind not in (float, str):
         raise GalleryError(f"field {field!r}: {name!r} takes a number or a string, got {operand!r}")
     return lambda value: _kind(value) is kind and bool(compare(value, operand))
@@ -112,7 +116,9 @@ def _operation(field: str, name: str, operand: Any) -> _Test:
 
 def _kind(value: Any) -> type:
     """All numbers are of one kind, true and false of another."""
-    return float if isinstance(value, (int, float)) and not isinstance(value, bool) else type(value)
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float
+    return type(value)
 
 
 def _key(value: Any) -> Hashable:

@@ -60,7 +60,8 @@ _SPARE = 6  # requested beyond k, at least: rounding may swap neighbours
 _LEAST = 8  # if less than an eighth of the rows may be found, searching those exactly is as fast
 _CHUNK = 128  # rows linked between two checks whether to stop: about 0.1 s
 _PAGE = 4096  # rows read at once
-_SAMPLE, _NEAREST = 200, 10  # queries and neighbours of the recall that is reported
+_SAMPLE = 200  # queries of the recall that is reported
+_NEAREST = 10  # neighbours of the recall that is reported
 _LARGEST = 127  # of a code
 _REACH = 8  # components beyond this many root mean squares are clipped
 _TINY = 1e-30  # for queries that are 0 in another version's space
@@ -69,7 +70,8 @@ _MAGIC = b"fixstar hnsw 3\n"
 _PIECE = 1 << 20
 _LARGE_PAGE = 2 << 20
 _STEP = 16 << 20  # bytes moved at once: about 20 ms
-_WANTED, _NOW = 14, 25  # MADV_HUGEPAGE; MADV_COLLAPSE, unknown to older kernels, which move pages in time
+_WANTED = 14  # MADV_HUGEPAGE
+_NOW = 25  # MADV_COLLAPSE; older kernels do not know it and move the pages later
 _SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 Digests = NDArray[np.uint32]
@@ -81,7 +83,7 @@ class Codes:
 
     Many features share a large mean; removing it changes no ranking. The few components beyond eight times the usual
     size are clipped, so that one odd vector does not cost all others their precision. Each query has its own scale,
-    which changes no ranking either. Queries are rounded here because FAISS drops what stands behind the point.
+    which changes no ranking either. Queries are rounded here because FAISS truncates them.
     """
 
     mean: Floats
@@ -113,12 +115,14 @@ class Codes:
 
 def fitted_codes(pages: Iterable[Floats], again: Iterable[Floats], width: int) -> Codes:
     """The codes for vectors that are read page by page, twice."""
-    total, count = np.zeros(width), 0
+    total = np.zeros(width)
+    count = 0
     for vectors in pages:
         total += vectors.sum(axis=0, dtype=np.float64)
         count += len(vectors)
     mean = (total / max(count, 1)).astype(np.float32)
-    squares, largest = 0.0, 0.0
+    squares = 0.0
+    largest = 0.0
     for vectors in again:
         off = vectors - mean
         squares += float(np.einsum("ij,ij->", off, off, dtype=np.float64))
@@ -142,9 +146,14 @@ class HnswIndex:
     """
 
     def __init__(self, graph: Any, numbers: Numbers, digests: Digests, codes: Codes, recall: float | None) -> None:
-        self.graph, self.numbers, self.digests, self.codes, self.recall = graph, numbers, digests, codes, recall
+        self.graph = graph
+        self.numbers = numbers
+        self.digests = digests
+        self.codes = codes
+        self.recall = recall
         self.last = int(numbers[-1])
-        stored, links = engine().downcast_index(graph.storage).codes, graph.hnsw.neighbors
+        stored = engine().downcast_index(graph.storage).codes
+        links = graph.hnsw.neighbors
         use_large_pages(int(stored.data()), stored.size())
         use_large_pages(int(links.data()), 4 * links.size())
         self._lock = threading.Lock()
@@ -160,7 +169,8 @@ class HnswIndex:
         if max(k, _LEAST) * _LEAST > choice.size or choice.size * _LEAST < len(self.numbers):
             return rows.candidates(queries, k, allowed)
         query, node = self._ask(queries, k, choice)
-        found, count = [(query, place[node])], np.bincount(query, minlength=len(queries))
+        found = [(query, place[node])]
+        count = np.bincount(query, minlength=len(queries))
         if count.min() < k:  # nearly all neighbours of some are excluded
             missed = np.flatnonzero(count < k)
             query, row = rows.candidates(queries[missed], k, allowed)
@@ -188,11 +198,15 @@ class HnswIndex:
         if nodes.item(k - 1) < 0:
             return None
         row: Indices = whole[1].take(nodes[score >= score.item(k - 1) - rounding])  # nearest first
-        return row if whole[2] == rows.end else np.concatenate([row, rows.candidates(query, k, None, whole[2])[1]])
+        if whole[2] == rows.end:
+            return row
+        return np.concatenate([row, rows.candidates(query, k, None, whole[2])[1]])
 
     def _all_of(self, rows: Rows) -> tuple[weakref.ref[Rows], Indices, int] | None:
         place, choice = self._look(rows, rows.allowed(None))
-        return (weakref.ref(rows), place, rows.after(self.last)) if choice.mask is None else None
+        if choice.mask is None:
+            return weakref.ref(rows), place, rows.after(self.last)
+        return None
 
     def lag(self, rows: Rows) -> tuple[int, int]:
         """How many rows were added since, and how many in the index were removed."""
@@ -219,7 +233,8 @@ class HnswIndex:
         """The rows of the nodes, and which of them may be found; cached until the rows change."""
         with self._lock:  # searches run in parallel
             if self._places is None or self._places[0] != rows.layout:
-                self._places, self._chosen = (rows.layout, rows.find(self.numbers)), None
+                self._places = (rows.layout, rows.find(self.numbers))
+                self._chosen = None
             place = self._places[1]
             if self._chosen is None or self._chosen[0] != rows.layout or self._chosen[1] is not allowed:
                 self._chosen = rows.layout, allowed, _choice(place, allowed)
@@ -263,10 +278,15 @@ def build_hnsw(
         graph.hnsw.efConstruction = BREADTH_BUILDING
         first_look, second_look = ((vectors for _, vectors in rows.pages(0, _PAGE)) for _ in range(2))
         codes = fitted_codes(first_look, second_look, rows.width)
-        numbers, digests, first = [], [], 0
+        numbers = []
+        digests = []
+        first = 0
     else:
-        graph, codes, first = faiss.clone_index(base.graph), base.codes, rows.after(base.last)
-        numbers, digests = [base.numbers], [base.digests]
+        graph = faiss.clone_index(base.graph)
+        codes = base.codes
+        first = rows.after(base.last)
+        numbers = [base.numbers]
+        digests = [base.digests]
         _measure_by(graph, faiss.METRIC_L2)
     for some, vectors in rows.pages(first, _CHUNK * threads):
         if not keep_going():
@@ -275,7 +295,9 @@ def build_hnsw(
         numbers.append(some)
         digests.append(row_digests(vectors))
     _measure_by(graph, faiss.METRIC_INNER_PRODUCT)
-    index = HnswIndex(graph, np.concatenate(numbers), np.concatenate(digests), codes, None)
+    index = HnswIndex(
+        graph=graph, numbers=np.concatenate(numbers), digests=np.concatenate(digests), codes=codes, recall=None
+    )
     index.recall = _recall(index, rows, keep_going)
     return None if index.recall is None else index
 
@@ -302,21 +324,24 @@ def _recall(index: HnswIndex, rows: Rows, keep_going: Callable[[], bool]) -> flo
     row = rows.find(index.numbers)
     row = row[row >= 0]
     asked = rows.vectors(row[np.linspace(0, len(row) - 1, min(_SAMPLE, len(row))).astype(np.intp)])
-    allowed, found, there = rows.allowed(None), 0, 0
+    allowed = rows.allowed(None)
+    found = 0
+    there = 0
     for query in asked:
         if not keep_going():
             return None
         one = query[None]
         exact = _nearest(rows, one, rows.candidates(one, _NEAREST, allowed))
         quick = _nearest(rows, one, index.candidates(rows, one, _NEAREST, allowed))
-        found, there = found + len(exact & quick), there + len(exact)
+        found += len(exact & quick)
+        there += len(exact)
     return found / there
 
 
 def _nearest(rows: Rows, query: Floats, pairs: tuple[Indices, Indices]) -> set[int]:
     row = np.sort(pairs[1])
     cosine = exact_cosines(rows.vectors(row), query.astype(np.float64), pairs[0])
-    return set(row[first_of_each(pairs[0], cosine, rows.numbers(row), _NEAREST)].tolist())
+    return set(row[first_of_each(pairs[0], rank=cosine, number=rows.numbers(row), k=_NEAREST)].tolist())
 
 
 def index_path(folder: Path, version: str) -> Path:
@@ -332,7 +357,8 @@ def save_hnsw(path: Path, index: HnswIndex, version: str) -> None:
 
 
 def _write(path: Path, header: dict[str, Any], index: HnswIndex) -> None:
-    faiss, checksum = engine(), hashlib.sha256()
+    faiss = engine()
+    checksum = hashlib.sha256()
     with path.open("wb") as file:
 
         def write(content: bytes) -> int:
@@ -355,7 +381,9 @@ def load_hnsw(path: Path, version: str, rows: Rows, position: int) -> HnswIndex 
             index = _read(file, version)
     except (OSError, RuntimeError, MemoryError, *DAMAGE):  # truncated, or of an incompatible FAISS
         return None
-    return index if index is not None and _fits(index, rows, position) else None
+    if index is not None and _fits(index, rows, position):
+        return index
+    return None
 
 
 def _read(file: IO[bytes], version: str) -> HnswIndex | None:
@@ -373,7 +401,7 @@ def _read(file: IO[bytes], version: str) -> HnswIndex | None:
         return None
     known = header["codes"]
     codes = Codes(np.array(known["mean"], np.float32), known["scale"], known["length"])
-    return HnswIndex(graph, numbers, digests, codes, header["recall"])
+    return HnswIndex(graph=graph, numbers=numbers, digests=digests, codes=codes, recall=header["recall"])
 
 
 def _is_whole(file: IO[bytes]) -> bool:
@@ -410,7 +438,8 @@ def use_large_pages(address: int, size: int) -> None:
         return
     advise = ctypes.CDLL(None).madvise
     advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    first, last = -(-address // _LARGE_PAGE) * _LARGE_PAGE, (address + size) // _LARGE_PAGE * _LARGE_PAGE
+    first = -(-address // _LARGE_PAGE) * _LARGE_PAGE
+    last = (address + size) // _LARGE_PAGE * _LARGE_PAGE
     for start in range(first, last, _STEP):
         for advice in (_WANTED, _NOW):
             advise(start, min(_STEP, last - start), advice)
@@ -447,9 +476,14 @@ class IndexKeeper:
     def __init__(
         self, exact: ExactSearch, position: Callable[[], int], folder: Path, above: int, read_only: bool
     ) -> None:
-        self._exact, self._position = exact, position
-        self._folder, self._above, self._read_only = folder, above, read_only
-        self._reading, self._building, self._starting = threading.Lock(), threading.Lock(), threading.Lock()
+        self._exact = exact
+        self._position = position
+        self._folder = folder
+        self._above = above
+        self._read_only = read_only
+        self._reading = threading.Lock()
+        self._building = threading.Lock()
+        self._starting = threading.Lock()
         self._read: dict[str, object] = {}  # the state of each file when last read or written
         self._failed: set[str] = set()  # versions whose index could not be built; build() tries again
         self._thread: threading.Thread | None = None
@@ -482,11 +516,13 @@ class IndexKeeper:
         try:
             with self._building:
                 for name in versions:
-                    if len(rows := self._exact.rows[name]):
+                    rows = self._exact.rows[name]
+                    if len(rows):
                         self._build_aside(name, rows)
         finally:
             with self._starting:
-                self._asked, self._seen = self._asked - 1, None
+                self._asked -= 1
+                self._seen = None
 
     def states(self) -> list[IndexState]:
         """The indexes in use; saved ones are loaded first."""
@@ -497,7 +533,11 @@ class IndexKeeper:
         except MissingExtraError:
             return []
         indexes = {name: self._index(name) for name, rows in self._exact.rows.items() if len(rows)}
-        return [IndexState(name, KIND, len(i.numbers), i.recall) for name, i in indexes.items() if i is not None]
+        return [
+            IndexState(version=name, kind=KIND, items=len(i.numbers), recall=i.recall)
+            for name, i in indexes.items()
+            if i is not None
+        ]
 
     def close(self) -> None:
         """Stop the background thread and wait for it."""
@@ -510,7 +550,8 @@ class IndexKeeper:
         return index if isinstance(index, HnswIndex) else None
 
     def _is_due(self, name: str) -> bool:
-        rows, index = self._exact.rows[name], self._index(name)
+        rows = self._exact.rows[name]
+        index = self._index(name)
         if name in self._failed:
             return False
         if not len(rows):  # remove what is left of its index
@@ -531,7 +572,8 @@ class IndexKeeper:
         except MissingExtraError:
             self._off = True  # searches stay exact
         except BlockingIOError:
-            self._seen, self._not_before = None, time.monotonic() + _RETRY
+            self._seen = None
+            self._not_before = time.monotonic() + _RETRY
 
     def _try(self, name: str) -> None:
         """Update one version's index; a failure is reported once and does not affect other versions."""
@@ -556,11 +598,15 @@ class IndexKeeper:
             self._load(name)  # saved by another process, or before this one began
             return
         with self._building, self._held():
-            index, rows = self._index(name), self._exact.rows[name]
+            index = self._index(name)
+            rows = self._exact.rows[name]
             if not len(rows):
                 self._drop(name)
                 return
-            base = None if index is None or index.lag(rows)[1] * _GONE > len(index.numbers) else index
+            if index is None or index.lag(rows)[1] * _GONE > len(index.numbers):
+                base = None
+            else:
+                base = index
             new = build_hnsw(rows, lambda: not self._closed and not self._asked, base=base)
             if new is not None:
                 self._use(name, new)
@@ -617,9 +663,11 @@ class IndexKeeper:
     def _load(self, name: str) -> None:
         """Load a saved index, if there is one that matches the rows."""
         with self._reading:
-            state, rows = self._state(name), self._exact.rows[name]
-            is_there = state is not None and len(rows) > 0
-            index = load_hnsw(index_path(self._folder, name), name, rows, self._position()) if is_there else None
+            state = self._state(name)
+            rows = self._exact.rows[name]
+            index = None
+            if state is not None and len(rows) > 0:
+                index = load_hnsw(index_path(self._folder, name), version=name, rows=rows, position=self._position())
             self._read[name] = state
             if index is not None:
                 self._exact.indexes = {**self._exact.indexes, name: index}

@@ -92,7 +92,7 @@ def _space(shape: tuple[int, int], folder: Path | None) -> Floats:
 
 
 class _Derived:
-    """What one map makes of a segment's vectors: [room, width], computed from the front as far as anybody asked."""
+    """What one map makes of a segment's vectors: [room, width], computed from the front as far as requested."""
 
     def __init__(self) -> None:
         self.vectors: Floats | None = None
@@ -220,7 +220,8 @@ def _filled(
     part: SegmentPart, numbers: Sequence[int] | Numbers, ids: Strings, vectors: Floats, texts: Strings
 ) -> SegmentPart:
     """The part with more rows; its segment has room for them."""
-    segment, size = part.segment, part.size + len(ids)
+    segment = part.segment
+    size = part.size + len(ids)
     segment.vectors[part.size : size] = vectors
     segment.numbers[part.size : size] = numbers
     segment.ids[part.size : size] = ids
@@ -233,7 +234,8 @@ def _find(parts: Sequence[SegmentPart], numbers: Numbers) -> Indices:
     firsts = np.array([part.numbers[0] for part in parts], np.int64)
     places = np.searchsorted(firsts, numbers, "right") - 1
     for place in np.unique(places[places >= 0]).tolist():
-        part, here = parts[place], np.flatnonzero(places == place)
+        part = parts[place]
+        here = np.flatnonzero(places == place)
         local = np.searchsorted(part.numbers, numbers[here])
         found = local < part.size
         found[found] = part.numbers[local[found]] == numbers[here[found]]
@@ -243,7 +245,9 @@ def _find(parts: Sequence[SegmentPart], numbers: Numbers) -> Indices:
 
 def _of_part(part: SegmentPart, forward: Forward | None) -> Floats:
     """[size, width]: vectors as they are or under a map, without a copy."""
-    return part.segment.vectors[: part.size] if forward is None else part.segment.mapped(forward, part.size)
+    if forward is None:
+        return part.segment.vectors[: part.size]
+    return part.segment.mapped(forward, part.size)
 
 
 def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
@@ -254,7 +258,7 @@ _JSON = json.JSONDecoder()
 _FEW = 8  # below an eighth of the rows, gathering those that pass a filter is cheaper,
 _FEW_OF_ONE = 50  # and for one query, whose threads gather by themselves, below a fiftieth
 _FEW_ROWS = 128  # up to so many candidates of one query take the short way
-_FEW_MAPPED = 256  # up to so many rows of a segment are mapped alone: all of them take seconds, once
+_FEW_MAPPED = 256  # up to this many rows of a segment are mapped one by one: mapping all takes seconds, once
 
 
 class Side(NamedTuple):
@@ -278,12 +282,18 @@ class Rows:
     def __init__(
         self, width: int, parts: Sequence[SegmentPart] = (), layout: int = 0, folder: Path | None = None
     ) -> None:
-        self.width, self.parts, self.layout, self.folder = width, tuple(parts), layout, folder
+        self.width = width
+        self.parts = tuple(parts)
+        self.layout = layout
+        self.folder = folder
         self.end = self.parts[-1].end if self.parts else 0
         self._live = sum(part.live() for part in self.parts)
         self._starts = np.array([part.start for part in self.parts], np.intp)
         self._segments = [part.segment for part in self.parts]
-        self._newest = int(self.parts[-1].numbers[-1]) if self.parts else -1
+        if self.parts:
+            self._newest = int(self.parts[-1].numbers[-1])
+        else:
+            self._newest = -1
 
     def __len__(self) -> int:
         return self._live
@@ -301,9 +311,11 @@ class Rows:
         """[n, width] of n ascending rows, as they are or under a map."""
         if forward is not None:
             return _joined([segment.mapped_rows(forward, places) for segment, places in self.pieces(row)])
-        out, end = np.empty((len(row), self.width), np.float32), 0
+        out = np.empty((len(row), self.width), np.float32)
+        end = 0
         for segment, places in self.pieces(row):
-            start, end = end, end + len(places)
+            start = end
+            end += len(places)
             segment.vectors.take(places, axis=0, out=out[start:end], mode="clip")  # other modes fill a copy of out
         return out
 
@@ -361,7 +373,8 @@ class Rows:
         """[end]: the rows that a search may find; None means all."""
         if where is None:
             return self._kept
-        test, key = _verdicts(payload_test(where)), filter_key(where)
+        test = _verdicts(payload_test(where))
+        key = filter_key(where)
         mask = np.zeros(self.end, bool)
         for part in self.parts:
             mask[part.start : part.start + part.size] = part.segment.passing(key, test, part.size)
@@ -387,7 +400,10 @@ class Rows:
         for part in self.parts:
             start = max(part.start, first)
             vectors = tuple([_of_part(part, side.forward)[start - part.start :] for side in sides])
-            mask = None if allowed is None else allowed[start : part.start + part.size]
+            if allowed is None:
+                mask = None
+            else:
+                mask = allowed[start : part.start + part.size]
             yield Block(start, vectors, None if mask is None or mask.all() else mask)
 
     def _derive(self, row: Indices, sides: Sequence[Side]) -> None:
@@ -406,7 +422,10 @@ class Rows:
             return None
         mask = np.zeros(self.end, bool)
         for part in self.parts:
-            mask[part.start : part.start + part.size] = True if part.gone is None else ~part.gone[: part.size]
+            if part.gone is None:
+                mask[part.start : part.start + part.size] = True
+            else:
+                mask[part.start : part.start + part.size] = ~part.gone[: part.size]
         return mask
 
 
@@ -427,7 +446,8 @@ def all_parsed(texts: Sequence[str]) -> list[Payload]:
     try:
         payloads, end = _JSON.raw_decode(text)
     except ValueError:
-        payloads, end = [], 0
+        payloads = []
+        end = 0
     if end != len(text) or len(payloads) != len(texts):
         return list(map(parsed, texts))  # its error names the damaged one
     return payloads  # type: ignore[no-any-return]
@@ -459,31 +479,39 @@ class Draft:
     """
 
     def __init__(self, rows: Rows, expected: int = 0) -> None:
-        self._width, self._parts, self._layout, self._folder = rows.width, list(rows.parts), rows.layout, rows.folder
+        self._width = rows.width
+        self._parts = list(rows.parts)
+        self._layout = rows.layout
+        self._folder = rows.folder
         self._expected = expected
         self._old: Rows | None = rows
         self._full = max(1, min(_ROWS, _BYTES // (4 * rows.width)))
 
     def rows(self) -> Rows:
         """The new rows."""
-        return self._old if self._old is not None else Rows(self._width, self._parts, self._layout, self._folder)
+        if self._old is not None:
+            return self._old
+        return Rows(width=self._width, parts=self._parts, layout=self._layout, folder=self._folder)
 
     def append(self, numbers: Sequence[int], ids: Sequence[str], vectors: Floats, texts: Sequence[str]) -> None:
         """Add rows; their numbers are ascending and higher than all before."""
-        self._old, done = None, 0
+        self._old = None
+        done = 0
         while done < len(ids):
             if not self._parts or self._parts[-1].size == len(self._parts[-1].segment.numbers):
                 self._add_segment(len(ids) - done)
             part = self._parts[-1]
             taken = slice(done, min(len(ids), done + len(part.segment.numbers) - part.size))
             done = taken.stop
-            self._parts[-1] = _filled(part, numbers[taken], ids[taken], vectors[taken], texts[taken])
+            self._parts[-1] = _filled(
+                part, numbers=numbers[taken], ids=ids[taken], vectors=vectors[taken], texts=texts[taken]
+            )
 
     def _add_segment(self, wanted: int) -> None:
         """Make room for what is expected, or double the space, up to a full segment: small versions stay small."""
         end = self._parts[-1].end if self._parts else 0
         room = min(self._full, max(wanted, self._expected - end, end, 1024))
-        self._parts.append(SegmentPart(end, Segment(room, self._width, self._folder), 0, None))
+        self._parts.append(SegmentPart(start=end, segment=Segment(room, self._width, self._folder), size=0, gone=None))
 
     def remove(self, numbers: Sequence[int] | Numbers) -> None:
         """Remove rows; unknown numbers are ignored."""
@@ -495,7 +523,10 @@ class Draft:
         for place, part in enumerate(self._parts):
             local = row[np.searchsorted(row, part.start) : np.searchsorted(row, part.end)] - part.start
             if len(local):
-                gone = np.zeros(len(part.segment.numbers), bool) if part.gone is None else part.gone.copy()
+                if part.gone is None:
+                    gone = np.zeros(len(part.segment.numbers), bool)
+                else:
+                    gone = part.gone.copy()
                 gone[local] = True
                 self._parts[place] = part._replace(gone=gone)
         self._tidy()
@@ -524,15 +555,19 @@ class Draft:
         live = sum(part.live() for part in old)
         grows = place == len(self._parts) - 1  # the last segment takes new rows
         room = max(live, len(old[-1].segment.numbers) if grows else 1)
-        new = SegmentPart(0, Segment(room, self._width, self._folder), 0, None)
+        new = SegmentPart(start=0, segment=Segment(room, self._width, self._folder), size=0, gone=None)
         copied: list[tuple[Segment, Indices]] = []
         for part in old:
-            kept = np.arange(part.size) if part.gone is None else np.flatnonzero(~part.gone[: part.size])
+            if part.gone is None:
+                kept = np.arange(part.size)
+            else:
+                kept = np.flatnonzero(~part.gone[: part.size])
             copied.append((part.segment, kept))
             for some in np.split(kept, range(_PAGE, len(kept), _PAGE)):
                 segment = part.segment
-                ids, texts = segment.ids[some], segment.texts[some]
-                new = _filled(new, segment.numbers[some], ids, segment.vectors[some], texts)
+                ids = segment.ids[some]
+                texts = segment.texts[some]
+                new = _filled(new, numbers=segment.numbers[some], ids=ids, vectors=segment.vectors[some], texts=texts)
         self._parts[first : place + 1] = [new] if live else []
         if live:
             with suppress(GalleryUnavailableError):  # no room on the disk: it is computed again
@@ -657,7 +692,9 @@ class _Target(NamedTuple):
 
     def _scored_sides(self) -> Sequence[Side]:
         """Those that count: with all weight on the map, stored vectors are not read."""
-        return [side for side in self.sides if side.weight] if self.has_map else self.sides
+        if self.has_map:
+            return [side for side in self.sides if side.weight]
+        return self.sides
 
 
 class _Asked(NamedTuple):
@@ -724,11 +761,14 @@ class ExactSearch:
 
     def ask(self, questions: Sequence[Question], request: SearchRequest) -> list[list[Hit]]:
         """See ``Gallery.ask``."""
-        wanted = None if request.versions is None else {self.space(name).name for name in request.versions}
+        if request.versions is None:
+            wanted = None
+        else:
+            wanted = {self.space(name).name for name in request.versions}
         for question in questions:
             check_width(question, self.space(question.version))
         asked = [
-            _Asked(one.version, partial(_sides, one), one.slope, one.offset)
+            _Asked(version=one.version, sides=partial(_sides, one), slope=one.slope, offset=one.offset)
             for one in questions
             if wanted is None or one.version in wanted
         ]
@@ -750,8 +790,18 @@ class ExactSearch:
                 quick = indexes.get(name)
                 if quick is None and self._carrying.waits(name, rows[name], scored_by):
                     quick = _ByOwnQueries()
-                live.append(_Target(name, rows[name], mask, scored_by, quick, slope, offset))
-            hits += _best(live, part.stop - part.start, int(request.k), request.min_score)
+                live.append(
+                    _Target(
+                        name=name,
+                        rows=rows[name],
+                        allowed=mask,
+                        sides=scored_by,
+                        quick=quick,
+                        slope=slope,
+                        offset=offset,
+                    )
+                )
+            hits += _best(live, queries=part.stop - part.start, k=int(request.k), least=request.min_score)
         return hits
 
 
@@ -769,25 +819,30 @@ def _best(live: list[_Target], queries: int, k: int, least: float | None) -> lis
     for target in live:
         query, row = target.candidates(k)
         if len(live) == queries == 1 and len(row) <= _FEW_ROWS:
-            return [_best_of_few(target, row, k, least)]
+            return [_best_of_few(target, row=row, k=k, least=least)]
         if len(target.rows.parts) > 1 or target.has_map:  # they are read segment by segment
             order = row.argsort()
-            query, row = query[order], row[order]
+            query = query[order]
+            row = row[order]
         score = target.scores(query, row)
         if least is not None:
             reached = score.astype(np.float64) >= least
-            query, row, score = query[reached], row[reached], score[reached]
+            query = query[reached]
+            row = row[reached]
+            score = score[reached]
         if target.has_map and target.quick is not None:  # many candidates were scored for each hit
-            chosen = np.sort(first_of_each(query, score, row, k))
-            query, row, score = query[chosen], row[chosen], score[chosen]
+            chosen = np.sort(first_of_each(query, rank=score, number=row, k=k))
+            query = query[chosen]
+            row = row[chosen]
+            score = score[chosen]
         number = target.rows.numbers(row) if len(live) > 1 else row  # rows of one version are in this order
         found.append((query, score, target.ranks(score), number, *target.rows.labels(row)))
     if not found:
         return [[] for _ in range(queries)]
     versions = np.repeat(np.array([target.name for target in live], np.object_), [len(part[0]) for part in found])
     query, score, rank, number, ids, texts = (_joined(list(part)) for part in zip(*found, strict=True))
-    best = first_of_each(query, rank, number, k)
-    hits = _hits(ids[best], score[best], versions[best].tolist(), texts[best])
+    best = first_of_each(query, rank=rank, number=number, k=k)
+    hits = _hits(ids[best], score=score[best], versions=versions[best].tolist(), texts=texts[best])
     ends = np.searchsorted(query[best], np.arange(queries + 1)).tolist()
     return [hits[start:end] for start, end in pairwise(ends)]
 
@@ -800,7 +855,7 @@ def _best_of_few(target: _Target, row: Indices, k: int, least: float | None) -> 
     if least is not None:
         best = best[score[best].astype(np.float64) >= least]
     ids, texts = target.rows.labels(row)
-    return _hits(ids[best], score[best], repeat(target.name), texts[best])
+    return _hits(ids[best], score=score[best], versions=repeat(target.name), texts=texts[best])
 
 
 def _hits(ids: Objects, score: Floats, versions: Iterable[str], texts: Objects) -> list[Hit]:

@@ -1,6 +1,6 @@
 """A gallery that a Milvus server or cluster searches, over items in SQLite or PostgreSQL.
 
-Milvus has no transactions: it cannot change an item only if nobody else did, move one from a version to another at
+Milvus has no transactions: it cannot change an item only if no one else did, move one from a version to another at
 once, or store many or none. So the items, with their vectors, payloads and revisions, are in a gallery that can, and
 Milvus holds copies of vectors to search. Whatever happens to it, they can be made again.
 
@@ -40,7 +40,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -51,7 +50,7 @@ from fixstar.errors import GalleryError, GalleryUnavailableError, MissingExtraEr
 from fixstar.gallery.addresses import MilvusAddress
 from fixstar.gallery.filters import Payload, Where, conditions, payload_test
 from fixstar.gallery.postgres import PostgresGallery, full_scores
-from fixstar.gallery.ranking import Candidate, Carrier, as_scores, best_hits, exact_products, scored
+from fixstar.gallery.ranking import Candidate, Carrier, as_scores, best_hits, exact_products, in_float64, scored
 from fixstar.gallery.sqlite import SqliteGallery
 from fixstar.gallery.store import (
     Floats,
@@ -196,7 +195,7 @@ class _Server:
             )
 
     def sent(self, created: str) -> int:
-        """All items with revisions up to this one were sent, by whoever; searches wait until Milvus has them all.
+        """All items with revisions up to this one were sent, by any process; searches wait until Milvus has them all.
 
         ``created`` is when the items' gallery was. Raises if the vectors on the server are those of another one.
         """
@@ -280,7 +279,9 @@ class _Server:
         """The vectors of a version with the highest inner products, for each query, that were sent before this call."""
         with self._translated("nothing was changed"):
             name = self._vectors(number, queries.shape[1])
-            parameters = {"ef": max(limit, _EF_SEARCH)} if self._address.index == "HNSW" else {}
+            parameters = {}
+            if self._address.index == "HNSW":
+                parameters["ef"] = max(limit, _EF_SEARCH)
             answers = self._client.search(
                 name,
                 data=list(queries),
@@ -481,12 +482,15 @@ class MilvusGallery(Gallery):
         return self.items._search(version, queries, request) if hits is None else hits
 
     def _ask(self, questions: list[Question], request: SearchRequest) -> list[list[Hit]]:
-        wanted = None if request.versions is None else {self.items.space(name).name for name in request.versions}
+        if request.versions is None:
+            wanted = None
+        else:
+            wanted = {self.items.space(name).name for name in request.versions}
         chosen = []
         for question in questions:
             check_width(question, self.items.space(question.version))
             if wanted is None or question.version in wanted:
-                chosen.append(_wide(question))
+                chosen.append(in_float64(question))
         hits = self._answers(chosen, len(questions[0].own), request)
         return self.items._ask(questions, request) if hits is None else hits
 
@@ -509,7 +513,9 @@ class MilvusGallery(Gallery):
         counts = self.items.count()
         if self.address.index == "FLAT":
             return []
-        return [IndexState(name, "Milvus HNSW", items, None) for name, items in counts.items()]
+        return [
+            IndexState(version=name, kind="Milvus HNSW", items=items, recall=None) for name, items in counts.items()
+        ]
 
     def _iterate(self, version: str | None, after: str) -> Iterator[Item]:
         return self.items._iterate(version, after)
@@ -743,14 +749,20 @@ class MilvusGallery(Gallery):
         approximate = self.address.index == "HNSW"
         counts = self.items.count()
         numbers = self._numbers()
-        test = None if request.where is None else payload_test(request.where)
+        if request.where is None:
+            test = None
+        else:
+            test = payload_test(request.where)
         found: list[Candidate] = []
         moved: list[tuple[int, Item]] = []
         old: dict[str, set[int]] = {}
         for question in questions:
             if not counts.get(question.version) or not queries:
                 continue
-            k = int(request.k) if question.map is None else scored(int(request.k))
+            if question.map is None:
+                k = int(request.k)
+            else:
+                k = scored(int(request.k))
             asked = _Asked(numbers[question.version], question, k)
             here = self._nearest(asked, narrowing(request.where), test)
             if here.incomplete and not approximate:
@@ -762,13 +774,13 @@ class MilvusGallery(Gallery):
         if not self.read_only and any(old.values()):
             with suppress(GalleryUnavailableError):
                 self._forget({version: gone for version, gone in old.items() if gone})
-        return best_hits(found, queries, request, lambda candidate: candidate.source)
+        return best_hits(found, queries=queries, request=request, payload=lambda candidate: candidate.source)
 
     def _nearest(self, asked: _Asked, narrowed: str, test: Callable[[Payload], bool] | None) -> _Found:
         """The k nearest of each query among the vectors of one version, and some others."""
         limit = min(_MOST, asked.k + _MORE)
         pending = list(range(len(asked.question.own)))
-        total = _Found([], [], [], set())
+        total = _Found(candidates=[], incomplete=[], moved=[], gone=set())
         while pending:
             block = max(1, min(_QUERIES, _ANSWERS // limit))
             incomplete: list[int] = []
@@ -825,13 +837,7 @@ class MilvusGallery(Gallery):
             certain = self.address.index == "HNSW" or (enough and floor[query] < best[-1] - rounding)
             if returned[query] >= limit and not (enough and certain):
                 incomplete.append(query)
-        return _Found(made, incomplete, moved, gone)
-
-
-def _wide(question: Question) -> Question:
-    """The same with queries in float64."""
-    new = None if question.new is None else question.new.astype(np.float64)
-    return replace(question, own=question.own.astype(np.float64), new=new)
+        return _Found(candidates=made, incomplete=incomplete, moved=moved, gone=gone)
 
 
 def _candidates(question: Question, pairs: Sequence[tuple[int, Item]]) -> tuple[list[Candidate], Floats]:
@@ -844,7 +850,7 @@ def _candidates(question: Question, pairs: Sequence[tuple[int, Item]]) -> tuple[
     scores = cosines
     if question.map is not None:
         numbers: Numbers = np.array([item.revision for _, item in pairs], np.int64)
-        scores = full_scores(question, vectors, query, numbers)
+        scores = full_scores(question, vectors=vectors, query=query, number=numbers)
     ranks = question.slope * scores.astype(np.float64) + question.offset
     columns = zip(pairs, scores.tolist(), ranks.tolist(), strict=True)
     made = [

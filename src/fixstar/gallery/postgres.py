@@ -1,6 +1,6 @@
 """A gallery on a PostgreSQL server with pgvector, shared by machines.
 
-Every call asks the server, so everybody sees at once what anybody wrote. Threads may share a gallery; they share a few
+Every call asks the server, so writes are visible to everyone at once. Threads may share a gallery; they share a few
 connections, which are reopened after the server restarted. One writes at a time, others wait; searches never wait.
 
 The server ranks by its own inner product, in float32, and returns a few more than k rows. Their cosines are computed
@@ -32,7 +32,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import replace
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -43,7 +42,7 @@ from fixstar.errors import DamagedItemError, GalleryError, GalleryUnavailableErr
 from fixstar.gallery.addresses import PostgresAddress, parse_postgres_address
 from fixstar.gallery.filters import Payload, Where, conditions, payload_test
 from fixstar.gallery.matrix import parsed
-from fixstar.gallery.ranking import Candidate, Carrier, as_scores, best_hits, exact_products, scored
+from fixstar.gallery.ranking import Candidate, Carrier, as_scores, best_hits, exact_products, in_float64, scored
 from fixstar.gallery.store import (
     Floats,
     Gallery,
@@ -148,7 +147,7 @@ def _connect(address: PostgresAddress, wait: float) -> Database:
 def _setup(db: Database, schema: str, wait: float, read_only: bool) -> list[str]:
     """Statements that set up a transaction, sent in one round trip with its BEGIN.
 
-    They hold for the transaction alone: behind a pooler the next one may run in another session. Tables are found in
+    They apply only to this transaction: behind a pooler the next one may run in another session. Tables are found in
     the gallery's schema, types in pgvector's. Index scans continue until enough rows pass the filter; their order is
     computed here. Commits wait for the disk, also where the server's default is not to.
     """
@@ -170,7 +169,8 @@ def _setup(db: Database, schema: str, wait: float, read_only: bool) -> list[str]
 
 def _check_place(db: Database, address: PostgresAddress) -> None:
     """Refuse a connection whose tables would come from another schema."""
-    if (here := db.execute("SELECT current_schema()").fetchone()) != (address.schema,):
+    here = db.execute("SELECT current_schema()").fetchone()
+    if here != (address.schema,):
         raise GalleryError(
             f"{address.shown} is gone, or this user may not use it (tables would come from "
             f"{here and here[0]!r}); ask its owner for: GRANT USAGE ON SCHEMA ..."
@@ -184,7 +184,10 @@ class Pool:
     """
 
     def __init__(self, address: PostgresAddress, wait: float, read_only: bool, size: int) -> None:
-        self.address, self.wait, self._read_only, self._size = address, wait, read_only, size
+        self.address = address
+        self.wait = wait
+        self._read_only = read_only
+        self._size = size
         self._closed = False
         self._start()
 
@@ -202,7 +205,8 @@ class Pool:
         if self._process != os.getpid():  # connections do not survive a fork; the parent keeps its own
             self._start()
         with self._room, _translated(self.address):
-            db, committing = self._begun(begin), False
+            db = self._begun(begin)
+            committing = False
             try:
                 yield db
                 committing = True
@@ -225,7 +229,7 @@ class Pool:
             raise GalleryUnavailableError(f"the {self.address.shown} is closed; open it again")
         db = _connect(self.address, self.wait)
         try:
-            self._setup = _setup(db, self.address.schema, self.wait, self._read_only)
+            self._setup = _setup(db, schema=self.address.schema, wait=self.wait, read_only=self._read_only)
             db.execute("; ".join([begin, *self._setup]))
             _check_place(db, self.address)
         except BaseException:
@@ -286,14 +290,19 @@ def _translated(address: PostgresAddress) -> Iterator[None]:
     try:
         yield
     except Error as error:
-        kind = GalleryError if isinstance(error, (DataError, IntegrityError)) else GalleryUnavailableError
+        if isinstance(error, (DataError, IntegrityError)):
+            kind = GalleryError
+        else:
+            kind = GalleryUnavailableError
         raise kind(meaning(error, address)) from error
 
 
 def without_password(text: str, address: PostgresAddress) -> str:
     """A message of the driver in one line, without the password."""
     line = " ".join(text.split()).rstrip(".")
-    return line.replace(address.password, "***") if address.password else line
+    if address.password:
+        return line.replace(address.password, "***")
+    return line
 
 
 def _prepare(address: PostgresAddress, create: bool, read_only: bool, wait: float) -> None:
@@ -302,7 +311,7 @@ def _prepare(address: PostgresAddress, create: bool, read_only: bool, wait: floa
     with db, _translated(address):
         create = create and not read_only
         _check_server(db, address, create)
-        db.execute("; ".join([WRITE, *_setup(db, address.schema, wait, read_only)]))
+        db.execute("; ".join([WRITE, *_setup(db, schema=address.schema, wait=wait, read_only=read_only)]))
         if not (tables := _tables(db, address)):
             if not create:
                 raise GalleryError(
@@ -417,7 +426,9 @@ def _index_type(width: int) -> str:
     """
     if width <= _INDEXED:
         return f"vector({width})"
-    return f"halfvec({width})" if width <= _INDEXED_HALVES else ""
+    if width <= _INDEXED_HALVES:
+        return f"halfvec({width})"
+    return ""
 
 
 def vector_text(vector: Floats) -> str:
@@ -455,8 +466,12 @@ def _copy_vectors(db: Database, number: int, numbers: NDArray[np.int64], vectors
         for start in range(0, len(vectors), _ROWS):
             part = vectors[start : start + _ROWS]
             rows = np.zeros(len(part), row)
-            rows["columns"], rows["number_size"], rows["vector_size"] = 2, 8, _HEADER + 4 * width
-            rows["number"], rows["width"], rows["vector"] = numbers[start : start + _ROWS], width, part
+            rows["columns"] = 2
+            rows["number_size"] = 8
+            rows["vector_size"] = _HEADER + 4 * width
+            rows["number"] = numbers[start : start + _ROWS]
+            rows["width"] = width
+            rows["vector"] = part
             copy.write(rows.tobytes())
         copy.write(_COPY_END)
 
@@ -567,7 +582,8 @@ def _nearest(db: Database, asked: _Asked, where: _Filter, approximate: bool) -> 
         incomplete: list[int] = []
         for start in range(0, len(pending), block):
             places = pending[start : start + block]
-            for query, here in _fetch(db, asked, where, places, limit, approximate).items():
+            fetched = _fetch(db, asked=asked, where=where, places=places, limit=limit, approximate=approximate)
+            for query, here in fetched.items():
                 if here is None:
                     incomplete.append(query)
                 else:
@@ -584,7 +600,14 @@ def _fetch(
     """The candidates of some queries; None if a vector outside the answer may be among the k nearest."""
     number, space = asked.version
     own = asked.question.own
-    text = candidates_query(number, space.width, len(places), limit, where.narrowing.text, approximate)
+    text = candidates_query(
+        number,
+        width=space.width,
+        queries=len(places),
+        limit=limit,
+        narrowing=where.narrowing.text,
+        approximate=approximate,
+    )
     values = [*map(vector_text, own[places].astype(np.float32)), *where.narrowing.values]
     rows = db.execute(text, values, binary=True).fetchall()
     query = np.array([places[row[0]] for row in rows], np.intp)
@@ -592,11 +615,13 @@ def _fetch(
     cosines = as_scores(exact_products(vectors, own, query))
     scores = cosines
     if asked.question.map is not None:
-        scores = full_scores(asked.question, vectors, query, np.array([row[1] for row in rows], np.int64))
+        numbers = np.array([row[1] for row in rows], np.int64)
+        scores = full_scores(asked.question, vectors=vectors, query=query, number=numbers)
     ranks = asked.question.slope * scores.astype(np.float64) + asked.question.offset
     found: dict[int, list[Candidate]] = {place: [] for place in places}
     near: dict[int, list[float]] = {place: [] for place in places}  # the cosines of those found
-    returned, floor = Counter(query.tolist()), dict.fromkeys(places, np.inf)  # the server's lowest score
+    returned = Counter(query.tolist())
+    floor = dict.fromkeys(places, np.inf)  # the server's lowest score
     columns = zip(rows, cosines.tolist(), scores.tolist(), ranks.tolist(), strict=True)
     for (place, row, distance, name, payload, _), cosine, score, rank in columns:
         q = places[place]
@@ -609,15 +634,11 @@ def _fetch(
     def is_complete(q: int) -> bool:
         best = sorted(near[q], reverse=True)[: asked.k]
         enough = len(best) == asked.k
-        return enough if approximate else returned[q] < limit or (enough and floor[q] < best[-1] - rounding)
+        if approximate:
+            return enough
+        return returned[q] < limit or (enough and floor[q] < best[-1] - rounding)
 
     return {q: here if is_complete(q) else None for q, here in found.items()}
-
-
-def _wide(question: Question) -> Question:
-    """The same with queries in float64."""
-    new = None if question.new is None else question.new.astype(np.float64)
-    return replace(question, own=question.own.astype(np.float64), new=new)
 
 
 def full_scores(question: Question, vectors: Floats, query: NDArray[np.intp], number: NDArray[np.int64]) -> Floats:
@@ -636,13 +657,16 @@ def full_scores(question: Question, vectors: Floats, query: NDArray[np.intp], nu
 def _answers(db: Database, asked: Sequence[_Asked], queries: int, request: SearchRequest) -> list[list[Hit]]:
     """The best of all versions that are asked, for each query, in one snapshot: an item that moves is found once."""
     where = _Filter(narrowing(request.where), None if request.where is None else payload_test(request.where))
-    indexed = set() if request.exact else {row[0] for row in db.execute(_INDEXES) if row[5]}
+    if request.exact:
+        indexed = set()
+    else:
+        indexed = {row[0] for row in db.execute(_INDEXES) if row[5]}
     found: list[Candidate] = []
     for one in asked:
         number = one.version.number
         by_index = number in indexed and not _leaves_few(db, number, where.narrowing)
-        found += _nearest(db, one, where, by_index)
-    return best_hits(found, queries, request, lambda candidate: parsed(candidate.source))
+        found += _nearest(db, asked=one, where=where, approximate=by_index)
+    return best_hits(found, queries=queries, request=request, payload=lambda candidate: parsed(candidate.source))
 
 
 def _leaves_few(db: Database, number: int, narrowed: Narrowing) -> bool:
@@ -688,7 +712,8 @@ def _build(pool: Pool, number: int, width: int) -> None:
     a transaction may run in another session, so there are no settings then, and all names have their schema.
     """
     kind = _index_type(width).partition("(")[0]
-    table, name = f"vectors_{number}", f"vectors_{number}_hnsw_{token_hex(4)}"
+    table = f"vectors_{number}"
+    name = f"vectors_{number}_hnsw_{token_hex(4)}"
     with pool.transaction(WRITE) as holder, closing(_connect(pool.address, pool.wait)) as db:
         ((schema, types),) = holder.execute(
             "SELECT quote_ident(current_schema()), quote_ident(nspname) FROM pg_type t "
@@ -701,7 +726,9 @@ def _build(pool: Pool, number: int, width: int) -> None:
             raise GalleryError("the index of this version is already being built; wait for it, see indexes()")
         if db.execute("SELECT pg_backend_pid()").fetchone() == (db.info.backend_pid,):  # the session is ours
             db.execute("SELECT set_config('lock_timeout', '0', false), set_config('statement_timeout', '0', false)")
-        expression = f"(vector::{types}.{_index_type(width)})" if kind == "halfvec" else "vector"
+        expression = "vector"
+        if kind == "halfvec":
+            expression = f"(vector::{types}.{_index_type(width)})"
         operators = f"{types}.{kind}_ip_ops"
         db.execute(f"CREATE INDEX CONCURRENTLY {name} ON {schema}.{table} USING hnsw ({expression} {operators})")
         for row in holder.execute(_INDEXES).fetchall():
@@ -722,7 +749,7 @@ def _all_versions(db: Database) -> dict[str, _Version]:
 
 
 def _read_rows(db: Database, condition: str, values: Sequence[Any]) -> list[Row]:
-    """Items that meet a condition, as stored: a damaged one does not keep the others from being read."""
+    """Items that match a condition, as stored: the others can still be read if one is damaged."""
     rows = db.execute(f"SELECT id, version, number, payload::text FROM items WHERE {condition}", values).fetchall()
     vectors: dict[int, Floats] = {}
     names: dict[int, str] = {}
@@ -741,7 +768,9 @@ def _next_limit(limit: int, page: Sequence[Row]) -> int:
     size = sum(len(text) for _, _, _, text, _ in page)
     if size > _PAGE_CHARACTERS:
         return max(1, limit // 4)
-    return min(_PAGE, 4 * limit) if 4 * size <= _PAGE_CHARACTERS else limit
+    if 4 * size <= _PAGE_CHARACTERS:
+        return min(_PAGE, 4 * limit)
+    return limit
 
 
 def _as_item(row: Row) -> Item:
@@ -787,7 +816,7 @@ def _write_items(
     with db.cursor().copy("COPY items (id, version, number, payload) FROM STDIN") as copy:
         for row in zip(names, [version] * len(names), numbers.tolist(), texts, strict=True):
             copy.write_row(row)
-    _copy_vectors(db, version, numbers, rows)
+    _copy_vectors(db, number=version, numbers=numbers, vectors=rows)
     db.execute("UPDATE versions SET items = items + %s WHERE number = %s", (len(names), version))
     return range(last - len(names) + 1, last + 1)
 
@@ -805,8 +834,8 @@ class PostgresGallery(Gallery):
         require_psycopg("a gallery on a PostgreSQL server")
         self.address = parse_postgres_address(url)
         self.read_only = read_only
-        _prepare(self.address, create, read_only, wait)
-        self._pool = Pool(self.address, wait, read_only, connections)
+        _prepare(self.address, create=create, read_only=read_only, wait=wait)
+        self._pool = Pool(address=self.address, wait=wait, read_only=read_only, size=connections)
         self._carrier = Carrier(self.projection)
         self._known: dict[str, _Version] = {}
 
@@ -815,7 +844,10 @@ class PostgresGallery(Gallery):
             _lock_writing(db)
             known = _all_versions(db)
             check_new_version(space.name, known)
-            blob = None if projection is None else projection.astype("<f4").tobytes()
+            if projection is None:
+                blob = None
+            else:
+                blob = projection.astype("<f4").tobytes()
             db.execute(
                 "INSERT INTO versions (number, name, width, full_width, projection) VALUES (%s, %s, %s, %s, %s)",
                 (len(known) + 1, *space, blob),
@@ -847,7 +879,7 @@ class PostgresGallery(Gallery):
         number = self._version(version).number
         with self._pool.transaction(WRITE) as db:
             last = _lock_writing(db, len(names))
-            return _write_items(db, number, names, rows, texts, last, revision)
+            return _write_items(db, version=number, names=names, rows=rows, texts=texts, last=last, revision=revision)
 
     def _replace_vectors(
         self, version: str, items: Sequence[Item], rows: Floats, payloads: Sequence[Payload] | None
@@ -857,7 +889,7 @@ class PostgresGallery(Gallery):
             last = _lock_writing(db, len(items))
             same, names, texts = replaceable(items, _items_of(db, [item.id for item in items]), payloads)
             if names:
-                _write_items(db, number, names, rows[same], texts, last)
+                _write_items(db, version=number, names=names, rows=rows[same], texts=texts, last=last)
         return names
 
     def _update_payload(self, name: str, changed: Callable[[Item], str]) -> Item | None:
@@ -868,7 +900,7 @@ class PostgresGallery(Gallery):
                 return None
             text = changed(item)
             number = _all_versions(db)[item.version].number
-            _write_items(db, number, [name], item.vector[None], [text], last)
+            _write_items(db, version=number, names=[name], rows=item.vector[None], texts=[text], last=last)
             return _items_of(db, [name])[name]
 
     def _delete(self, names: list[str], revision: int | None) -> int:
@@ -885,7 +917,10 @@ class PostgresGallery(Gallery):
         while True:
             source = self._version(version).space
             unit_queries = checked_vectors(queries, source.width, version)
-            names = list(self._known) if chosen is None else list(dict.fromkeys(chosen))
+            if chosen is None:
+                names = list(self._known)
+            else:
+                names = list(dict.fromkeys(chosen))
             targets = [self._version(name) for name in names]
             asked = []
             for target in targets:
@@ -895,19 +930,25 @@ class PostgresGallery(Gallery):
                 self._known = _all_versions(db)
                 if chosen is None and len(self._known) > len(targets):
                     continue  # a version was added since: its matrix is made while nothing is held on the server
-                return _answers(db, asked, len(unit_queries), request)
+                return _answers(db, asked=asked, queries=len(unit_queries), request=request)
 
     def _ask(self, questions: list[Question], request: SearchRequest) -> list[list[Hit]]:
-        wanted = None if request.versions is None else {self._version(name).space.name for name in request.versions}
+        if request.versions is None:
+            wanted = None
+        else:
+            wanted = {self._version(name).space.name for name in request.versions}
         asked = []
         for question in questions:
             target = self._version(question.version)
             check_width(question, target.space)
             if wanted is None or question.version in wanted:
-                candidates = int(request.k) if question.map is None else scored(int(request.k))
-                asked.append(_Asked(target, _wide(question), candidates))
+                if question.map is None:
+                    candidates = int(request.k)
+                else:
+                    candidates = scored(int(request.k))
+                asked.append(_Asked(target, in_float64(question), candidates))
         with self._pool.transaction(READ) as db:
-            return _answers(db, asked, len(questions[0].own), request)
+            return _answers(db, asked=asked, queries=len(questions[0].own), request=request)
 
     def _version(self, name: str) -> _Version:
         """A version as of the last look; versions are read again if this one is missing."""
@@ -932,7 +973,10 @@ class PostgresGallery(Gallery):
                 ordered = f"ORDER BY hashint8(number), number LIMIT {_SAMPLE}"
                 rows = db.execute(f"SELECT vector_send(vector) FROM vectors_{number} {ordered}", binary=True).fetchall()
             queries = _read_vectors([row[0] for row in rows], space.width)
-            recall = measured_recall(self, space.name, queries, versions=[space.name]) if rows else None
+            if rows:
+                recall = measured_recall(self, space.name, queries, versions=[space.name])
+            else:
+                recall = None
             with self._pool.transaction(WRITE) as db:
                 db.execute(
                     "INSERT INTO indexes (version, recall) VALUES (%s, %s) "
@@ -944,11 +988,18 @@ class PostgresGallery(Gallery):
         """The approximate indexes that can be used."""
         with self._pool.transaction(READ) as db:
             rows = {row[0]: row for row in db.execute(_INDEXES) if row[5]}
-        return [IndexState(name, "pgvector HNSW", items, recall) for _, name, items, recall, _, _ in rows.values()]
+        return [
+            IndexState(version=name, kind="pgvector HNSW", items=items, recall=recall)
+            for _, name, items, recall, _, _ in rows.values()
+        ]
 
     def _iterate(self, version: str | None, after: str) -> Iterator[Item]:
         """Page by page: nothing is held on the server in between."""
-        owner, first = ("", []) if version is None else ("version = %s AND ", [self._version(version).number])
+        owner = ""
+        first: list[int] = []
+        if version is not None:
+            owner = "version = %s AND "
+            first = [self._version(version).number]
         limit = _FIRST_PAGE
         while True:
             with self._pool.transaction(READ) as db:

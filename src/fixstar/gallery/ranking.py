@@ -14,18 +14,19 @@ from __future__ import annotations
 import os
 from _thread import start_new_thread
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fixstar.gallery.filters import Payload
-from fixstar.gallery.store import Floats, Hit, SearchRequest, VersionSpace
+from fixstar.gallery.store import Floats, Hit, Question, SearchRequest, VersionSpace
 from fixstar.geometry import carry, short_basis
 
 CELLS = 1 << 22  # cosines at once: 16 MiB
 CHUNK = 1 << 19  # numbers that a thread multiplies at once, at least: 2 MiB, about 0.2 ms
-_LARGEST = 16  # such chunks at once, where much is left: between two, Python finds nothing of its own in the cache
+_LARGEST = 16  # such chunks at once, where much is left: after each one, Python's own data is out of the cache
 GROUP = 64
 _TILE = 9215  # numbers of a matrix that OpenBLAS multiplies in the calling thread, at most
 PRODUCTS = 1 << 16  # of numbers, added up at once: 512 KiB, which stays near the processor
@@ -64,7 +65,7 @@ def candidates(blocks: Iterable[Block], queries: Sequence[Floats], k: int) -> tu
     width = sum(one.shape[1] for one in queries)
     slack = np.float32(1e-6 * max(1.0, width**0.5 / 8))  # float32 rounding of a dot product, with a margin
     if len(queries[0]) == 1:
-        return _candidates_of_one(list(blocks), [one[0] for one in queries], k, slack)
+        return _candidates_of_one(list(blocks), query=[one[0] for one in queries], k=k, slack=slack)
     floor = np.full(len(queries[0]), -2, np.float32)  # k rows at least reach it
     found: list[tuple[Indices, Indices, Floats]] = []
     for start, scores in _scores(blocks, queries):
@@ -108,13 +109,16 @@ def _scores_of_one(blocks: Sequence[Block], query: Sequence[Floats]) -> Floats:
     """The scores of one query, vectors [s], with the rows of all blocks, one block behind the other.
 
     Threads share the rows out piece by piece. The threads of a BLAS would split every block evenly and wait for the
-    slowest, which on a busy machine costs more than the product. Here nobody waits: what a thread that has no core took
-    and did not finish is done again.
+    slowest, which on a busy machine costs more than the product. Here no thread waits: a piece that another thread took
+    and did not finish is computed again. Median times on two busy cores, against ``matrix @ query``:
+
+        20,000 x 128     one caller 0.9 ms against 9 ms,    four callers 0.9 ms against 30 ms
+        100,000 x 512    one caller 31 ms against 28 ms,    four callers 84 ms against 175 ms
     """
     width = sum(map(len, query))
     rows = sum([block.size for block in blocks])
     threads = min(_THREADS, max(1, width * rows // (2 * CHUNK)))
-    pieces = list(_pieces(blocks, rows, max(1, CHUNK // width), threads))
+    pieces = list(_pieces(blocks, left=rows, least=max(1, CHUNK // width), threads=threads))
     waiting: Iterator[int] = iter(range(len(pieces)))
     scores: list[Floats | None] = [None] * len(pieces)
 
@@ -128,7 +132,9 @@ def _scores_of_one(blocks: Sequence[Block], query: Sequence[Floats]) -> Floats:
         start_new_thread(work, ())
     work()
     done = [_score(pieces[place], query) if one is None else one for place, one in enumerate(scores)]
-    return np.concatenate(done) if done else np.empty(0, np.float32)
+    if done:
+        return np.concatenate(done)
+    return np.empty(0, np.float32)
 
 
 def _pieces(blocks: Sequence[Block], left: int, least: int, threads: int) -> Iterator[Block]:
@@ -139,7 +145,8 @@ def _pieces(blocks: Sequence[Block], left: int, least: int, threads: int) -> Ite
         while first < size:
             part = slice(first, first + min(_LARGEST * least, max(least, left // (4 * threads))))
             yield block if part.stop - first >= size else block.part(part)
-            first, left = part.stop, left - (part.stop - first)
+            left -= part.stop - first
+            first = part.stop
 
 
 def _score(block: Block, query: Sequence[Floats]) -> Floats:
@@ -149,7 +156,8 @@ def _score(block: Block, query: Sequence[Floats]) -> Floats:
         return _products(block.vectors, query)
     if 2 * np.count_nonzero(allowed) >= len(allowed):
         return np.where(allowed, _products(block.vectors, query), np.float32(-np.inf))
-    scores, rows = np.full(block.size, -np.inf, np.float32), np.flatnonzero(allowed)
+    scores = np.full(block.size, -np.inf, np.float32)
+    rows = np.flatnonzero(allowed)
     scores[rows] = _products([matrix.take(rows, axis=0) for matrix in block.vectors], query)
     return scores
 
@@ -164,7 +172,8 @@ def _products(vectors: Sequence[Floats], query: Sequence[Floats]) -> Floats:
 
 def _product(vectors: Floats, query: Floats) -> Floats:
     """[n]: the products of vectors [n, s] and a query [s], tile by tile in the calling thread."""
-    out, size = np.empty(len(vectors), np.float32), max(1, _TILE // len(query))
+    out = np.empty(len(vectors), np.float32)
+    size = max(1, _TILE // len(query))
     whole = len(vectors) // size * size
     np.matmul(vectors[:whole].reshape(-1, size, len(query)), query, out=out[:whole].reshape(-1, size))
     np.matmul(vectors[whole:], query, out=out[whole:])
@@ -194,7 +203,8 @@ def exact_cosines(vectors: Floats, queries: NDArray[np.float64], query: Indices)
 
 def exact_products(vectors: Floats, queries: NDArray[np.floating[Any]], query: Indices) -> NDArray[np.float64]:
     """[pairs]: the products of pairs with queries in float64; ``vectors`` has one row per pair."""
-    out, block = np.empty(len(query)), 1 + PRODUCTS // vectors.shape[1]
+    out = np.empty(len(query))
+    block = 1 + PRODUCTS // vectors.shape[1]
     for start in range(0, len(query), block):
         part = slice(start, start + block)
         out[part] = paired_products(vectors[part], queries if len(queries) == 1 else queries[query[part]])
@@ -230,6 +240,14 @@ def scored(k: int) -> int:
     return max(100, 10 * k)
 
 
+def in_float64(question: Question) -> Question:
+    """The same with queries in float64."""
+    own = question.own.astype(np.float64)
+    if question.new is None:
+        return replace(question, own=own)
+    return replace(question, own=own, new=question.new.astype(np.float64))
+
+
 class Carrier:
     """Carries queries from one version's space to another's. Its matrices are made when first needed. Thread-safe.
 
@@ -246,19 +264,23 @@ class Carrier:
         wide = queries.astype(np.float64)
         if source.name == target.name:
             return wide
-        old, new = self._basis(source.name), self._basis(target.name)
+        old = self._basis(source.name)
+        new = self._basis(target.name)
         if old is None or new is None:
-            return carry(wide, old, new, target.full_width)
+            return carry(wide, Q_from=old, Q_to=new, width=target.full_width)
         pair = source.name, target.name
         if pair not in self._matrices:
-            self._matrices[pair] = carry(np.eye(source.width), old, new, target.full_width)
+            self._matrices[pair] = carry(np.eye(source.width), Q_from=old, Q_to=new, width=target.full_width)
         return wide @ self._matrices[pair]
 
     def _basis(self, name: str) -> NDArray[np.float64] | None:
         """Q [d, s] of a version."""
         if name not in self._bases:
             projection = self._projection(name)
-            self._bases[name] = None if projection is None else short_basis(projection.astype(np.float64))
+            if projection is None:
+                self._bases[name] = None
+            else:
+                self._bases[name] = short_basis(projection.astype(np.float64))
         return self._bases[name]
 
 
@@ -283,7 +305,8 @@ def best_hits(
     """The k best of each query, equal ranks in the order of writing; of an item found twice the last write counts."""
     last: dict[tuple[int, str], Candidate] = {}
     for one in found:
-        if (key := (one.query, one.id)) not in last or last[key].number < one.number:
+        key = (one.query, one.id)
+        if key not in last or last[key].number < one.number:
             last[key] = one
     hits: list[list[Hit]] = [[] for _ in range(queries)]
     least = -2.0 if request.min_score is None else request.min_score

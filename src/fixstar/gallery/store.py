@@ -84,7 +84,11 @@ class SearchRequest:
     @classmethod
     def of(cls, request: SearchRequest | None, **options: Unpack[SearchOptions]) -> SearchRequest:
         """A request with some options replaced."""
-        return cls(**options) if request is None else replace(request, **options) if options else request
+        if request is None:
+            return cls(**options)
+        if not options:
+            return request
+        return replace(request, **options)
 
 
 class Forward(NamedTuple):
@@ -153,7 +157,9 @@ class Hit(NamedTuple):
 
 def reaching(hits: list[list[Hit]], min_score: float | None) -> list[list[Hit]]:
     """The hits of each query that have at least this score."""
-    return hits if min_score is None else [[hit for hit in found if hit.score >= min_score] for found in hits]
+    if min_score is None:
+        return hits
+    return [[hit for hit in found if hit.score >= min_score] for found in hits]
 
 
 class SearchResult(NamedTuple):
@@ -279,7 +285,9 @@ class Gallery(ABC):
         rows = checked_vectors(vectors, self.space(version).width, version)
         checked_ids([item.id for item in items])
         if len(items) != len(rows) or (payloads is not None and len(payloads) != len(rows)):
-            given = "" if payloads is None else f", {len(payloads)} payloads"
+            given = ""
+            if payloads is not None:
+                given = f", {len(payloads)} payloads"
             raise GalleryError(
                 f"replace_vectors takes one vector per item; got {plural(len(items), 'item')}, "
                 f"{plural(len(rows), 'vector')}{given}"
@@ -359,7 +367,10 @@ class Gallery(ABC):
 
     def build_index(self, version: str | None = None) -> list[IndexState]:
         """Rebuild the approximate index of a version, or of all, and wait; vectors are not touched, searches go on."""
-        chosen = self.versions() if version is None else [self.space(version)]
+        if version is None:
+            chosen = self.versions()
+        else:
+            chosen = [self.space(version)]
         self._build_index([space.name for space in chosen])
         return [state for state in self.indexes() if any(space.name == state.version for space in chosen)]
 
@@ -464,11 +475,13 @@ def measured_recall(
     wanted = SearchRequest.of(request, **options)
     exact = gallery.search(version, queries, wanted, exact=True)
     quick = gallery.search(version, queries, wanted, exact=False)
-    total, found = sum(map(len, exact)), 0
+    total = sum(map(len, exact))
+    found = 0
     if not total:
         raise InputError("recall needs queries with results; there were no queries, or nothing to find")
     for true, hits in zip(exact, quick, strict=True):  # a hit as near as the last true one is as good
-        ids, last = {hit.id for hit in true}, min((hit.score for hit in true), default=0.0)
+        ids = {hit.id for hit in true}
+        last = min((hit.score for hit in true), default=0.0)
         found += min(len(true), sum(hit.id in ids or hit.score >= last for hit in hits))
     return found / total
 
@@ -497,7 +510,8 @@ def verify_gallery(gallery: Gallery) -> list[str]:
             problems.append(f"{name!r} of version {version!r}: {problem}")
     if len(problems) > _LISTED:
         problems[_LISTED:] = [f"and {len(problems) - _LISTED:,} more items"]
-    if found != (counts := gallery.count()):
+    counts = gallery.count()
+    if found != counts:
         problems.append(f"the gallery counts {counts} items and holds {found}")
     return problems
 
@@ -522,7 +536,9 @@ def _problem(item: Item, width: int) -> str:
     if item.vector.shape != (width,):
         return f"the vector has {item.vector.size} components, the version {width}"
     length = float(np.linalg.norm(item.vector.astype(np.float64)))
-    return "" if abs(length - 1) < 1e-5 else f"the vector has length {length:.4g}"
+    if abs(length - 1) < 1e-5:
+        return ""
+    return f"the vector has length {length:.4g}"
 
 
 def require_digest(item: Item, width: int, matches: bool) -> Item:
@@ -604,7 +620,10 @@ def _not_longer(vectors: Vectors, what: str) -> NDArray[np.floating[Any]]:
             f"{what}: query {wrong[0]} has length {lengths[wrong[0]]:.4g}, 1 is the longest. Divide by the length "
             "(fixstar.geometry.unit)"
         )
-    rows = array if array.dtype == np.float64 else array.astype(np.float32, copy=False)
+    if array.dtype == np.float64:
+        rows = array
+    else:
+        rows = array.astype(np.float32, copy=False)
     if len(long := np.flatnonzero(lengths > 1 + _ROUNDING)):
         rows = rows.copy()
         rows[long] = array[long] / lengths[long, None]
@@ -692,7 +711,9 @@ def payload_texts(ids: Sequence[str], rows: int, payloads: Sequence[Payload] | N
             f"upsert takes one vector and one payload per id; got {plural(len(ids), 'id')}, {plural(rows, 'vector')}"
             + ("" if payloads is None else f", {len(payloads)} payloads")
         )
-    return ["{}"] * rows if payloads is None else list(map(_payload_text, ids, payloads))
+    if payloads is None:
+        return ["{}"] * rows
+    return list(map(_payload_text, ids, payloads))
 
 
 def _payload_text(item: str, payload: Any) -> str:
@@ -730,7 +751,9 @@ def known_version(known: Mapping[str, Known], name: object) -> Known:
 
 def stored_projection(content: bytes | None, full_width: int) -> Floats | None:
     """P [full_width, m] from the bytes of little-endian float32."""
-    return None if content is None else np.frombuffer(content, "<f4").reshape(full_width, -1).astype(np.float32)
+    if content is None:
+        return None
+    return np.frombuffer(content, "<f4").reshape(full_width, -1).astype(np.float32)
 
 
 def stored_payload(name: str, version: str, content: str | bytes | None) -> Payload:

@@ -36,7 +36,8 @@ from fixstar.progress import Advance, silent
 
 BATCH = 1024
 _NAMED = 5  # ids that a message names
-_PARQUET, _FAISS = ".parquet", (".faiss", ".index")
+_PARQUET = ".parquet"
+_FAISS = (".faiss", ".index")
 _PARAMETERS = ("table", "collection", "id", "vector")  # of an address, besides the server's own
 _STORES = {  # by the scheme of an address: what holds vectors there
     "postgresql": "table",
@@ -57,9 +58,10 @@ def copy_gallery(source: Gallery, target: Gallery, progress: Advance | None = No
 
     Equal scores come in the order of ids afterwards, because that is the order of copying.
     """
-    copied, advance = 0, progress or silent
+    copied = 0
+    advance = progress or silent
     for space in source.versions():
-        _make_version(target, space.name, space.width, source.projection(space.name))
+        _make_version(target, name=space.name, width=space.width, projection=source.projection(space.name))
         items = source.iterate(space.name)
         while batch := list(islice(items, BATCH)):
             vectors = np.stack([item.vector for item in batch])
@@ -80,7 +82,10 @@ def export_version(
     """
     width = gallery.space(version).width
     items = _counted(gallery.iterate(version), progress or silent)
-    write = write_parquet if Path(path).suffix == _PARQUET else write_vector_file
+    if Path(path).suffix == _PARQUET:
+        write = write_parquet
+    else:
+        write = write_vector_file
     return write(Path(path), width, items, gallery.projection(version), origin)
 
 
@@ -101,13 +106,18 @@ def import_version(
     import can be repeated. An item has one vector: ids that other versions hold are refused, unless ``take_over`` moves
     them to this one. ``prefix`` goes before every id. ``without`` are payload fields that are left out.
     """
-    opened = open_vectors(source, id_column, vector_column) if isinstance(source, (str, Path)) else source
+    opened: VectorSource
+    if isinstance(source, (str, Path)):
+        opened = open_vectors(source, id_column, vector_column)
+    else:
+        opened = source
     named = checked_ids([prefix + name for name in checked_ids(opened.ids)])
     _check(opened)
     if not take_over:
-        _refuse_held(gallery, version, named, opened.name)
-    _make_version(gallery, version, opened.width, opened.projection)
-    stored, advance = 0, progress or silent
+        _refuse_held(gallery, version=version, ids=named, source=opened.name)
+    _make_version(gallery, name=version, width=opened.width, projection=opened.projection)
+    stored = 0
+    advance = progress or silent
     for ids, vectors, whole in opened.blocks(BATCH):
         payloads = [{name: value for name, value in one.items() if name not in without} for one in whole]
         gallery.upsert(version, [prefix + name for name in ids], unit_rows(vectors, _lengths(vectors)), payloads)
@@ -132,17 +142,22 @@ def open_vectors(
 
     ``old``: where a migration gave the collection's name to another one, the old collection.
     """
-    place, given = (str(address), {}) if Path(address).is_file() else _split_address(str(address))
+    place = str(address)
+    given: dict[str, str] = {}
+    if not Path(address).is_file():
+        place, given = _split_address(place)
     names = {"id": id_column or given.pop("id", None), "vector": vector_column or given.pop("vector", None)}
     if "://" in place:
-        return _in_store(place, given, names, old)
+        return _in_store(place, given=given, names=names, old=old)
     if given:
         raise InputError(f"{place} is a file: {' and '.join(given)} are for addresses of servers")
     if Path(place).suffix == _PARQUET:
         return ParquetFile(place, names["id"] or "id", names["vector"] or "vector")
     if any(names.values()):
         raise InputError(f"{place} has no columns: those of ids and vectors are for FILE.parquet, tables, collections")
-    return faiss_index(place) if Path(place).suffix in _FAISS else VectorFile(place)
+    if Path(place).suffix in _FAISS:
+        return faiss_index(place)
+    return VectorFile(place)
 
 
 def sampled_vectors(source: VectorSource, most: int, seed: int = 0) -> NDArray[np.float32]:
@@ -190,7 +205,7 @@ def _in_store(place: str, given: dict[str, str], names: dict[str, str | None], o
             raise InputError("entities of Milvus have one id, the primary key: leave id= out of the address")
         return milvus_collection(place, name, names["vector"])
     if kind == "collection":
-        return qdrant_collection(place, name, names["vector"], names["id"])
+        return qdrant_collection(place, name=name, vector=names["vector"], id_field=names["id"])
     columns = names["id"] or "id", names["vector"] or "vector"
     if scheme == "lancedb":
         return lance_table(parse_lance_address(place), name, *columns)
@@ -223,13 +238,16 @@ def _lengths(vectors: NDArray[Any]) -> NDArray[np.float64]:
 
 def _refuse_held(gallery: Gallery, version: str, ids: list[str], source: str) -> None:
     """Refuse ids of other versions' items: those items would lose their vectors."""
-    held, first = Counter[str](), list[str]()
+    held = Counter[str]()
+    first = list[str]()
     for start in range(0, len(ids), BATCH):
         others = [item for item in gallery.get(ids[start : start + BATCH]).values() if item.version != version]
         held.update(item.version for item in others)
         first += [repr(item.id) for item in others[: _NAMED - len(first)]]
     if held:
-        more = f" and {held.total() - _NAMED:,} more" if held.total() > _NAMED else ""
+        more = ""
+        if held.total() > _NAMED:
+            more = f" and {held.total() - _NAMED:,} more"
         counted = ", ".join(f"{count:,} of {name}" for name, count in held.items())
         raise GalleryError(
             f"{source}: nothing was stored, because other versions hold {plural(held.total(), 'id')} of these "
@@ -244,9 +262,10 @@ def _refuse_held(gallery: Gallery, version: str, ids: list[str], source: str) ->
 
 def _make_version(gallery: Gallery, name: str, width: int, projection: Floats | None) -> None:
     """Create a version, or check that the one of this name is the same."""
-    if made_or_same(gallery, name, width, projection):
+    if made_or_same(gallery, name=name, width=width, projection=projection):
         return
-    other, kept = gallery.space(name).width, gallery.projection(name)
+    other = gallery.space(name).width
+    kept = gallery.projection(name)
     difference = "both hold short forms of the same width, under different projections: another model made them"
     if other != width:
         difference = f"its vectors have {other} components, these {width}"
@@ -274,7 +293,10 @@ def made_or_same(gallery: Gallery, name: str, width: int, projection: Floats | N
             if all(space.name != name for space in gallery.versions()):
                 raise
     kept = gallery.projection(name)
-    same = kept is projection if kept is None or projection is None else np.array_equal(kept, projection)
+    if kept is None or projection is None:
+        same = kept is projection
+    else:
+        same = np.array_equal(kept, projection)
     return gallery.space(name).width == width and same
 
 

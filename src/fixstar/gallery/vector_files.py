@@ -44,7 +44,9 @@ from fixstar.errors import DataError, FixstarError, InputError, MissingExtraErro
 from fixstar.gallery.filters import Payload
 from fixstar.gallery.store import Floats, Item
 
-_VECTORS, _PAYLOADS, _ORIGIN = "vectors.npy", "payloads.jsonl", "origin.txt"
+_VECTORS = "vectors.npy"
+_PAYLOADS = "payloads.jsonl"
+_ORIGIN = "origin.txt"
 _DIGEST = "vectors_sha256"
 _PAYLOAD = "payload"
 _PROJECTION = "fixstar.projection"  # base64 of float32, after its shape: "20000 64 AAAA..."
@@ -131,7 +133,8 @@ class VectorFile:
     """A .npz or .npy file; its vectors are not read yet."""
 
     def __init__(self, path: str | Path) -> None:
-        self.path, self.name = Path(path), str(path)
+        self.path = Path(path)
+        self.name = str(path)
         if self.path.suffix not in (".npz", ".npy"):
             raise InputError(
                 f"{path}: vectors come from FILE.parquet, FILE.npz or FILE.npy; convert other formats with np.save"
@@ -145,7 +148,8 @@ class VectorFile:
             require_plausible_archive(self.path)
         with self._reading(), self._open(_VECTORS) as stream:
             (self.count, self.width), self._dtype = self._header(stream)
-            claimed, there = self.count * self.width * self._dtype.itemsize, self._size() - stream.tell()
+            claimed = self.count * self.width * self._dtype.itemsize
+            there = self._size() - stream.tell()
             if there < claimed:  # before anything of that size is made
                 raise DataError(
                     f"{path} is cut off: its header claims {self.count:,} vectors, which take {claimed:,} bytes, and "
@@ -204,7 +208,10 @@ class VectorFile:
 
     def _header(self, stream: IO[bytes]) -> tuple[tuple[int, int], np.dtype[Any]]:
         version = npy.read_magic(stream)
-        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+        if version == (1, 0):
+            read = npy.read_array_header_1_0
+        else:
+            read = npy.read_array_header_2_0
         shape, fortran, dtype = read(stream)
         if len(shape) != 2 or 0 in shape or dtype.kind not in "fiu" or fortran:
             raise DataError(
@@ -217,7 +224,10 @@ class VectorFile:
     def _open(self, member: str) -> Iterator[IO[bytes]]:
         """The vectors, or the lines of payloads, which are empty if there are none."""
         if self.path.suffix == ".npy":
-            path = self.path if member == _VECTORS else self.path.with_suffix(".jsonl")
+            if member == _VECTORS:
+                path = self.path
+            else:
+                path = self.path.with_suffix(".jsonl")
             with open_regular_file(path) if member == _VECTORS or path.exists() else io.BytesIO() as file:
                 yield file
             return
@@ -236,10 +246,14 @@ class VectorFile:
         ids: list[str] = []
         if self.path.suffix == ".npz":
             with np.load(self.path, allow_pickle=False) as archive:
-                ids = [str(item) for item in archive["ids"].tolist()] if "ids" in archive.files else []
-                self._labels = archive["labels"].tolist() if "labels" in archive.files else None
-                self.projection = archive["projection"] if "projection" in archive.files else None
-                self.origin = archive[_ORIGIN].decode() if _ORIGIN in archive.files else None
+                if "ids" in archive.files:
+                    ids = [str(item) for item in archive["ids"].tolist()]
+                if "labels" in archive.files:
+                    self._labels = archive["labels"].tolist()
+                if "projection" in archive.files:
+                    self.projection = archive["projection"]
+                if _ORIGIN in archive.files:
+                    self.origin = archive[_ORIGIN].decode()
         elif self.path.with_suffix(".jsonl").exists():
             with self._open(_PAYLOADS) as lines:
                 for line in lines:
@@ -279,14 +293,22 @@ def write_vector_file(
             content = item.vector.astype("<f4", copy=False).tobytes()
             digest.update(content)
             vectors.write(content)
-            line = dict(item.payload) if path.suffix == ".npz" else {"id": item.id, "payload": dict(item.payload)}
+            if path.suffix == ".npz":
+                line = dict(item.payload)
+            else:
+                line = {"id": item.id, "payload": dict(item.payload)}
             lines.write(_json_line(line))
 
         if path.suffix == ".npz":
             matrices = {"ids": np.array(ids, dtype=np.str_)} | (
                 {} if projection is None else {"projection": projection}
             )
-            replace_file(path, lambda partial: _write_archive(partial, width, vectors, lines, matrices, origin))
+            replace_file(
+                path,
+                lambda partial: _write_archive(
+                    partial, width=width, vectors=vectors, lines=lines, matrices=matrices, origin=origin
+                ),
+            )
         else:
             replace_file(path.with_suffix(".jsonl"), lambda partial: _write_lines(partial, lines, digest.hexdigest()))
             replace_file(path, lambda partial: _write_matrix(partial, width, vectors))
@@ -337,13 +359,17 @@ class ParquetFile:
     """A Parquet file as a ``VectorSource``; its vectors are not read yet."""
 
     def __init__(self, path: str | Path, id_column: str = "id", vector_column: str = "vector") -> None:
-        self.name, self._id, self._vector = str(path), id_column, vector_column
+        self.name = str(path)
+        self._id = id_column
+        self._vector = vector_column
         self._arrow = _pyarrow(f"reading {path}")
         with self._opened() as file:
             self._check_columns(file.schema_arrow)
             metadata = file.metadata.metadata or {}
             self.projection = _projection(metadata)
-            self.origin = metadata[_PARQUET_ORIGIN.encode()].decode() if _PARQUET_ORIGIN.encode() in metadata else None
+            self.origin = None
+            if _PARQUET_ORIGIN.encode() in metadata:
+                self.origin = metadata[_PARQUET_ORIGIN.encode()].decode()
             self.ids = self._read_ids(file)
             first = next(file.iter_batches(1, columns=[vector_column])).column(0)[0]
             self.width = len(first) if first.is_valid else 0  # all others must have the same
@@ -355,7 +381,10 @@ class ParquetFile:
         start = 0
         with self._opened() as file:
             names = file.schema_arrow.names
-            fields = [_PAYLOAD] if _PAYLOAD in names else [n for n in names if n not in (self._id, self._vector)]
+            if _PAYLOAD in names:
+                fields = [_PAYLOAD]
+            else:
+                fields = [n for n in names if n not in (self._id, self._vector)]
             for batch in file.iter_batches(rows, columns=[self._vector, *fields]):
                 ids = self.ids[start : start + len(batch)]
                 vectors = self._matrix(batch.column(self._vector), start)
@@ -375,7 +404,8 @@ class ParquetFile:
                     f"{self.name} has no column {column!r}; it has {', '.join(schema.names)}. Set {what}_column",
                     NextStep("import-vectors", {"file": self.name, f"{what}_column": ...}),
                 )
-        types, kind = self._arrow.types, schema.field(self._id).type
+        types = self._arrow.types
+        kind = schema.field(self._id).type
         kind = kind.value_type if types.is_dictionary(kind) else kind
         if not (types.is_string(kind) or types.is_large_string(kind) or types.is_integer(kind)):
             raise DataError(f"{self.name}: ids are strings or integers, column {self._id!r} holds {kind}")
@@ -478,7 +508,9 @@ def _value(value: Any) -> Any:
     if isinstance(value, (datetime.date, datetime.time)):
         return value.isoformat()
     if isinstance(value, decimal.Decimal):
-        return int(value) if value == value.to_integral_value() else float(value)
+        if value == value.to_integral_value():
+            return int(value)
+        return float(value)
     if isinstance(value, float) and math.isinf(value):
         raise ValueError("it has an infinite number")
     if not isinstance(value, (str, bool, int, float)):
@@ -506,7 +538,9 @@ def write_parquet(
     parquet = importlib.import_module("pyarrow.parquet")
     vector = arrow.list_(arrow.float32(), width)
     schema = arrow.schema([("id", arrow.string()), ("vector", vector), (_PAYLOAD, arrow.string())])
-    rows, written, waiting = max(1, min(_ROWS, _GROUP // width)), 0, iter(items)
+    rows = max(1, min(_ROWS, _GROUP // width))
+    written = 0
+    waiting = iter(items)
 
     def write(partial: Path) -> None:
         nonlocal written

@@ -101,7 +101,10 @@ class DecodeProcesses:
     def _request(
         self, source: str | Path | bytes, kind: str | None, preprocessing: Preprocessing | None = None
     ) -> _Message:
-        path = None if isinstance(source, bytes) else str(Path(source).absolute())
+        if isinstance(source, bytes):
+            path = None
+        else:
+            path = str(Path(source).absolute())
         wanted = {"path": path, "formats": kind and [kind], "preprocessing": preprocessing and _written(preprocessing)}
         return _Message({**self._limits, **wanted}, source if isinstance(source, bytes) else b"")
 
@@ -158,7 +161,8 @@ class DecodeProcesses:
             if self._closed:
                 raise ImageError(name, "it was not decoded: this process is about to end")
             while _idle:
-                if (process := _idle.pop()).is_alive():
+                process = _idle.pop()
+                if process.is_alive():
                     break
                 process.end()
             else:
@@ -214,8 +218,9 @@ def _read(preprocessing: str) -> Preprocessing:
 
 def _checked(request: _Message, answer: _Message) -> _Message:
     if "reason" in answer.head:
-        kind = TooManyPixelsError if answer.head["too_many_pixels"] else ImageError
-        raise kind(request.name, answer.head["reason"])
+        if answer.head["too_many_pixels"]:
+            raise TooManyPixelsError(request.name, answer.head["reason"])
+        raise ImageError(request.name, answer.head["reason"])
     return answer
 
 

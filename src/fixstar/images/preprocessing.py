@@ -111,8 +111,8 @@ def resize_to_fit(image: Image.Image, p: Preprocessing, box: Box | None = None) 
     if p.fit == "squash":
         return image.resize((width, height), resample, box)
     if p.fit == "pad":
-        return _padded(image, p, box, resample)
-    return _cropped(image, p, box, resample)
+        return _padded(image, p=p, box=box, resample=resample)
+    return _cropped(image, p=p, box=box, resample=resample)
 
 
 def size_before_crop(size: tuple[float, float], p: Preprocessing) -> tuple[int, int]:
@@ -130,7 +130,8 @@ def size_before_crop(size: tuple[float, float], p: Preprocessing) -> tuple[int, 
 
 
 def _padded(image: Image.Image, p: Preprocessing, box: Box, resample: Image.Resampling) -> Image.Image:
-    (height, width), (left, top, right, bottom) = p.size, box
+    height, width = p.size
+    left, top, right, bottom = box
     scale = min(height / (bottom - top), width / (right - left))
     inside = (max(1, round((right - left) * scale)), max(1, round((bottom - top) * scale)))
     canvas = Image.new(image.mode, (width, height), "white")
@@ -140,7 +141,8 @@ def _padded(image: Image.Image, p: Preprocessing, box: Box, resample: Image.Resa
 
 def _cropped(image: Image.Image, p: Preprocessing, box: Box, resample: Image.Resampling) -> Image.Image:
     """Resize and centre crop in one resampling: a strip of 1 x 1,000,000 pixels never becomes 224 x 224,000,000."""
-    (height, width), (left, top, right, bottom) = p.size, box
+    height, width = p.size
+    left, top, right, bottom = box
     wide, high = size_before_crop((right - left, bottom - top), p)
     x = round((wide - width) / 2)
     y = round((high - height) / 2)

@@ -143,7 +143,10 @@ def _channels_last(tensor: Any) -> npt.NDArray[Any]:
 
 
 def _array_pixels(array: npt.NDArray[Any], p: Preprocessing) -> Pixels:
-    shape = array.shape if array.ndim == 3 else (*array.shape, 1)
+    if array.ndim == 3:
+        shape = array.shape
+    else:
+        shape = (*array.shape, 1)
     if len(shape) != 3 or shape[2] not in (1, 3, 4) or 0 in shape:
         raise _UnreadableError(f"an array is [H, W] or [H, W, C] with 1, 3 or 4 channels, got {array.shape}")
     pixels = _eight_bit(array).reshape(shape)
@@ -229,7 +232,10 @@ def _image_pixels(image: Image.Image, p: Preprocessing, max_pixels: int, *, ours
         if (scans := _scans(image)) > MAX_SCANS:
             raise _UnreadableError(f"a JPEG of {scans} scans or more, but up to {MAX_SCANS} are allowed; not decoded")
         box = _shrink_while_decoding(image, p)
-    png = (image.fp, image.filename) if ours and isinstance(image, PngImageFile) else None
+    if ours and isinstance(image, PngImageFile):
+        png = (image.fp, image.filename)
+    else:
+        png = None
     with contextlib.nullcontext() if ours else _LOADING:
         image.load()
         turn = _orientation(image)
@@ -301,7 +307,9 @@ def _png_bytes(head: bytes) -> int:
     width = int.from_bytes(head[:4], "big")
     height = int.from_bytes(head[4:8], "big")
     bits = head[8] * _PNG_CHANNELS[head[9]]
-    passes = _PNG_PASSES if head[12] else ((0, 0, 1, 1),)
+    passes: tuple[tuple[int, int, int, int], ...] = ((0, 0, 1, 1),)
+    if head[12]:
+        passes = _PNG_PASSES
     total = 0
     for left, top, across, down in passes:
         columns = -(-(width - left) // across)
@@ -340,8 +348,14 @@ def _shrink_while_decoding(image: JpegImageFile, p: Preprocessing) -> Box:
     """
     width, height = image.size
     turned = _orientation(image) >= 5
-    size = (height, width) if turned else (width, height)
-    needed = size_before_crop(size, p) if p.fit == "crop" else p.size[::-1]
+    if turned:
+        size = (height, width)
+    else:
+        size = (width, height)
+    if p.fit == "crop":
+        needed = size_before_crop(size, p)
+    else:
+        needed = p.size[::-1]
     across, down = needed[::-1] if turned else needed
     drafted = image.draft(None, (2 * across, 2 * down))
     if drafted:
@@ -351,7 +365,8 @@ def _shrink_while_decoding(image: JpegImageFile, p: Preprocessing) -> Box:
 
 def _rotated_box(box: Box, size: tuple[int, int], turn: int) -> Box:
     """A box of an image after the image was rotated upright."""
-    (left, top, right, bottom), (width, height) = box, size
+    left, top, right, bottom = box
+    width, height = size
     if turn in (2, 3, 7, 8):
         left, right = width - right, width - left
     if turn in (3, 4, 6, 7):
@@ -419,7 +434,7 @@ def decode_ahead(
 
     if workers == 1 or (isinstance(sources, np.ndarray) and _is_cheap(sources, preprocessing)):
         return (read(position) for position in range(len(sources)))
-    return _in_threads(read, len(sources), workers, ahead)
+    return _in_threads(read, count=len(sources), workers=workers, ahead=ahead)
 
 
 def _is_cheap(images: npt.NDArray[Any], preprocessing: Preprocessing) -> bool:

@@ -82,7 +82,9 @@ def advise(have: Iterable[Need], methods: Mapping[str, Method]) -> Advice:
     for name, reason in _PREFERENCES:
         if name in possible:
             found = [sentence for other, sentence in _TRAINABLE.items() if other in possible]
-            trainable = found[0] if found else "check before you deploy"
+            trainable = "check before you deploy"
+            if found:
+                trainable = found[0]
             return Advice(possible, name, reason.format(trainable=trainable))
     missing = "keep the old vectors with their classes, or the old model and some images of every class"
     return Advice(possible, None, f"nothing that keeps old vectors useful is possible with that; {missing}")

@@ -52,13 +52,24 @@ def trainable_head(method: str, head: str) -> tuple[str, dict[str, object]]:
 
 def bct(lam: float = 1.0, new_classes: NewClasses = "none", head: Head = "softmax") -> Method:
     """BCT, retrained from scratch on all images (eq. 8). ``new_classes`` chooses -kd or -sys of section 2.5."""
-    return _method("bct", "retrain so that the old classifier can use the new features", lam, new_classes, head)
+    return _method(
+        "bct",
+        summary="retrain so that the old classifier can use the new features",
+        lam=lam,
+        new_classes=new_classes,
+        head=head,
+    )
 
 
 def bct_replay(lam: float = 1.0, head: Head = "softmax") -> Method:
     """BCT-ER, also lifelong BCT (CL2R, section 7.3): continues from the last weights with replayed images."""
     return _method(
-        "bct-er", "fine-tune so that the old classifier can use the new features", lam, "none", head, lifelong=True
+        "bct-er",
+        summary="fine-tune so that the old classifier can use the new features",
+        lam=lam,
+        new_classes="none",
+        head=head,
+        lifelong=True,
     )
 
 
@@ -86,7 +97,9 @@ def _judged_by_vectors(upgrade: Upgrade, lam: float, scale: float) -> Objective:
     if stored is None and not upgrade.old_classes:
         return Objective(plain_terms)
     encoder = upgrade.encoder
-    known = () if stored is None else tuple(c for i, c in enumerate(stored.classes) if (stored.labels == i).any())
+    known: tuple[str, ...] = ()
+    if stored is not None:
+        known = tuple(c for i, c in enumerate(stored.classes) if (stored.labels == i).any())
     if stored is None or not set(known) & set(encoder.slots.classes):
         raise ModelError(_nothing_in_common(upgrade, known))
     width = stored.vectors.shape[1]
@@ -128,8 +141,10 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _method(name: str, summary: str, lam: float, new_classes: str, head: str, lifelong: bool = False) -> Method:
-    given = {"lam": lam, "head": head} if lifelong else {"lam": lam, "new_classes": new_classes, "head": head}
     every = {"lam": lam, "new_classes": new_classes, "head": head}
+    given = dict(every)
+    if lifelong:
+        del given["new_classes"]
     require("bct", every, lam=at_least(0), new_classes=one_of(get_args(NewClasses)), head=one_of(HEADS))
     classifier, options = HEADS[head]
     return Method(
@@ -150,14 +165,19 @@ def _method(name: str, summary: str, lam: float, new_classes: str, head: str, li
 def _influenced(upgrade: Upgrade, lam: float, new_classes: str) -> Objective:
     if upgrade.teacher is None:
         return Objective(plain_terms)
-    teacher, width = upgrade.teacher, upgrade.teacher.feature_dim
+    teacher = upgrade.teacher
+    width = upgrade.teacher.feature_dim
     if upgrade.encoder.feature_dim < width:
         raise ModelError(
             f"BCT compares the first {width} components with the old features; "
             f"the new ones have only {upgrade.encoder.feature_dim}. Choose a backbone at least as wide"
         )
-    judge = teacher.classifier if new_classes != "synthesised" else _synthesised(upgrade, teacher)
-    judged = upgrade.old_outputs if new_classes != "synthesised" else judge.outputs
+    if new_classes == "synthesised":
+        judge = _synthesised(upgrade, teacher)
+        judged = judge.outputs
+    else:
+        judge = teacher.classifier
+        judged = upgrade.old_outputs
 
     def terms(step: Step) -> Terms:
         shared = step.new.z[:, :width]

@@ -118,7 +118,7 @@ def _aligned(upgrade: Upgrade, align: float, boundary: float) -> Objective:
         means = centres.means
         known = centres.known
         own = step.targets
-        within = cosine_boundary(step.new.z, means[own], centres.loosest[own], known[own])
+        within = cosine_boundary(step.new.z, centres=means[own], loosest=centres.loosest[own], chosen=known[own])
         return {
             "ce": step.new.cross_entropy(step.targets),
             "align": align * centre_alignment(prototypes, means, known),
@@ -212,7 +212,7 @@ def _adversarial(
         assert step.old is not None  # the teacher is there
         own = step.targets
         radii = adversary.radii(threshold)
-        inside = elastic_boundary(step.new.z, centres.means[own], radii[own], centres.known[own])
+        inside = elastic_boundary(step.new.z, centres=centres.means[own], radii=radii[own], chosen=centres.known[own])
         return {
             "ce": step.new.cross_entropy(step.targets),
             "adversarial": adversarial * adversary.told_apart(step.new.z, step.old.z, reversal * _ramp(step.progress)),
@@ -248,7 +248,7 @@ def cvs(
         "cvs",
         "fine-tune coherently with the previous model's features and the class means of the past",
         "Wan et al. 2022, model and data coherence; HOC, section 5 (CVS)",
-        begin=lambda upgrade: _coherent(upgrade, model, data, margin),
+        begin=lambda upgrade: _coherent(upgrade, model=model, data=data, margin=margin),
         classifier="cosine" if head == "cosine" else "linear",
         classifier_options={"scale": scale, "margin": 0.0} if head == "cosine" else {},
         needs=frozenset({"old model", "replay"}),
@@ -271,7 +271,7 @@ def _coherent(upgrade: Upgrade, model: float, data: float, margin: float) -> Obj
         of_the_past = centre_distance(step.new.z, centres.means[step.targets], centres.seen[step.targets])
         return {
             "ce": step.new.cross_entropy(step.targets),
-            "model": model * cross_model_triplet(step.new.z, step.old.z, step.targets, margin),
+            "model": model * cross_model_triplet(step.new.z, old=step.old.z, targets=step.targets, margin=margin),
             "data": data * of_the_past,
         }
 

@@ -112,7 +112,8 @@ class BiasCorrection(nn.Module):
 def _corrected(upgrade: Upgrade, temperature: float) -> Objective:
     if upgrade.teacher is None or not upgrade.old_outputs:
         return Objective(plain_terms)
-    head, old_outputs = upgrade.encoder.classifier, upgrade.old_outputs
+    head = upgrade.encoder.classifier
+    old_outputs = upgrade.old_outputs
     if not isinstance(head, LinearClassifier) or head.bias is None:
         raise ModelError(
             f"bic corrects a linear classifier with a bias; this model has a {head.kind} one. Begin with it from v1"
@@ -180,19 +181,26 @@ def lucir(
 def _rebalanced(upgrade: Upgrade, base: float, ratio: str, ranking: float, k: int, margin: float) -> Objective:
     if upgrade.teacher is None or not upgrade.old_outputs:
         return Objective(plain_terms)
-    head, old_outputs = upgrade.encoder.classifier, upgrade.old_outputs
+    head = upgrade.encoder.classifier
+    old_outputs = upgrade.old_outputs
     if not isinstance(head, CosineClassifier):
         raise ModelError(
             f"lucir trains a cosine classifier; this model has a {head.kind} one. Begin with lucir from v1"
         )
     old = len(upgrade.old_classes)
     new = max(len(upgrade.new_classes), 1)
-    imbalance = old / new if ratio == "old/new" else new / old
-    scale, lam = head.scale, base * math.sqrt(imbalance if upgrade.new_classes else 1.0)
+    if ratio == "old/new":
+        imbalance = old / new
+    else:
+        imbalance = new / old
+    scale = head.scale
+    lam = base * math.sqrt(imbalance if upgrade.new_classes else 1.0)
 
     def terms(step: Step) -> Terms:
         assert step.old is not None  # the teacher is there
-        order = margin_ranking(step.new.logits / scale, step.targets, old_outputs, k, margin)
+        order = margin_ranking(
+            step.new.logits / scale, targets=step.targets, old_classes=old_outputs, k=k, margin=margin
+        )
         return {
             "ce": step.new.cross_entropy(step.targets),
             "less_forget": lam * feature_distillation(step.new.z, step.old.z),
@@ -257,7 +265,9 @@ def foster(
         "foster",
         "a second network learns what the old one lacks; both are then compressed into one",
         "Wang et al. 2022, eqs. 8 to 14; CL2R, section 7.3 (FOSTER)",
-        begin=lambda upgrade: _boosted(upgrade, boost_beta, compress_beta, temperature, epochs),
+        begin=lambda upgrade: _boosted(
+            upgrade, boost_beta=boost_beta, compress_beta=compress_beta, temperature=temperature, epochs=epochs
+        ),
         classifier="linear",
         needs=frozenset({"old model", "replay"}),
         options=options,
@@ -276,7 +286,8 @@ class _Pair(nn.Module):
 
     def __init__(self, encoder: Encoder, old_weight: Tensor, seed: int) -> None:
         super().__init__()
-        outputs, (old_outputs, old_width) = encoder.classifier.outputs, old_weight.shape
+        outputs = encoder.classifier.outputs
+        old_outputs, old_width = old_weight.shape
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)  # the same start whenever a run is repeated or resumed
             self.head = nn.Linear(old_width + encoder.feature_dim, outputs, bias=False)
@@ -293,7 +304,8 @@ class _Pair(nn.Module):
 def _boosted(upgrade: Upgrade, boost_beta: float, compress_beta: float, temperature: float, epochs: float) -> Objective:
     if upgrade.teacher is None or not upgrade.old_outputs:
         return Objective(plain_terms)
-    encoder, old_head = upgrade.encoder, upgrade.teacher.classifier
+    encoder = upgrade.encoder
+    old_head = upgrade.teacher.classifier
     if encoder.classifier.kind != "linear" or old_head.kind != "linear":
         raise ModelError(
             f"foster joins linear classifiers; this model has a {old_head.kind} one. Begin with it from v1"
@@ -301,7 +313,8 @@ def _boosted(upgrade: Upgrade, boost_beta: float, compress_beta: float, temperat
     pair = _Pair(encoder, old_head.get_parameter("weight"), upgrade.seed).to(encoder.device)
     start = {name: value.clone() for name, value in encoder.state_dict().items()}
     counts = _shown_per_class(upgrade).to(encoder.device)
-    frequency, rarity = effective_weights(counts, boost_beta), effective_weights(counts, compress_beta)
+    frequency = effective_weights(counts, boost_beta)
+    rarity = effective_weights(counts, compress_beta)
 
     def boosting(step: Step) -> Terms:
         assert step.old is not None  # the teacher is there
@@ -317,7 +330,9 @@ def _boosted(upgrade: Upgrade, boost_beta: float, compress_beta: float, temperat
         assert step.pixels is not None
         with torch.no_grad():
             answers = pair(step.old.z, pair.boosted(step.pixels).z)
-        return {"compress": balanced_distillation(step.new.logits, answers, rarity, temperature)}
+        return {
+            "compress": balanced_distillation(step.new.logits, old=answers, weights=rarity, temperature=temperature)
+        }
 
     def begin() -> None:
         pair.boosted.load_state_dict(encoder.state_dict())
@@ -400,9 +415,9 @@ def _adapted(
             "classify": classify * cross_entropy(answers, step.targets),
         }
 
-    stage = Stage(adaptation, "adaptation", epochs, learning_rate, trains=adapter)
+    stage = Stage(terms=adaptation, name="adaptation", epochs=epochs, learning_rate=learning_rate, trains=adapter)
 
     def finish() -> None:
         encoder.adapter = adapter
 
-    return Objective(terms, adapter, (stage,), finish)
+    return Objective(terms=terms, module=adapter, then=(stage,), finish=finish)

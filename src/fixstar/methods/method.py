@@ -70,7 +70,10 @@ class Upgrade:
     @property
     def old_outputs(self) -> int:
         """How many of the first outputs the teacher has too. A model that replaced the last one may share none."""
-        taught = 0 if self.teacher is None else self.teacher.classifier.outputs
+        if self.teacher is None:
+            taught = 0
+        else:
+            taught = self.teacher.classifier.outputs
         both = zip(self.old_classes[:taught], self.encoder.slots.classes, strict=False)
         return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], both))
 

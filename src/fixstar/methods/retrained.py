@@ -155,12 +155,15 @@ def learning_without_forgetting(
         def terms(step: Step) -> Terms:
             if step.old is None or not shared:
                 return {"ce": step.new.cross_entropy(step.targets)}
-            chosen = step.targets >= shared if on == "new" else None
+            if on == "new":
+                chosen = step.targets >= shared
+            else:
+                chosen = None
             answers = step.new.logits[:, :shared]
             taught = step.old.logits[:, :shared]
             return {
                 "ce": cross_entropy(step.new.logits, step.targets, chosen),
-                "lwf": lam * knowledge_distillation(answers, taught, temperature, chosen),
+                "lwf": lam * knowledge_distillation(answers, old=taught, temperature=temperature, chosen=chosen),
             }
 
         return Objective(terms)

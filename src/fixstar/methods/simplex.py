@@ -39,8 +39,8 @@ def simplex_hoc(
 
     def contrasted(new: Outputs, past: Outputs, targets: Tensor) -> Tensor:
         if new.projection is not None and len(new.projection) > WIDE:  # no [B, d] of the old model
-            return info_nce_of(past.cosines(new), targets, rho, same_class)
-        return info_nce(new.z, past.z, targets, rho, same_class)
+            return info_nce_of(past.cosines(new), targets=targets, rho=rho, same_class=same_class)
+        return info_nce(new.z, old=past.z, targets=targets, rho=rho, same_class=same_class)
 
     def terms(step: Step, slots: Tensor | None = None) -> Terms:
         targets = _turned_targets(step, slots)
@@ -88,8 +88,13 @@ def simplex_fd(
     def begin(upgrade: Upgrade) -> Objective:
         old = upgrade.remembered
         new = len(upgrade.new_classes)
-        lam = base * math.sqrt(max(new, 1) / old) if old else 0.0  # an upgrade may bring old classes alone
-        slots = rotated_slots(upgrade.encoder) if with_rotated else None
+        lam = 0.0
+        if old:
+            lam = base * math.sqrt(max(new, 1) / old)  # an upgrade may bring old classes alone
+        if with_rotated:
+            slots = rotated_slots(upgrade.encoder)
+        else:
+            slots = None
 
         def terms(step: Step) -> Terms:
             ce = step.new.cross_entropy(_turned_targets(step, slots))
@@ -130,7 +135,9 @@ def simplex_upper_bound(base: float = 5.0) -> Method:
     def begin(upgrade: Upgrade) -> Objective:
         old = len(upgrade.old_classes)
         new = len(upgrade.new_classes)
-        lam = base * math.sqrt(max(new, 1) / old) if old else 0.0
+        lam = 0.0
+        if old:
+            lam = base * math.sqrt(max(new, 1) / old)
         remembered = torch.zeros(upgrade.encoder.classifier.outputs, dtype=torch.bool, device=upgrade.encoder.device)
         remembered[upgrade.encoder.slots.of(upgrade.old_classes)] = True
 
@@ -188,7 +195,10 @@ def polaris(
     )
 
     def begin(upgrade: Upgrade) -> Objective:
-        slots = rotated_slots(upgrade.encoder) if rotated else None
+        if rotated:
+            slots = rotated_slots(upgrade.encoder)
+        else:
+            slots = None
 
         def terms(step: Step) -> Terms:
             targets = _turned_targets(step, slots)
@@ -201,7 +211,9 @@ def polaris(
                 past = (past + step.new.cosines(step.first).diagonal()) / 2
             found["hold"] = hold * (1 - past).mean()
             if contrast:
-                found["contrast"] = contrast * search_contrast(across, step.new.cosines(step.new), targets, rho)
+                found["contrast"] = contrast * search_contrast(
+                    across, within=step.new.cosines(step.new), targets=targets, rho=rho
+                )
             return found
 
         if upgrade.teacher is None:
@@ -243,8 +255,14 @@ def vega(
     has_heads = head > 0 or contrast > 0
 
     def begin(upgrade: Upgrade) -> Objective:
-        slots = rotated_slots(upgrade.encoder) if rotated else None
-        heads = _heads(upgrade) if has_heads else nn.ModuleDict()
+        if rotated:
+            slots = rotated_slots(upgrade.encoder)
+        else:
+            slots = None
+        if has_heads:
+            heads = _heads(upgrade)
+        else:
+            heads = nn.ModuleDict()
         shapes: dict[str, Tensor | None] = {}
 
         def terms(step: Step) -> Terms:
@@ -260,7 +278,9 @@ def vega(
                 found[f"head to {name}"] = head * (1 - across.diagonal()).mean()
                 if contrast:
                     among = asked.cosines(asked)
-                    found[f"contrast to {name}"] = contrast * search_contrast(across, among, targets, rho)
+                    found[f"contrast to {name}"] = contrast * search_contrast(
+                        across, within=among, targets=targets, rho=rho
+                    )
             return found
 
         module = heads if len(heads) else None

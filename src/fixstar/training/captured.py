@@ -41,7 +41,10 @@ class CapturedSteps:
         self._done = torch.zeros((), device=device)  # the share of the stage
         self._rates = torch.zeros(part.batches.per_epoch, dtype=torch.double, device=device)  # of each step
         self._sums: dict[str, Tensor] = {}
-        self._teacher_stream = _stream() if run.teacher is not None else None
+        if run.teacher is not None:
+            self._teacher_stream = _stream()
+        else:
+            self._teacher_stream = None
         if run.bfloat16:
             channels_last: Any = {"memory_format": torch.channels_last}
             run.encoder.backbone.to(**channels_last)
@@ -180,7 +183,8 @@ def compiled(backbone: Backbone) -> contextlib.AbstractContextManager[None]:
     key = json.dumps([backbone.name, backbone.options, backbone.training], sort_keys=True)
     if key not in _PROGRAMS:
         _PROGRAMS[key] = _program(copy.deepcopy(backbone))
-    program, state = _PROGRAMS[key], {**dict(backbone.named_parameters()), **dict(backbone.named_buffers())}
+    program = _PROGRAMS[key]
+    state = {**dict(backbone.named_parameters()), **dict(backbone.named_buffers())}
     return called_by(backbone, lambda images: program(state, images))
 
 

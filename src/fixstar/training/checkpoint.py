@@ -95,7 +95,9 @@ def load_checkpoint(
         written = about["parts"]
         asked = parts or {}
         names = [name for name in {**asked, **written} if written.get(name) != asked.get(name)]
-        differ = f" (different now: {', '.join(names)})" if names else ""
+        differ = ""
+        if names:
+            differ = f" (different now: {', '.join(names)})"
         raise CheckpointError(
             f"{path} was written with other settings or other data{differ}; use the same settings to resume it, or "
             "delete it to train this version from the start"

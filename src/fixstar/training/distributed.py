@@ -69,7 +69,7 @@ def world() -> World:
     size = dist.get_world_size()
     rank = dist.get_rank()
     local_rank = int(os.environ.get("LOCAL_RANK", rank))
-    return World(rank, size, local_rank, int(os.environ.get("LOCAL_WORLD_SIZE", size)))
+    return World(rank=rank, size=size, local_rank=local_rank, local_size=int(os.environ.get("LOCAL_WORLD_SIZE", size)))
 
 
 def leave() -> None:
@@ -245,8 +245,11 @@ class _Normalised(torch.autograd.Function):
         var = squares / count
         scale = torch.rsqrt(var + eps)
         unit = (wide - _along(mean, x)) * _along(scale, x)
-        y = unit if gain is None else unit * _along(gain.float(), x)
-        y = y if bias is None else y + _along(bias.float(), x)
+        y = unit
+        if gain is not None:
+            y = y * _along(gain.float(), x)
+        if bias is not None:
+            y = y + _along(bias.float(), x)
         ctx.save_for_backward(x, mean, scale, gain)
         ctx.count = count
         ctx.has_bias = bias is not None
@@ -267,7 +270,10 @@ class _Normalised(torch.autograd.Function):
             dist.all_reduce(sums)
         sums = sums / ctx.count
         centred = dy - _along(sums[0], x) - unit * _along(sums[1], x)
-        factor = scale if gain is None else scale * gain.float()
+        if gain is None:
+            factor = scale
+        else:
+            factor = scale * gain.float()
         dx = (centred * _along(factor, x)).to(x.dtype)
         return dx, None if gain is None else by_gain, by_bias if ctx.has_bias else None, None
 

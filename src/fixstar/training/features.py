@@ -132,7 +132,11 @@ class FrozenFeatures:
                 )
             return [[_name(images, row), reasons[one], row] for row, one in enumerate(digests) if one in reasons]
 
-        return [ImageError(*bad) for bad in (from_rank_zero(make) if self._shared else make())]
+        if self._shared:
+            found = from_rank_zero(make)
+        else:
+            found = make()
+        return [ImageError(*bad) for bad in found]
 
     def _row(self, models: Mapping[str, Encoder], digests: Sequence[bytes], view: View) -> Vectors:
         """The features of images in one view, those of several backbones side by side."""
@@ -210,7 +214,9 @@ def _seen(model: Encoder, pixels: NDArray[np.uint8], view: View) -> Vectors:
     """The backbone's features [B, m] of pixels [B, H, W, C], in float32."""
     planes = torch.from_numpy(pixels).permute(0, 3, 1, 2).to(model.device)
     x = model.eval().normalise(view.of(planes))
-    features = model.backbone(x if x.is_cuda else x.contiguous(memory_format=torch.channels_last)).float().cpu().numpy()
+    if not x.is_cuda:
+        x = x.contiguous(memory_format=torch.channels_last)
+    features = model.backbone(x).float().cpu().numpy()
     if not np.isfinite(features).all():
         raise ModelError(f"the backbone {model.backbone.name} returned non-finite values")
     found: Vectors = features
@@ -224,7 +230,7 @@ def _store(folder: Path, digests: Sequence[bytes], features: Vectors) -> None:
         "features": features,
     }
     name = hashlib.blake2b(joined, digest_size=8).hexdigest()
-    write_arrays(folder / f"{name}.safetensors", "features", {}, arrays)
+    write_arrays(folder / f"{name}.safetensors", name="features", content={}, arrays=arrays)
 
 
 def _stored(folder: Path, width: int) -> tuple[dict[bytes, int], Vectors]:

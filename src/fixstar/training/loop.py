@@ -52,7 +52,9 @@ def train(run: Training) -> list[EpochLog]:
     parts = list(parts_of(run))
     resumed = Checkpoint()
     if run.checkpoint is not None:
-        resumed = load_checkpoint(run.checkpoint, run.modules(), run.fingerprint, run.fingerprint_parts)
+        resumed = load_checkpoint(
+            run.checkpoint, model=run.modules(), fingerprint=run.fingerprint, parts=run.fingerprint_parts
+        )
     log = [_entry(item) for item in resumed.log]
     best = dict(resumed.best)
     of_encoder = [part for part in parts if part.stage.trains is None or part.stage.trains is run.encoder]
@@ -111,7 +113,9 @@ def _run_part(
         log.append(entry)
         if entry.scores is not None and selected_epoch([e.scores for e in log if e.scores]) == epoch - part.first:
             best.update({name: value.clone() for name, value in run.encoder.state_dict().items()})
-        pause = _PAUSE if run.frozen or run.encoder.device.type == "cuda" else 0.0
+        pause = 0.0
+        if run.frozen or run.encoder.device.type == "cuda":
+            pause = _PAUSE
         due = epoch + 1 == part.after or time.monotonic() >= saved + pause
         if run.checkpoint is not None and due and world().is_rank_zero:
             saved = time.monotonic()
@@ -154,7 +158,9 @@ def _epoch(
     # dropout and the like: the same after resuming, different for each process's share of a batch
     torch.manual_seed(run.seed * 1_000_003 + epoch + 15_485_863 * world().rank)
     place = f"{part.stage.name}, epoch {epoch - part.first + 1}/{part.recipe.epochs}"
-    before = "" if last is None else f", loss {last:.3f}"  # shown if reading the loss would wait for the GPU
+    before = ""  # shown if reading the loss would wait for the GPU
+    if last is not None:
+        before = f", loss {last:.3f}"
     sums = steps.epoch(epoch, lambda images, loss: advance(images, place + (loss or before)))
     terms = from_rank_zero(lambda: {name: value.item() / part.batches.per_epoch for name, value in sums.items()})
     return EpochLog(epoch, part.rates(epoch)[-1], terms, part.stage.name)

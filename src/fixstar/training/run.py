@@ -61,8 +61,10 @@ class Training:
 
     def modules(self) -> nn.ModuleDict:
         """Everything that is trained or saved."""
-        extra = self.objective.module
-        return nn.ModuleDict({"encoder": self.encoder} | ({} if extra is None else {"objective": extra}))
+        modules: dict[str, nn.Module] = {"encoder": self.encoder}
+        if self.objective.module is not None:
+            modules["objective"] = self.objective.module
+        return nn.ModuleDict(modules)
 
     def trained(self, stage: Stage) -> nn.Module:
         """What a stage updates."""
@@ -132,7 +134,7 @@ def parts_of(run: Training) -> Iterator[PlacedStage]:
         if stage.epochs != 1:
             recipe = recipe.shortened(max(1, round(recipe.epochs * stage.epochs)))
         recipe = replace(recipe, learning_rate=recipe.learning_rate * stage.learning_rate)
-        yield PlacedStage(stage, recipe, run.batches, first)
+        yield PlacedStage(stage=stage, recipe=recipe, batches=run.batches, first=first)
         first += recipe.epochs
 
 
@@ -143,18 +145,27 @@ def create_optimiser(run: Training, part: PlacedStage) -> optim.Optimizer:
     members: dict[tuple[float, float], list[nn.Parameter]] = {}
     for p in run.trained(part.stage).parameters():
         if p.requires_grad and not (run.frozen and id(p) in backbone):
-            factor = recipe.backbone_rate if id(p) in backbone else 1.0
-            decay = recipe.weight_decay if recipe.decay_norms or p.ndim > 1 else 0.0
+            factor = 1.0
+            if id(p) in backbone:
+                factor = recipe.backbone_rate
+            decay = 0.0
+            if recipe.decay_norms or p.ndim > 1:
+                decay = recipe.weight_decay
             members.setdefault((factor, decay), []).append(p)
     on_gpu = any(p.is_cuda for group in members.values() for p in group)
     groups: list[dict[str, Any]] = []
     for (factor, decay), parameters in members.items():
         rate = recipe.learning_rate * factor
-        lr = torch.tensor(rate, device=parameters[0].device) if on_gpu else rate
+        lr: float | Tensor = rate
+        if on_gpu:
+            lr = torch.tensor(rate, device=parameters[0].device)
         groups.append({"params": parameters, "lr": lr, "weight_decay": decay, "factor": factor})
     if recipe.optimizer == "sgd":
         return optim.SGD(groups, momentum=recipe.momentum, fused=on_gpu)
-    kind = optim.Adam if recipe.optimizer == "adam" else optim.AdamW
+    if recipe.optimizer == "adam":
+        kind: type[optim.Adam] | type[optim.AdamW] = optim.Adam
+    else:
+        kind = optim.AdamW
     return kind(groups, betas=(recipe.momentum, 0.999), fused=on_gpu, capturable=on_gpu)
 
 

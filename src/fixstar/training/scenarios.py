@@ -48,13 +48,18 @@ def train_versions(
         raise InputError("give one image set or folder per version, such as train('photos/2024', 'photos/2025')")
     sets = [one if isinstance(one, ImageSet) else open_images(one) for one in images]
     frozen = bool(settings.get("frozen"))
-    usual = {"rotated": False} if frozen and method == "polaris" else {}  # each turn would be embedded too
-    chosen = create_method(method, **usual) if isinstance(method, str) else method
+    usual = {}
+    if frozen and method == "polaris":
+        usual["rotated"] = False  # each turn would be embedded too
+    if isinstance(method, str):
+        chosen = create_method(method, **usual)
+    else:
+        chosen = method
     recipe = settings.pop("recipe", None) or (FROZEN if frozen else paper_recipe(chosen.scenario))
     settings = {"capacity": 10_000, **settings}
     stream = TaskStream.of(sets, dict.fromkeys(name for one in sets for name in one.classes))
     whole = Settings(recipe=recipe if epochs is None else recipe.shortened(epochs), **settings)
-    return list(run_scenario(stream, chosen, whole, directory, progress))
+    return list(run_scenario(stream, method=chosen, settings=whole, directory=directory, progress=progress))
 
 
 def run_scenario(
@@ -123,8 +128,11 @@ class _Sequence:
                 f"later={{{unknown[0]}: ...}} must name a version after the first: v1 is trained with the settings "
                 f"themselves, and the tasks are 1 to {len(self.stream)}"
             )
-        fixed: tuple[str, ...] = _MODEL_SETTINGS if self.method.initialisation == "previous" else ()
-        fixed += _MEMORY_SETTINGS if self.scenario == "lifelong" else ()
+        fixed: tuple[str, ...] = ()
+        if self.method.initialisation == "previous":
+            fixed += _MODEL_SETTINGS
+        if self.scenario == "lifelong":
+            fixed += _MEMORY_SETTINGS
         for number, settings in self.later.items():
             if changed := [name for name in fixed if getattr(settings, name) != getattr(self.first_settings, name)]:
                 raise InputError(
@@ -155,15 +163,21 @@ class _Sequence:
                     version = Version(number, Encoder.load(run.version(number), self.first_settings.torch_device()))
                 memory = ReplayMemory.load(run.memory(number))
             else:
-                images = task.images if is_lifelong else self.stream.seen(number)
-                checkpoint = None if run is None else run.checkpoint(number)
+                if is_lifelong:
+                    images = task.images
+                else:
+                    images = self.stream.seen(number)
+                if run is None:
+                    checkpoint = None
+                else:
+                    checkpoint = run.checkpoint(number)
                 replacement = self.replacements.get(number)
                 features = None if run is None else run.features
                 context = TrainingContext(
-                    previous,
-                    memory,
-                    replacement,
-                    self.pretrained,
+                    previous=previous,
+                    memory=memory,
+                    replacement=replacement,
+                    pretrained=self.pretrained,
                     first=first,
                     first_vectors=vectors,
                     features=features,

@@ -195,8 +195,12 @@ class Settings:
             )
         if self.grown and CLASSIFIERS[method.classifier].fixed and method.classifier != "simplex":
             raise InputError(f"only a simplex grows, and {method.name} trains a {method.classifier}")
-        added = {"added": self.grown} if self.grown and method.classifier == "simplex" else {}
-        named = () if self.code is None else (module_of(self.code),)  # by who made these settings
+        added = {}
+        if self.grown and method.classifier == "simplex":
+            added["added"] = self.grown
+        named = []
+        if self.code is not None:
+            named.append(module_of(self.code))  # given by the author of these settings
         with torch.random.fork_rng(devices=[]), trusting(*named):
             torch.manual_seed(seed)
             return Encoder.create(

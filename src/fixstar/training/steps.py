@@ -51,7 +51,10 @@ def update(
     """
     size = world().size
     optimiser.zero_grad(set_to_none=True)
-    new, old, first = _outputs(run, batch, teacher_stream) if size == 1 else _shared_outputs(run, batch)
+    if size == 1:
+        new, old, first = _outputs(run, batch, teacher_stream)
+    else:
+        new, old, first = _shared_outputs(run, batch)
     terms = part.stage.terms(
         Step(
             new=new,
@@ -111,8 +114,11 @@ class EagerSteps:
         ):
             done = (before + count - 1) / part.steps
             set_rate(self._optimiser, rate)
-            for name, value in update(self._run, part, self._optimiser, batch, done).items():
-                sums[name] = sums[name] + value if name in sums else value
+            for name, value in update(self._run, part=part, optimiser=self._optimiser, batch=batch, done=done).items():
+                if name in sums:
+                    sums[name] = sums[name] + value
+                else:
+                    sums[name] = value
             if reads:
                 loss = f", loss {sum(value.item() for value in sums.values()) / count:.3f}"
             else:
@@ -131,7 +137,7 @@ def _shared_outputs(run: Training, batch: Batch) -> _Outputs:
     if total < here.size:
         raise InputError(f"a batch of {total} images cannot be shared by {here.size} processes; start fewer processes")
     pixels = batch.pixels[here.share(total)]
-    old, first = (_seen_by_all(model, run, pixels, total) for model in (run.teacher, run.first))
+    old, first = (_seen_by_all(model, run=run, pixels=pixels, total=total) for model in (run.teacher, run.first))
     with synchronised(run.encoder.backbone):
         own: Outputs = run.encoder(pixels, maps=run.maps, bfloat16=run.bfloat16)
     return run.encoder.heads(gathered(own.h, total), batch.targets, _all_gathered(own, total)), old, first

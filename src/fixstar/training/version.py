@@ -124,7 +124,9 @@ def train_version(
     features = None
     if settings.frozen:
         flip = settings.augmentation.flip
-        features = FrozenFeatures(encoder, context.features, flip, method.rotated, progress)
+        features = FrozenFeatures(
+            encoder=encoder, folder=context.features, flip=flip, rotated=method.rotated, progress=progress
+        )
     teacher = None
     if predecessor is not None and {"old model", "old classifier"} & method.needs:
         teacher = _teacher(predecessor, encoder, features).to(device)
@@ -133,18 +135,22 @@ def train_version(
         first = _teacher(context.first, encoder, features).to(device)
     held = hold_out(
         images,
-        context.memory.images,
-        method.hold_out if predecessor is not None else 0.0,
-        settings.seed,
-        lambda part: part.load(encoder.preprocessing, settings.bad_images).images,
+        memory=context.memory.images,
+        share=method.hold_out if predecessor is not None else 0.0,
+        seed=settings.seed,
+        load=lambda part: part.load(encoder.preprocessing, settings.bad_images).images,
     )
     batches, readable = plan.batches(encoder, held, progress, features)
     upgrade = plan.upgrade(encoder, teacher, held._replace(images=readable), features)
     upgrade = replace(upgrade, first=first)
     fingerprint = plan.fingerprint()
+    objective = method.objective(upgrade)
+    select = None
+    if validation is not None and predecessor is not None:
+        select = validation.select(predecessor, features)
     run = Training(
         encoder=encoder,
-        objective=method.objective(upgrade),
+        objective=objective,
         batches=batches,
         recipe=settings.recipe,
         teacher=teacher if "old model" in method.needs else None,  # its classifier alone needs no forward pass
@@ -157,11 +163,11 @@ def train_version(
         progress=progress,
         maps=method.maps,
         frozen=settings.frozen,
-        select=validation.select(predecessor, features) if validation is not None and predecessor is not None else None,
+        select=select,
     )
     log = train(run)
     encoder.about = plan.about(log)
-    return Version(number, encoder, tuple(log), readable)
+    return Version(number=number, encoder=encoder, log=tuple(log), images=readable)
 
 
 def _teacher(predecessor: Encoder, encoder: Encoder, features: FrozenFeatures | None) -> FrozenEncoder:
@@ -229,9 +235,15 @@ class VersionPlan:
         if context.previous is None:
             return settings.new_encoder(method, list(self.images.classes), settings.seed)
         _require_same_prototypes(context.previous, settings)
-        seed = settings.seed if method.initialisation == "same" else settings.seed + 1_000_003 * self.number
+        if method.initialisation == "same":
+            seed = settings.seed
+        else:
+            seed = settings.seed + 1_000_003 * self.number
         room = sum(missing_growth(context.previous, settings.grown))
-        slots = context.previous.slots.grown(room) if room else context.previous.slots
+        if room:
+            slots = context.previous.slots.grown(room)
+        else:
+            slots = context.previous.slots
         slots = slots.assign(self.images.classes, settings.side)
         encoder = settings.new_encoder(method, list(slots.classes), seed)
         encoder.slots = slots
@@ -250,7 +262,9 @@ class VersionPlan:
             for extra in missing_growth(encoder, settings.grown):
                 encoder.grow(extra)
             if base is context.replacement and not encoder.classifier.fixed:
-                known = () if previous is None else previous.slots.classes
+                known: tuple[str, ...] = ()
+                if previous is not None:
+                    known = previous.slots.classes
                 encoder.leave_classes(list(dict.fromkeys([*known, *images.classes])))
             if previous is not None and previous is not base:
                 encoder.join_slots(previous)
@@ -300,13 +314,18 @@ class VersionPlan:
         context = self.context
         predecessor = self.context.predecessor
         images = held.images
-        known = predecessor.slots if predecessor is not None else Slots()
+        if predecessor is not None:
+            known = predecessor.slots
+        else:
+            known = Slots()
         new = tuple(name for name in images.classes if name not in known)
         vectors = context.old_vectors or context.first_vectors
         if vectors is None and predecessor is not None and "old vectors" in self.method.needs:
             seen = images.of_classes([name for name in images.classes if name in known])
             if len(seen):  # the vectors that a gallery would hold of them
-                shown = seen.images if features is None else features.of(predecessor, seen.images)
+                shown: Any = seen.images
+                if features is not None:
+                    shown = features.of(predecessor, seen.images)
                 vectors = OldVectors(FrozenEncoder(predecessor).encode(shown), seen.labels, seen.classes)
         return Upgrade(
             encoder=encoder,
@@ -492,7 +511,9 @@ class Validation:
             return kept[model, id(images)]
 
         def embedded(name: str, model: Encoder) -> VersionFeatures:
-            return version_features(name, model, self.queries, self.gallery, made=features if made else None)
+            return version_features(
+                name, encoder=model, queries=self.queries, gallery=self.gallery, made=features if made else None
+            )
 
         old = embedded("old", previous)
         old_self_test = float(self._matrix(old)[0, 0])
@@ -509,5 +530,7 @@ class Validation:
 
     def fingerprint(self) -> str:
         """Of both sets, the protocol and the pairs."""
-        pairs = "" if self.pairs is None else " " + _digest([rows.tolist() for rows in vars(self.pairs).values()])
+        pairs = ""
+        if self.pairs is not None:
+            pairs = " " + _digest([rows.tolist() for rows in vars(self.pairs).values()])
         return f"{self.queries.fingerprint()} {self.gallery.fingerprint()} {self.protocol}{pairs}"

@@ -211,16 +211,19 @@ def bridge(
     }
     one, other = _named_apart(read_side(old, "old", **reading), read_side(new, "new", **reading))
     known = read_labels(labels, one, other)
-    wanted = {} if relevant is None else read_relevance(relevant)
+    if relevant is None:
+        wanted = {}
+    else:
+        wanted = read_relevance(relevant)
     if queries is None:
         asked = None
     else:
-        asked = _both_queries(queries, one, other, wanted, query_ids(relevant))
+        asked = _both_queries(queries, one=one, other=other, wanted=wanted, names=query_ids(relevant))
     common = common_rows(one, other)
     if common is None:
-        found = _without_pairs(one, other, known, options)
+        found = _without_pairs(one, other=other, known=known, options=options)
     else:
-        items = _both(one, other, common, known)
+        items = _both(one, other=other, common=common, known=known)
         if labels is not None and not (items.classes >= 0).any():
             raise InputError(
                 f"none of the {len(known):,} labels is for an item that both models embedded; ids there are such as "
@@ -249,7 +252,10 @@ def apply_translation(way: Translation, old: Side, new: Side, direction: str = "
     part = maps[direction]
     if part is None:
         raise InputError(f"this translation has no map {direction}")
-    given = read_side(old, "old") if direction == "forward" else read_side(new, "new")
+    if direction == "forward":
+        given = read_side(old, "old")
+    else:
+        given = read_side(new, "new")
     return given.ids, part(given.vectors)
 
 
@@ -279,7 +285,7 @@ class _Items:
     def take(self, rows: Indices) -> _Items:
         """Some of them."""
         ids = [self.ids[row] for row in rows.tolist()]
-        return _Items(self.names, ids, self.old[rows], self.new[rows], self.classes[rows])
+        return _Items(names=self.names, ids=ids, old=self.old[rows], new=self.new[rows], classes=self.classes[rows])
 
     def sample(self, most: int, seed: int, kept: Collection[str] = ()) -> _Items:
         """All of them, or ``most``, drawn by the seed; those that are ``kept`` first."""
@@ -317,7 +323,9 @@ def _both(one: Embedded, other: Embedded, common: tuple[Indices, Indices], known
     ids = [one.ids[row] for row in first.tolist()]
     numbers = {label: number for number, label in enumerate(sorted(set(known.values())))}
     classes = np.array([numbers[known[item]] if item in known else -1 for item in ids], np.int64)
-    return _Items((one.name, other.name), ids, one.vectors[first], other.vectors[second], classes)
+    return _Items(
+        names=(one.name, other.name), ids=ids, old=one.vectors[first], new=other.vectors[second], classes=classes
+    )
 
 
 def _both_queries(
@@ -334,7 +342,7 @@ def _both_queries(
             f"no query has vectors by both models: those of {one.name} are called {first.ids[0]!r}, ..., those of "
             f"{other.name} {second.ids[0]!r}, ... Write the same ids into both files"
         )
-    return _both(first, second, common, {})
+    return _both(first, other=second, common=common, known={})
 
 
 def _named(wanted: Grades) -> set[str]:
@@ -360,11 +368,14 @@ class _Division(NamedTuple):
 
 def _divided(items: _Items, asked: _Items | None, wanted: Grades, options: BridgeOptions) -> _Division:
     if wanted:
-        return _by_relevance(items, asked, wanted, options)
+        return _by_relevance(items, asked=asked, wanted=wanted, options=options)
     rows = np.arange(len(items))
     labelled = np.flatnonzero(items.classes >= 0)
     pool = labelled if len(labelled) else rows
-    share = options.held_out if len(labelled) else min(options.held_out, 0.4)
+    if len(labelled):
+        share = options.held_out
+    else:
+        share = min(options.held_out, 0.4)
     shuffled = np.random.default_rng(options.rules.seed).permutation(pool)
     held = np.sort(shuffled[: round(share * len(pool))])
     fitted = items.take(np.setdiff1d(rows, held))
@@ -381,7 +392,9 @@ def _by_labels(judged: _Items, options: BridgeOptions) -> _Trial | None:
     split = gallery_query_split(judged.classes, seed=options.rules.seed)
     truth = judged.classes[split.queries]
     measure = by_class(truth, judged.classes[split.gallery])
-    return _trial(judged.take(split.queries), judged.take(split.gallery), measure, truth, options)
+    return _trial(
+        judged.take(split.queries), gallery=judged.take(split.gallery), measure=measure, classes=truth, options=options
+    )
 
 
 def _by_neighbours(judged: _Items, options: BridgeOptions) -> _Trial | None:
@@ -399,7 +412,7 @@ def _by_neighbours(judged: _Items, options: BridgeOptions) -> _Trial | None:
         return np.asarray(same.mean(axis=1))
 
     classes = np.zeros(len(queries), np.int64)
-    return _trial(judged.take(queries), judged.take(gallery), agree, classes, options)
+    return _trial(judged.take(queries), gallery=judged.take(gallery), measure=agree, classes=classes, options=options)
 
 
 def _by_relevance(items: _Items, asked: _Items | None, wanted: Grades, options: BridgeOptions) -> _Division:
@@ -410,7 +423,10 @@ def _by_relevance(items: _Items, asked: _Items | None, wanted: Grades, options: 
     queries = items if asked is None else asked
     rows = np.arange(len(items))
     place = {item: row for row, item in enumerate(items.ids)}
-    there = set(place) if asked is None else set(asked.ids)
+    if asked is None:
+        there = set(place)
+    else:
+        there = set(asked.ids)
     named: set[int] = set()
     asking: set[int] = set()
     for query, judged in wanted.items():
@@ -433,7 +449,9 @@ def _by_relevance(items: _Items, asked: _Items | None, wanted: Grades, options: 
     found = matched(wanted, queries.ids, gallery.ids)
     fitted = items.take(np.setdiff1d(others, more))
     classes = np.zeros(len(found.queries), np.int64)
-    trial = _trial(queries.take(found.queries), gallery, by_relevance(found), classes, options)
+    trial = _trial(
+        queries.take(found.queries), gallery=gallery, measure=by_relevance(found), classes=classes, options=options
+    )
     return _Division(fitted, trial, "relevance")
 
 
@@ -483,7 +501,7 @@ def _fitted_ways(names: tuple[str, str], pairs: Pairs, options: BridgeOptions, p
             back.append(_Made(kind, fit_map(kind, pairs.reversed).map))
             advance()
     tried: list[_Made | None] = [*back] or [None]
-    ways = [_usual_way(names, there, here, options) for there in ahead for here in tried]
+    ways = [_usual_way(names, forward=there, backward=here, options=options) for there in ahead for here in tried]
     return _Ways(ways, left_out)
 
 
@@ -535,18 +553,20 @@ def _judged(
     progress: bool,
 ) -> Bridged:
     """``everything``: all old items have a new vector, so that re-embedding all of them is possible."""
-    fitted, trial, proof = _divided(items, asked, wanted, options)
+    fitted, trial, proof = _divided(items, asked=asked, wanted=wanted, options=options)
     if not len(fitted):
         raise InputError(
             "all items are held out to judge, so that none is left to fit on; hold out fewer",
             NextStep("repeat", {"held_out": 0.4}),
         )
-    ways, left_out = _fitted_ways(items.names, fitted.pairs(options.rules.seed), options, progress)
+    ways, left_out = _fitted_ways(
+        items.names, pairs=fitted.pairs(options.rules.seed), options=options, progress=progress
+    )
     fitted_on = plural(len(fitted), "pair")
     if trial is None:
         return _unproven(ways[0], fitted_on, left_out, by_relevance=bool(wanted))
     if proof == "old neighbours":
-        return _agreeing(ways[0], trial, fitted_on, left_out, options)
+        return _agreeing(ways[0], trial=trial, fitted_on=fitted_on, left_out=left_out, options=options)
     way = _chosen(ways, trial, options)
     outcomes = _outcomes(way, trial.evidence)
     ranked = _by_preference(way, outcomes, trial)
@@ -576,7 +596,7 @@ def _judged(
         left_out=left_out,
     )
     sentence = _verdict_words(found, confidence, options.rules)
-    if everything and _much_better(outcomes[AGAIN], outcomes[chosen], trial, options.rules):
+    if everything and _much_better(outcomes[AGAIN], after=outcomes[chosen], trial=trial, rules=options.rules):
         better = _reembedding_words(found, chosen)
         sentence = f"{better}. {sentence}"
     return replace(found, sentence=sentence)
@@ -655,7 +675,7 @@ def _measured(
     after = hits[trial.judging]
     own = before[trial.judging]
     weights = {AHEAD: 1.0, BACK: 0.0, ONE: way.one, TWO: way.two}
-    judged = judged_difference(after, own, rules.confidence, rules)
+    judged = judged_difference(after, before=own, confidence=rules.confidence, rules=rules)
     return Measured(
         finds=float(after.mean()),
         difference=judged.mean,
@@ -670,7 +690,9 @@ def _measured(
 
 
 def _much_better(again: NDArray[Any], after: NDArray[Any], trial: _Trial, rules: GateRules) -> bool:
-    judged = judged_difference(again[trial.judging], after[trial.judging], rules.confidence, rules)
+    judged = judged_difference(
+        again[trial.judging], before=after[trial.judging], confidence=rules.confidence, rules=rules
+    )
     return judged.mean >= MUCH and judged.low > 0
 
 
@@ -697,11 +719,15 @@ def _verdict_words(found: Bridged, confidence: float, rules: GateRules) -> str:
         return f"Use it: {figures}{_gain_words(found)}"
     if found.outcome == "refuse":
         return f"Keep the old model: {figures}"
-    judged = Difference(best.difference, best.low, best.high, "not decided", best.lost + best.won)
-    needed = needed_queries(judged, found.queries, confidence, rules.tolerance)
+    judged = Difference(
+        mean=best.difference, low=best.low, high=best.high, verdict="not decided", differing=best.lost + best.won
+    )
+    needed = needed_queries(judged, queries=found.queries, confidence=confidence, tolerance=rules.tolerance)
     more = "More of the same queries would not show a gain"
     if needed is not None:
-        half = "" if rules.weight is not None else ": half of all queries judge"
+        half = ""
+        if rules.weight is None:
+            half = ": half of all queries judge"
         more = f"If it stays like this, about {needed:,} judging queries would decide{half}"
     return f"Keep the old model for now: {figures}. {more}"
 
@@ -767,12 +793,14 @@ def _without_pairs(one: Embedded, other: Embedded, known: Mapping[str, str], opt
     """Rotations by pseudo-pairs: by class centres where both sides have labels, else by the vectors alone."""
     seed = options.rules.seed
     rng = np.random.default_rng(seed)
-    old, old_labels = _drawn(one, known, options.sample, rng)
-    new, new_labels = _drawn(other, known, options.sample, rng)
+    old, old_labels = _drawn(one, known=known, sample=options.sample, rng=rng)
+    new, new_labels = _drawn(other, known=known, sample=options.sample, rng=rng)
     first = old_labels != ""
     second = new_labels != ""
     if first.any() and second.any():
-        found = pseudo_pairs(old[first], new[second], old_labels[first], new_labels[second], seed=seed)
+        found = pseudo_pairs(
+            old[first], Y=new[second], labels_x=old_labels[first], labels_y=new_labels[second], seed=seed
+        )
     else:
         found = pseudo_pairs(old, new, seed=seed)
     forward = _Made("rotation", fit_map("rotation", found.pairs).map)
@@ -784,7 +812,7 @@ def _without_pairs(one: Embedded, other: Embedded, known: Mapping[str, str], opt
         f"fitted on {fitted_on}. Keep the old model until labelled items embedded by both models have judged it",
         evidence="none",
         fitted_on=fitted_on,
-        translation=_usual_way((one.name, other.name), forward, backward, options),
+        translation=_usual_way((one.name, other.name), forward=forward, backward=backward, options=options),
     )
 
 

@@ -82,7 +82,10 @@ def fit_calibration(scores: NDArray[Any], same: NDArray[np.bool_], prior: float 
     """
     x = np.asarray(scores, np.float64)
     y = np.asarray(same)
-    positive = int(y.sum()) if y.dtype == bool else -1
+    if y.dtype == bool:
+        positive = int(y.sum())
+    else:
+        positive = -1
     if x.ndim != 1 or x.shape != y.shape or not np.isfinite(x).all() or not 0 < positive < len(y):
         raise InputError(
             "a calibration takes one finite score and one True (same class) or False per pair, and some of each; got "
@@ -94,7 +97,9 @@ def fit_calibration(scores: NDArray[Any], same: NDArray[np.bool_], prior: float 
     slope, offset = _newton(x, target)
     if slope <= 0:
         raise InputError("pairs of the same class do not have higher scores than others: there is nothing to calibrate")
-    shift = 0.0 if prior is None else _logit(prior) - _logit(positive / len(y))
+    shift = 0.0
+    if prior is not None:
+        shift = _logit(prior) - _logit(positive / len(y))
     return Calibration(slope, offset + shift)
 
 
@@ -162,11 +167,14 @@ def _drawn(truth: Labels, classes: Labels, rng: np.random.Generator) -> _Drawn:
     own = np.searchsorted(classes, truth[asked])
     each = max(len(classes) - 1, 1)
     total = len(asked) * (len(classes) - 1)
-    numbers = np.arange(total) if total <= PAIRS else rng.integers(total, size=PAIRS)
+    if total <= PAIRS:
+        numbers = np.arange(total)
+    else:
+        numbers = rng.integers(total, size=PAIRS)
     rows = numbers // each
     others = numbers % each
     past_own = others + (others >= own[rows])
-    return _Drawn(asked, own, rows, past_own)
+    return _Drawn(asked=asked, own=own, rows=rows, others=past_own)
 
 
 def _best_of_classes(views: Sequence[VersionFeatures], asked: Indices, owners: Labels) -> Iterator[tuple[str, Floats]]:
@@ -201,7 +209,7 @@ def catalogue_thresholds(
         alarms = float((with_class < score).mean())
         detected = float((without_class < score).mean())
         if detected >= LEAST_DETECTED:
-            found[name] = Threshold(score, alarms, detected, len(asked))
+            found[name] = Threshold(score=score, false_alarms=alarms, detected=detected, queries=len(asked))
     return found
 
 
@@ -218,7 +226,9 @@ def class_folds(
         if not len(others) or not len(learnt):
             return []
         parts = [view.take(others, learnt) for view in views]
-        fitted = fit_calibrations(parts, query_labels[others], gallery_labels[learnt], seed)
+        fitted = fit_calibrations(
+            parts, query_labels=query_labels[others], gallery_labels=gallery_labels[learnt], seed=seed
+        )
         if not fitted:
             return []
         folds.append(Fold(rows, fitted))
@@ -228,10 +238,14 @@ def class_folds(
 def calibrations_and_folds(
     views: Sequence[VersionFeatures], query_labels: Labels, gallery_labels: Labels, seed: int = 0
 ) -> tuple[dict[str, Calibration], list[Fold]]:
-    """Calibrations from all images, and folds that such ones were tried on; empty if either lacks evidence."""
-    folds = class_folds(views, query_labels, gallery_labels, seed)
-    fitted = fit_calibrations(views, query_labels, gallery_labels, seed) if folds else {}
-    return fitted, folds if fitted else []
+    """Calibrations from all images, and the folds that tested them; empty if there is too little evidence."""
+    folds = class_folds(views, query_labels=query_labels, gallery_labels=gallery_labels, seed=seed)
+    if not folds:
+        return {}, []
+    fitted = fit_calibrations(views, query_labels=query_labels, gallery_labels=gallery_labels, seed=seed)
+    if not fitted:
+        return {}, []
+    return fitted, folds
 
 
 def search_curve(

@@ -41,24 +41,38 @@ class Evidence:
     def outcomes(self, way: Translation) -> NDArray[Any]:
         """How right the answers are to queries of ``new`` among ``old``'s vectors, [N]."""
         rows = np.arange(len(self.new.queries))
-        models: Models = "one" if way.two is None else "two"
+        models: Models = "one"
+        if way.two is not None:
+            models = "two"
         return self.by_weight(way, models, [way.weight], rows)[way.weight]
 
     def by_weight(
         self, way: Translation, models: Models, weights: Sequence[float], rows: Indices
     ) -> dict[float, NDArray[Any]]:
         """The same for some queries and for several weights: each cosine is computed once."""
-        asking = replace(way, one=0.0, two=None) if models == "one" else replace(way, two=0.0)
+        if models == "one":
+            asking = replace(way, one=0.0, two=None)
+        else:
+            asking = replace(way, two=0.0)
         new = _unit(self.new.queries[rows])
-        carried = self.new.queries_in(self.old)[rows] if way.shared else None
+        if way.shared:
+            carried = self.new.queries_in(self.old)[rows]
+        else:
+            carried = None
         asked = asking.asks(new, carried, _unit(self.old.queries[rows]))
         stored = _unit(self.old.gallery)
-        ahead = stored if way.forward is None else way.forward(stored)
+        if way.forward is None:
+            ahead = stored
+        else:
+            ahead = way.forward(stored)
         found: dict[float, list[NDArray[Any]]] = {weight: [] for weight in weights}
         for start in range(0, len(rows), _BLOCK):
             part = slice(start, start + _BLOCK)
             back = asked[part] @ stored.T
-            forward = back if way.forward is None else new[part] @ ahead.T
+            if way.forward is None:
+                forward = back
+            else:
+                forward = new[part] @ ahead.T
             for weight in weights:
                 scores = weight * forward + (1 - weight) * back
                 found[weight].append(self.measure(scores, rows[part]))
@@ -106,12 +120,12 @@ def choose(ways: Sequence[Translation], evidence: Evidence, rows: Indices, two: 
     The first of the ways at the usual weight stays, unless another gains more than one standard error over it.
     """
     models: Models = "two" if two else "one"
-    best, weight = _best(ways, evidence, rows, models)
+    best, weight = _best(ways, evidence=evidence, rows=rows, models=models)
     if models == "one":
         return replace(best, one=weight, two=None)
     alone = None
     if best.shared or best.backward is not None:
-        _, alone = _best([best], evidence, rows, "one")
+        _, alone = _best([best], evidence=evidence, rows=rows, models="one")
     return replace(best, one=alone, two=weight)
 
 
@@ -129,10 +143,14 @@ def with_fewest_models(way: Translation, evidence: Evidence, rows: Indices) -> T
 def _best(ways: Sequence[Translation], evidence: Evidence, rows: Indices, models: Models) -> tuple[Translation, float]:
     usual: NDArray[Any] | None = None
     best = ways[0]
-    best_weight = 0.0 if best.forward is None else USUAL
+    best_weight = USUAL
+    if best.forward is None:
+        best_weight = 0.0
     best_gain = 0.0
     for way in ways:
-        weights = (0.0,) if way.forward is None else WEIGHTS
+        weights: Sequence[float] = WEIGHTS
+        if way.forward is None:
+            weights = (0.0,)
         for weight, outcomes in evidence.by_weight(way, models, weights, rows).items():
             if usual is None:
                 usual = outcomes

@@ -169,7 +169,9 @@ def numpy_lines(way: Translation, file: str = "translation.npz") -> list[str]:
             lines.append(f"    x = unit({value})")
         lines.append("    return x")
     weight = way.weight
-    asked = "unit(old)" if way.two is not None else "backward(new)"
+    asked = "backward(new)"
+    if way.two is not None:
+        asked = "unit(old)"
     if way.two is None and way.shared:
         asked = "unit(new)"
     back = f"{asked} @ unit(stored).T"

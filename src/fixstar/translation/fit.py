@@ -79,10 +79,16 @@ class Pairs:
                 f"{plural(len(x), 'vector')} of one space and {len(y)} of the other are not pairs: row i of both must "
                 "come from the same item. Embed a sample of items with both models"
             )
-        w = np.ones(len(x)) if weights is None else np.asarray(weights, np.float64)
+        if weights is None:
+            w = np.ones(len(x))
+        else:
+            w = np.asarray(weights, np.float64)
         if w.shape != (len(x),) or not np.isfinite(w).all() or (w <= 0).any():
             raise InputError(f"weights are one finite number > 0 per pair, ({len(x)},); got shape {w.shape}")
-        labels = None if groups is None else as_labels(groups)
+        if groups is None:
+            labels = None
+        else:
+            labels = as_labels(groups)
         if labels is not None and labels.shape != (len(x),):
             raise InputError(f"groups are one label per pair, ({len(x)},); got shape {labels.shape}")
         return cls(x, y, w / w.mean(), labels, seed)
@@ -93,13 +99,16 @@ class Pairs:
     @property
     def reversed(self) -> Pairs:
         """The same pairs, to fit a map the other way."""
-        return Pairs(self.Y, self.X, self.weights, self.groups, self.seed)
+        return Pairs(X=self.Y, Y=self.X, weights=self.weights, groups=self.groups, seed=self.seed)
 
     def take(self, rows: NDArray[Any]) -> Pairs:
         """Some of them, by row or by mask."""
         weights = self.weights[rows]
-        groups = None if self.groups is None else self.groups[rows]
-        return Pairs(self.X[rows], self.Y[rows], weights / weights.mean(), groups, self.seed)
+        if self.groups is None:
+            groups = None
+        else:
+            groups = self.groups[rows]
+        return Pairs(X=self.X[rows], Y=self.Y[rows], weights=weights / weights.mean(), groups=groups, seed=self.seed)
 
     def split(self, share: float = 0.2) -> tuple[Pairs, Pairs]:
         """Pairs to fit on, and a share of them to choose or to judge by, drawn by the seed; whole groups if known."""
@@ -462,7 +471,9 @@ def lacking_pairs(kind: str, pairs: int) -> str:
     if pairs >= KINDS[kind].least:
         return ""
     others = [name for name, other in KINDS.items() if other.least <= pairs]
-    instead = f", or use {' or '.join(others)}" if others else ""
+    instead = ""
+    if others:
+        instead = f", or use {' or '.join(others)}"
     return (
         f"a {kind} map needs at least {plural(KINDS[kind].least, 'pair')}, got {pairs}; embed more items with both "
         f"models{instead}"
@@ -489,16 +500,22 @@ def fit_translations(
             "items with both models"
         )
     enough = PAIRS_PER_COMPONENT * (pairs.X.shape[1] + pairs.Y.shape[1])
-    kinds = ["ridge"] if len(pairs) < enough else ["residual", "ridge"]
+    if len(pairs) < enough:
+        kinds = ["ridge"]
+    else:
+        kinds = ["residual", "ridge"]
     backward = None
     if not shared:
-        back = "contrast" if len(pairs) >= KINDS["contrast"].least else "ridge"
-        options = {"device": device} if back == "contrast" else {}
-        backward = fit_map(back, pairs.reversed, **options).map
+        if len(pairs) >= KINDS["contrast"].least:
+            backward = fit_map("contrast", pairs.reversed, device=device).map
+        else:
+            backward = fit_map("ridge", pairs.reversed).map
     uncertainty = fit_uncertainty(pairs)
     found = []
     for kind in kinds:
-        options = {"device": device} if kind == "residual" else {}
+        options = {}
+        if kind == "residual":
+            options["device"] = device
         fitted = fit_map(kind, pairs, **options)
         about = {"kind": kind, "pairs": len(pairs), **fitted.chosen}
         found.append(

@@ -133,29 +133,43 @@ def judge(
     rules = rules or GateRules(tolerance=TOLERANCE)
     if relevant is not None and labels is not None:
         raise InputError("labels or relevant items say what is right, not both; leave one of them out")
-    wanted = None if relevant is None else read_relevance(relevant)
+    if relevant is None:
+        wanted = None
+    else:
+        wanted = read_relevance(relevant)
     items = {OLD: read_side(old, OLD), MIGRATED: read_side(migrated, MIGRATED)}
     if new is not None:
         items[AGAIN] = read_side(new, "new")
     names = query_ids(relevant)
-    known = {} if relevant is not None else _labels_of(items, labels)
+    known: dict[str, str] = {}
+    if relevant is None:
+        known = _labels_of(items, labels)
     asked = _asked(items, {OLD: queries_old, AGAIN: queries_new, MIGRATED: queries_migrated}, names)
     stored = _same_items(items, "items")
     used = set(stored[OLD].ids)
-    proof: Proof = "labels" if wanted is None else "relevance"
+    proof: Proof = "labels"
+    if wanted is not None:
+        proof = "relevance"
     decides = _spelled(measure or USUAL[proof])
     if asked is None:
-        asked, stored, wanted = _among_items(stored, wanted, known, rules.seed)
+        asked, stored, wanted = _among_items(stored, wanted=wanted, known=known, seed=rules.seed)
         used = {*stored[OLD].ids, *asked[OLD].ids}
     else:
         asked = _same_items(asked, "queries")
         if wanted is None:
-            wanted = _of_one_label(asked, stored, _labels_of(asked, None) if labels is None else known, known)
+            right = known
+            if labels is None:
+                right = _labels_of(asked, None)
+            wanted = _of_one_label(asked, stored=stored, right=right, known=known)
     found = matched(wanted, asked[OLD].ids, stored[OLD].ids)
     measures = list(dict.fromkeys([*MEASURED, decides]))
-    outcomes = {search: _outcomes(asked[search], part, found, measures) for search, part in stored.items()}
+    outcomes = {
+        search: _outcomes(asked[search], stored=part, found=found, names=measures) for search, part in stored.items()
+    }
     measured = {name: _compared({search: of[name] for search, of in outcomes.items()}, rules) for name in measures}
-    decided = judged_difference(outcomes[MIGRATED][decides], outcomes[OLD][decides], rules.confidence, rules)
+    decided = judged_difference(
+        outcomes[MIGRATED][decides], before=outcomes[OLD][decides], confidence=rules.confidence, rules=rules
+    )
     judged = Judged(
         verdict=_ruling(decided, rules),
         sentence="",
@@ -268,7 +282,7 @@ def _among_items(
     by_new = {**items, MIGRATED: items[AGAIN]}
     asked = {search: _taken(side, queries) for search, side in by_new.items()}
     if wanted is None:
-        wanted = _of_one_label(asked, stored, known, known)
+        wanted = _of_one_label(asked, stored=stored, right=known, known=known)
     return _Division(asked, stored, wanted)
 
 
@@ -330,13 +344,24 @@ def _outcomes(asked: Embedded, stored: Embedded, found: Relevant, names: Sequenc
 
 def _compared(outcomes: Mapping[str, Fractions], rules: GateRules) -> dict[str, Compared]:
     before = outcomes[OLD]
-    whole = float((outcomes[AGAIN] - before).mean()) if AGAIN in outcomes else 0.0
-    rows = {OLD: Compared(float(before.mean()), 0.0, 0.0, 0.0, None)}
+    whole = 0.0
+    if AGAIN in outcomes:
+        whole = float((outcomes[AGAIN] - before).mean())
+    rows = {OLD: Compared(value=float(before.mean()), difference=0.0, low=0.0, high=0.0, share=None)}
     for search in (MIGRATED, AGAIN):
         if search in outcomes:
-            judged = judged_difference(outcomes[search], before, rules.confidence, rules)
-            share = judged.mean / whole if whole > 0 else None
-            rows[search] = Compared(float(outcomes[search].mean()), judged.mean, judged.low, judged.high, share)
+            judged = judged_difference(outcomes[search], before=before, confidence=rules.confidence, rules=rules)
+            if whole > 0:
+                share = judged.mean / whole
+            else:
+                share = None
+            rows[search] = Compared(
+                value=float(outcomes[search].mean()),
+                difference=judged.mean,
+                low=judged.low,
+                high=judged.high,
+                share=share,
+            )
     return rows
 
 
@@ -371,7 +396,9 @@ def _sentence(judged: Judged, decided: Difference) -> str:
     mine = rows[MIGRATED]
     rules = judged.rules
     verdict = judged.verdict[0].upper() + judged.verdict[1:]
-    what = judged.measure if judged.measure != "top-1" else "top-1 accuracy"
+    what = judged.measure
+    if what == "top-1":
+        what = "top-1 accuracy"
     figures = (
         f"the migrated vectors reach {what} {percent(mine.value)} on {plural(judged.queries, 'query')}, the old model "
         f"{percent(rows[OLD].value)}: {points(mine.difference)} points, with {100 * rules.confidence:g} % confidence "
@@ -381,7 +408,7 @@ def _sentence(judged: Judged, decided: Difference) -> str:
     if judged.verdict == "no worse":
         told.append(f"A loss of up to {in_points(rules.tolerance)} points counts as no worse")
     if judged.verdict == "cannot be told":
-        needed = needed_queries(decided, judged.queries, rules.confidence, rules.tolerance)
+        needed = needed_queries(decided, queries=judged.queries, confidence=rules.confidence, tolerance=rules.tolerance)
         more = "More of the same queries would not show a gain"
         if needed is not None:
             more = f"If it stays like this, about {needed:,} queries would decide"

@@ -66,7 +66,10 @@ class Layer:
 
 def checked_arrays(arrays: Mapping[str, ArrayLike]) -> dict[str, Vectors]:
     """Read-only float32 copies of a layer's arrays, whose shapes fit each other."""
-    wanted = dict(LINEAR) if set(arrays) == set(LINEAR) else {**LINEAR, **RESIDUAL}
+    if set(arrays) == set(LINEAR):
+        wanted = dict(LINEAR)
+    else:
+        wanted = {**LINEAR, **RESIDUAL}
     if set(arrays) != set(wanted):
         raise ModelError(f"a layer has the arrays {', '.join(wanted)}, got {', '.join(sorted(arrays)) or 'none'}")
     sizes: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Migration: an old model's vectors in somebody's own store, translated and written beside the old ones.
+"""Migration: an old model's vectors in a user's own store, translated and written beside the old ones.
 
 The store's old vectors are never written. Translated ones go into a table, collection or file of their own (``Beside``
 of ``gallery.vector_files``). Each row there has a mark: the translation, and a digest of the old row that it was made
@@ -96,7 +96,9 @@ def plan_migration(store: Store, translation: Way, to: str, price: float | None 
         raise InputError(f"a price is what embedding a million items costs, 0 or more; got {price}")
     source, way, target = _opened(store, translation, to)
     forward = _forward(way, source)
-    there = sum(len(page) for page in target.marked()) if target.there() else 0
+    there = 0
+    if target.there():
+        there = sum(len(page) for page in target.marked())
     count = len(source.ids)
     measured = _measured(way)
     return MigrationPlan(
@@ -147,7 +149,7 @@ def migrate(store: Store, translation: Way, to: str, anyway: bool = False, progr
             unchanged += len(rows.ids) - len(theirs) - len(waiting)
             advance(len(rows.ids))
     target.close()
-    return Migrated(written, unchanged, own, removed)
+    return Migrated(written=written, unchanged=unchanged, own=own, removed=removed)
 
 
 def switch_migration(store: Store, translation: Way, to: str, alias: str | None = None, anyway: bool = False) -> str:
@@ -186,11 +188,16 @@ def undo_migration(store: Store, to: str, alias: str | None = None) -> str:
 
 
 def _source(store: Store) -> VectorPlace:
-    return open_vectors(store, old=True) if isinstance(store, (str, Path)) else store
+    if isinstance(store, (str, Path)):
+        return open_vectors(store, old=True)
+    return store
 
 
 def _opened(store: Store, translation: Way, to: str) -> tuple[VectorPlace, Translation, Beside]:
-    way = translation if isinstance(translation, Translation) else load_translation(translation)
+    if isinstance(translation, Translation):
+        way = translation
+    else:
+        way = load_translation(translation)
     source = _source(store)
     return source, way, source.beside(to)
 
@@ -237,7 +244,10 @@ def _compared(
 ) -> Iterator[tuple[FileRows, list[str], dict[str, str | None]]]:
     """Blocks of the source, the marks that their rows should have, and those that they have."""
     for rows in source.blocks(BATCH):
-        payloads: Sequence[Mapping[str, Any] | None] = rows.payloads if target.copies else [None] * len(rows.ids)
+        if target.copies:
+            payloads: Sequence[Mapping[str, Any] | None] = rows.payloads
+        else:
+            payloads = [None] * len(rows.ids)
         marks = [_mark(way, vector, payload) for vector, payload in zip(rows.vectors, payloads, strict=True)]
         yield rows, marks, target.marks(rows.ids)
 
@@ -307,7 +317,9 @@ def _forecast(measured: Mapping[str, Mapping[str, float]]) -> Forecast:
         return "unproven"
     if ahead["low"] > 0:
         return "gains"
-    return "loses" if ahead["high"] <= 0 else "not decided"
+    if ahead["high"] <= 0:
+        return "loses"
+    return "not decided"
 
 
 def _forecast_words(forecast: Forecast, ahead: Mapping[str, float] | None) -> str:
@@ -323,8 +335,10 @@ def _forecast_words(forecast: Forecast, ahead: Mapping[str, float] | None) -> st
 
 
 def _both_sides(way: Translation) -> str:
-    """What mostly gains: adding the scores of both sides, as a workspace does."""
-    asked = "queries of both models" if way.two is not None else "queries mapped back"
+    """What usually gains: adding the scores of both sides, as a workspace does."""
+    asked = "queries mapped back"
+    if way.two is not None:
+        asked = "queries of both models"
     measured = _measured(way).get(TWO if way.two is not None else ONE)
     figures = ""
     if measured is not None:

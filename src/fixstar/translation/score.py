@@ -48,7 +48,10 @@ def translated(way: Translation, old: VersionFeatures, new: VersionFeatures) -> 
     [[1.0, 0.0], [0.0, 1.0]]
     """
     new_queries = _unit(new.queries)
-    carried = new.queries_in(old).astype(np.float32) if way.shared else None
+    if way.shared:
+        carried = new.queries_in(old).astype(np.float32)
+    else:
+        carried = None
     asked = way.asks(new_queries, carried, _unit(old.queries))
     stored = _unit(old.gallery)
     weight = way.weight

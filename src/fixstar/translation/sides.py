@@ -62,7 +62,7 @@ def read_side(
     if isinstance(side, (str, Path)):
         place = str(side).partition("?")[0]
         if "://" not in place and not place.endswith(_FILES):
-            return _embedded(str(side), images, sample, seed, progress)
+            return _embedded(str(side), images=images, sample=sample, seed=seed, progress=progress)
         return _from_source(open_vectors(side), Path(place).stem, progress)
     if hasattr(side, "blocks"):
         return _from_source(side, name, progress)  # type: ignore[arg-type]
@@ -121,9 +121,9 @@ def _from_source(source: VectorSource, name: str, progress: bool) -> Embedded:
     vectors = unit_rows(np.concatenate(parts), source.name)
     counted = source.ids[0].endswith("/0") and source.ids[-1].endswith(f"/{count - 1}")
     if not counted:
-        return Embedded(name, list(source.ids), vectors, labels, counted=False)
+        return Embedded(name=name, ids=list(source.ids), vectors=vectors, labels=labels, counted=False)
     by_row = {item.rpartition("/")[2]: label for item, label in labels.items()}
-    return Embedded(name, [str(row) for row in range(count)], vectors, by_row, counted=True)
+    return Embedded(name=name, ids=[str(row) for row in range(count)], vectors=vectors, labels=by_row, counted=True)
 
 
 def _known_labels(given: Any) -> dict[str, str]:
@@ -170,7 +170,7 @@ def _embedded(text: str, images: str | Path | None, sample: int, seed: int, prog
     kept = [listed[row] for row in readable.tolist()]
     ids = [image.id for image in kept]
     labels = _known_labels((image.id, image.label) for image in kept)
-    return Embedded(name, ids, unit_rows(vectors[readable], name), labels, counted=False)
+    return Embedded(name=name, ids=ids, vectors=unit_rows(vectors[readable], name), labels=labels, counted=False)
 
 
 def _listed_images(source: Path) -> list[_Image]:
@@ -236,7 +236,10 @@ def open_model(text: str) -> Encoder:
             "are ImageNet's"
         )
     output = given.pop("output", None)
-    prepared = _preparation(text, {**_IMAGENET, **given}) if "size" in given else None
+    if "size" in given:
+        prepared = _preparation(text, {**_IMAGENET, **given})
+    else:
+        prepared = None
     return Encoder.wrap(place, prepared, output=output)
 
 

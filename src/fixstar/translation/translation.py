@@ -114,7 +114,10 @@ class Translation:
         w weighs the comparison in the target's space, which is then the one where the vectors lie.
         """
         if self.forward is None or self.backward is None:
-            make = Translation.between_shared if self.shared else Translation.by_old_queries
+            if self.shared:
+                make = Translation.between_shared
+            else:
+                make = Translation.by_old_queries
             return make(self.target, self.source)
         return replace(
             self,
@@ -142,7 +145,10 @@ class Translation:
                 f"vectors of {self.source} cannot be carried to {after.target} through {self.target}: a map is missing"
             )
         weights = [weight for weight in (self.one, after.one) if weight is not None]
-        one = float(np.mean(weights)) if weights else USUAL
+        if weights:
+            one = float(np.mean(weights))
+        else:
+            one = USUAL
         return Translation(
             self.source, after.target, forward=forward, backward=backward, one=one, shared=shared, about=about
         )

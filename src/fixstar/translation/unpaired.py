@@ -112,14 +112,14 @@ def pseudo_pairs(
     p = _principal(x)
     q = _principal(y)
     if labels_x is not None and labels_y is not None:
-        means = paired_by_class(p, labels_x, q, labels_y)
+        means = paired_by_class(p, labels_x=labels_x, Y=q, labels_y=labels_y)
         first, second = _mutual(_to_centres(p, means.X), _to_centres(q, means.Y))
         anchors = f"{len(means):,} class centres"
     else:
         first, second = _mutual(_profiles(p), _profiles(q))
         anchors = "the distribution of cosines"
-    first, second = _refined(p, q, first, second)
-    return PseudoPairs(Pairs.checked(x[first], y[second], seed=seed), first, second, anchors)
+    first, second = _refined(p, q=q, first=first, second=second)
+    return PseudoPairs(pairs=Pairs.checked(x[first], y[second], seed=seed), first=first, second=second, anchors=anchors)
 
 
 def _principal(vectors: Floats) -> NDArray[np.float32]:

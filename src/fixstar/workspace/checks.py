@@ -102,11 +102,13 @@ class CheckedCell:
     @property
     def judged(self) -> Difference:
         """The difference with its interval and verdict."""
-        return Difference(self.difference, self.low, self.high, self.verdict, self.differing)
+        return Difference(
+            mean=self.difference, low=self.low, high=self.high, verdict=self.verdict, differing=self.differing
+        )
 
     @property
     def share_at_once(self) -> float | None:
-        """The share of the gain of embedding everything again that is had without it; None where there is no gain."""
+        """The share of the gain of re-embedding everything that is reached without it; None if there is no gain."""
         if self.reembedded is None or self.reembedded <= self.self_test:
             return None
         return self.difference / (self.reembedded - self.self_test)
@@ -220,7 +222,7 @@ def is_weaker(check: Check, other: Check, galleries: Iterable[str]) -> bool:
 
 
 def _ways(check: Check, galleries: set[str]) -> dict[str, tuple[bool, tuple[str, ...]]]:
-    """How vectors of these galleries were searched: whether they were translated, and by whom they were asked."""
+    """How vectors of these galleries were searched: whether translated, and which models embedded the queries."""
     judged = [cell for cell in check.cells if cell.version in galleries]
     return {cell.version: (cell.translation is not None, cell.models) for cell in judged}
 
@@ -233,7 +235,8 @@ def _speaks_of(check: Check, galleries: set[str]) -> bool:
 
 def strongest_check(checks: Sequence[Check], searched: Iterable[str]) -> Check | None:
     """Of a version's checks, oldest first, the one that counts over these versions' vectors, else the newest."""
-    galleries, found = set(searched), None
+    galleries = set(searched)
+    found = None
     for check in checks:
         if _speaks_of(check, galleries) and (found is None or not is_weaker(check, found, galleries)):
             found = check
@@ -256,7 +259,9 @@ def save_check(workspace: Path, check: Check) -> Path:
 def last_check(workspace: Path, version: str) -> Check | None:
     """The last check of a version that counts, if there was one."""
     path = workspace / "checks" / f"{version}.json"
-    return _read_check(path, version) if path.is_file() else None
+    if path.is_file():
+        return _read_check(path, version)
+    return None
 
 
 def check_history(workspace: Path, version: str) -> list[Check]:
@@ -309,7 +314,9 @@ def outweighing_check(workspace: Path, check: Check) -> Check | None:
         other = last_check(workspace, check.version)
     except ModelError:  # damaged: the new one replaces it
         return None
-    return other if other is not None and is_weaker(check, other, check.against) else None
+    if other is not None and is_weaker(check, other, check.against):
+        return other
+    return None
 
 
 class LastChecks:
@@ -366,7 +373,10 @@ def require_one_model(check: Check, version: str) -> None:
         alone = cell.one_model
         if cell.version not in cell.models or (alone is not None and alone.verdict == "compatible"):
             continue
-        found = "was not judged" if alone is None else f"finds {percent(alone.cross_test)}: {alone.verdict}"
+        if alone is None:
+            found = "was not judged"
+        else:
+            found = f"finds {percent(alone.cross_test)}: {alone.verdict}"
         force = NextStep("deploy", {"version": version, "queries": "one", "force": ...}, "deploy anyway, with a reason")
         raise GateError(
             f"among vectors of {cell.version} one model per query {found}; {cell.version}'s own queries find "
@@ -408,7 +418,7 @@ def save_flips(workspace: Path, check: Check, thumbnails: Thumbnails | None) -> 
         for query, *found in rows
     ]
     name = f"checks/{check.version}/flips-{uuid.uuid4().hex[:12]}.safetensors"  # readers of the last check keep theirs
-    write_arrays(workspace / name, "flips", {}, {"flips": np.stack(shown)})
+    write_arrays(workspace / name, name="flips", content={}, arrays={"flips": np.stack(shown)})
     return name
 
 

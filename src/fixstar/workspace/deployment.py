@@ -23,7 +23,7 @@ _WAIT = 10.0  # seconds for another process that moves the pointer
 
 @dataclass(frozen=True)
 class Move:
-    """One move of the pointer by whom, and why without a passed check, if so.
+    """One move of the pointer: who made it, and the reason if there was no passed check.
 
     ``translations`` are files by the gallery version whose vectors they carry; ``calibrations`` are the slope and
     offset of their scores, by gallery version.
@@ -105,7 +105,7 @@ class Rollout:
             return self._append(self.history(), move)
 
     def retranslate(self, move: Move, translations: Mapping[str, str]) -> Move | None:
-        """Take other translations for the version that is deployed; None if something else was deployed meanwhile.
+        """Use other translations for the deployed version; None if another version has been deployed since.
 
         Calibrations of those translations no longer hold.
         """
@@ -145,7 +145,8 @@ class Rollout:
 
     def require_deployed(self, version: str | None) -> None:
         """Refuse if another version is deployed than the one named; None is any."""
-        if version not in (None, now := self.current()):
+        now = self.current()
+        if version is not None and version != now:
             raise DeploymentMovedError(f"{now} is deployed now, not {version}; nothing was moved")
 
     def left_by(self, move: Move) -> str:
@@ -178,7 +179,8 @@ class Rollout:
         *earlier, last = stack
         if not earlier:
             raise InputError(f"{last.version} is the first version that was deployed; there is nothing to roll back to")
-        if (found := earlier[-1]).version in self._registry.retired():
+        found = earlier[-1]
+        if found.version in self._registry.retired():
             raise InputError(
                 f"{found.version}, which was deployed before {last.version}, was retired: its weights are gone, so "
                 "there is nothing to roll back to; deploy the version you want instead"
@@ -213,7 +215,7 @@ def _parse_move(content: dict[str, Any]) -> Move:
 
 
 def checked_reason(force: str | None, what: str) -> str | None:
-    """The reason to do without a passed check, if there is one; an empty one is refused."""
+    """The reason to deploy without a passed check, if given; an empty one is refused."""
     if force is not None and not force.strip():
         raise GateError(f"{what} without a passed check needs a reason (force), and this one is empty")
     return force

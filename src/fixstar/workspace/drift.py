@@ -31,7 +31,12 @@ class DriftPoint(NamedTuple):
 def drift_map(serving: Serving, old: str, new: str, limit: int = 200, decode: Decode | None = None) -> list[DriftPoint]:
     """Stored items as two versions see them, on the two principal components of both; farthest moved first."""
     counts = serving.gallery.count()
-    stored, made = (old, new) if counts.get(old, 0) >= counts.get(new, 0) else (new, old)
+    if counts.get(old, 0) >= counts.get(new, 0):
+        stored = old
+        made = new
+    else:
+        stored = new
+        made = old
     sample = _sample(serving, stored, limit)
     if not sample:
         return []
@@ -47,11 +52,12 @@ def drift_map(serving: Serving, old: str, new: str, limit: int = 200, decode: De
             f"nothing connects the models of {old} and {new}: their vectors cannot be shown in one plane",
             NextStep("check", {"version": new}, "fits a translation"),
         )
-    before, after = unit(np.asarray(by_version[old], np.float64)), unit(np.asarray(carried, np.float64))
+    before = unit(np.asarray(by_version[old], np.float64))
+    after = unit(np.asarray(carried, np.float64))
     places = _plane(np.concatenate([before, after]))
     moved = 1 - (before * after).sum(axis=1)
     points = [
-        DriftPoint(item, _pair(places[row]), _pair(places[len(items) + row]), float(moved[row]))
+        DriftPoint(item=item, old=_pair(places[row]), new=_pair(places[len(items) + row]), moved=float(moved[row]))
         for row, item in enumerate(items)
     ]
     return sorted(points, key=lambda point: -point.moved)

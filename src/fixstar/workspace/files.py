@@ -80,7 +80,7 @@ def read_mark(path: Path) -> dict[str, str]:
 def require_plain_files(path: Path) -> None:
     """Refuse a workspace with a pipe or a device in it: to open one would wait for ever, and a device has no end.
 
-    Kept images are left out, of which there may be millions: who reads one looks at it first.
+    Kept images are left out, as there may be millions: they are checked when read.
     """
     found = list(_strange_files(path))
     if found:
@@ -139,7 +139,9 @@ def gallery_url(path: Path) -> str:
 
 
 def _address(path: Path, url: str) -> str:
-    return url if "://" in url or url == ":memory:" else str(path / url)
+    if "://" in url or url == ":memory:":
+        return url
+    return str(path / url)
 
 
 def open_workspace_gallery(path: Path, read_only: bool = False) -> Gallery:

@@ -146,7 +146,7 @@ def check_version(
     if images is None:
         source = "held out"
         if isinstance(inputs, Preprocessing):  # nothing is trained on texts, so nothing is held out
-            images, learnt_by = unlearnt_images(registry, version, names, inputs)
+            images, learnt_by = unlearnt_images(registry, version=version, searched=names, preprocessing=inputs)
     judged: GateResult | None = None
     usable = images is not None and max(images.counts().values(), default=0) > 1
     if images is not None and usable:
@@ -162,7 +162,13 @@ def check_version(
         check = _with_files(check, judged.chosen, keep)
     else:
         check = _without_images(
-            version, searched, len(images or ()), learnt_by, rules, keep, can_upgrade=registry.can_upgrade()
+            version,
+            searched=searched,
+            images=len(images or ()),
+            learnt_by=learnt_by,
+            rules=rules,
+            keep=keep,
+            can_upgrade=registry.can_upgrade(),
         )
     check = replace(check, data=_described(images, source), when=datetime.now(UTC).isoformat(timespec="seconds"))
     stronger = outweighing_check(registry.path, check)
@@ -174,7 +180,10 @@ def check_version(
         if stronger is None:
             check = replace(check, pictures=save_flips(registry.path, check, judged.trial.thumbnails))
         if report and len(judged.tested.names) > 1:
-            folder = f"checks/{version}" if stronger is None else f"checks/{version}/weaker"
+            if stronger is None:
+                folder = f"checks/{version}"
+            else:
+                folder = f"checks/{version}/weaker"
             _report(judged._replace(check=check), rules).write(registry.path / folder)
             check = replace(check, report=f"{folder}/report.html")
     save_check(registry.path, check)
@@ -199,7 +208,7 @@ def check_relevance(
     models = [one.name for one in searched if one.has_model]
     ordered = [name for name in registry.names() if name in models]
     made = [known.features(features, name) for name in [*ordered, version]]
-    check, chosen = judge_relevance(made, searched, known, rules)
+    check, chosen = judge_relevance(made, searched=searched, known=known, rules=rules)
     check = _with_files(check, chosen, keep)
     when = datetime.now(UTC).isoformat(timespec="seconds")
     check = _about_texts(replace(check, data=known.data, when=when))
@@ -232,16 +241,22 @@ def judge_relevance(
             findings.append(_unmeasured(newest.name, one))
             continue
         evidence = Evidence(features[one.name], newest, by_relevance(known.relevant, DECIDING))
-        way = _as_chosen(_chosen(one, evidence, choosing if chooses else None, rules), evidence)
+        way = _as_chosen(_chosen(one, evidence=evidence, rows=choosing if chooses else None, rules=rules), evidence)
         chosen[one.name] = way
         old = features[one.name].take(rows)
         new = newest.take(rows)
         part = Evidence(old, new, by_relevance(judged_by, DECIDING))
-        cell = _evidence_cell(one.name, way, part, np.arange(len(rows)), rules, len(measured))
+        cell = _evidence_cell(
+            one.name, way=way, evidence=part, rows=np.arange(len(rows)), rules=rules, cells=len(measured)
+        )
         beside = {name: _beside(Evidence(old, new, by_relevance(judged_by, name)), way) for name in MEASURED}
-        alone = _one_model(way, part, part.before(), rules, len(measured))
+        alone = _one_model(way, evidence=part, before=part.before(), rules=rules, cells=len(measured))
         cells.append(replace(cell, measured=beside, one_model=alone))
-        findings.append(_relevance_finding(newest.name, cells[-1], len(rows), len(measured), rules, chooses))
+        findings.append(
+            _relevance_finding(
+                newest.name, cell=cells[-1], queries=len(rows), cells=len(measured), rules=rules, chooses=chooses
+            )
+        )
     outcome = _worst([finding.verdict for finding in findings])
     findings.sort(key=lambda finding: OUTCOMES[finding.verdict] != outcome)
     steps = [step for finding in findings for step in finding.next_steps]
@@ -286,10 +301,10 @@ def _beside(evidence: Evidence, way: Translation) -> dict[str, float]:
 def _relevance_finding(
     version: str, cell: CheckedCell, queries: int, cells: int, rules: GateRules, chooses: bool
 ) -> Finding:
-    evidence = cell_sentence(version, cell, rules.confidence, cells, rules.tolerance)
+    evidence = cell_sentence(version, cell=cell, confidence=rules.confidence, cells=cells, tolerance=rules.tolerance)
     if cell.verdict != "not decided":
         return Finding(cell.verdict, evidence)
-    needed = needed_queries(cell.judged, queries, rules.shared(cells), rules.tolerance)
+    needed = needed_queries(cell.judged, queries=queries, confidence=rules.shared(cells), tolerance=rules.tolerance)
     told = "If it stays like this, more queries would not show a gain"
     if needed is not None:
         told = f"If it stays like this, about {needed:,} queries would decide; there were {queries:,}"
@@ -338,7 +353,7 @@ def judge(trial: Trial, searched: Sequence[Searched], rules: GateRules | None = 
     measured = [one for one in searched if one.name in known and one.measurable]
     choosing, judging = halves(trial.query_labels, rules.seed)
     chooses = rules.weight is None and any(one.chooses for one in measured) and len(judging) > 0
-    chosen = _chosen_ways(trial, measured, choosing if chooses else None, rules)
+    chosen = _chosen_ways(trial, measured=measured, rows=choosing if chooses else None, rules=rules)
     if chooses:
         trial = _with_queries(trial, judging)
     *older, newest = [replace(one, adapt=None) for one in trial.versions]
@@ -349,16 +364,24 @@ def judge(trial: Trial, searched: Sequence[Searched], rules: GateRules | None = 
     findings: list[Finding] = []
     count = len(measured) + sum(one.sample is not None for one in searched)
     for one in measured:
-        cell = evaluate_cell(trial, tested, pairs[one.name], chosen[one.name], rules, count)
+        cell = evaluate_cell(trial, tested=tested, pair=pairs[one.name], way=chosen[one.name], rules=rules, cells=count)
         cells.append(cell)
-        findings.append(_cell_finding(newest.name, cell, len(trial.query_labels), count, rules, chosen_by=chooses))
+        findings.append(
+            _cell_finding(
+                newest.name, cell=cell, queries=len(trial.query_labels), cells=count, rules=rules, chosen_by=chooses
+            )
+        )
     for one in [one for one in searched if one not in measured]:
         if one.sample is not None and one.measurable:
-            way, cell, queries = _sampled_cell(newest.name, one, rules, count)
+            way, cell, queries = _sampled_cell(newest.name, one=one, rules=rules, cells=count)
             chosen[one.name] = way
             cells.append(cell)
             halved = rules.weight is None
-            findings.append(_cell_finding(newest.name, cell, queries, count, rules, one, chosen_by=halved))
+            findings.append(
+                _cell_finding(
+                    newest.name, cell=cell, queries=queries, cells=count, rules=rules, one=one, chosen_by=halved
+                )
+            )
         else:
             findings.append(_unmeasured(newest.name, one))
     outcome = _worst([finding.verdict for finding in findings])
@@ -373,7 +396,10 @@ def judge(trial: Trial, searched: Sequence[Searched], rules: GateRules | None = 
     if views and not folds:
         notes.append(_NO_CALIBRATIONS)
         steps.append(NextStep("check", {"version": newest.name, "data": ...}, "more labelled images, for calibrations"))
-    scaled = {**calibrations, **_sampled_calibrations(searched, chosen, rules)} if calibrations else {}
+    if calibrations:
+        scaled = {**calibrations, **_sampled_calibrations(searched, chosen, rules)}
+    else:
+        scaled = {}
     if outcome != "pass" and cells and all(one.has_model for one in searched):
         steps.append(_old_queries_step(newest.name, [cell.version for cell in cells]))
     check = Check(
@@ -391,7 +417,7 @@ def judge(trial: Trial, searched: Sequence[Searched], rules: GateRules | None = 
         next_steps=_distinct(steps),
         thresholds=catalogue_thresholds([*views, own], *labels, rules.seed),
     )
-    return GateResult(check, trial, tested, chosen, curves)
+    return GateResult(check=check, trial=trial, tested=tested, chosen=chosen, curves=curves)
 
 
 def _chosen_ways(
@@ -404,7 +430,7 @@ def _chosen_ways(
     chosen: dict[str, Translation] = {}
     for one in measured:
         evidence = Evidence(features[one.name], newest, measure)
-        chosen[one.name] = _as_chosen(_chosen(one, evidence, rows, rules), evidence)
+        chosen[one.name] = _as_chosen(_chosen(one, evidence=evidence, rows=rows, rules=rules), evidence)
     return chosen
 
 
@@ -433,7 +459,9 @@ def _chosen(one: Searched, evidence: Evidence, rows: Indices | None, rules: Gate
     if rules.weight is None or not mapped:
         return one.ways[0]
     way = mapped[0]
-    return replace(way, one=rules.weight) if way.two is None else replace(way, two=rules.weight)
+    if way.two is None:
+        return replace(way, one=rules.weight)
+    return replace(way, two=rules.weight)
 
 
 def _as_chosen(way: Translation, evidence: Evidence) -> Translation:
@@ -473,7 +501,7 @@ def _cross_test(trial: Trial, chosen: Mapping[str, Translation]) -> CrossTest:
     for cell, outcomes in hits.items():
         matrix[cell] = outcomes.mean()
     names = (*(version.name for version in older), newest.name)
-    return CrossTest(names, "image", matrix, hits)
+    return CrossTest(names=names, protocol="image", matrix=matrix, hits=hits)
 
 
 def _curve(
@@ -502,7 +530,7 @@ def evaluate_cell(
     queries = trial.query_labels
     found = flips(before, after, queries)
     swapped = flips(after, before, queries)  # its losses are what the newest version wins
-    judged = judged_difference(after, before, rules.shared(cells), rules)
+    judged = judged_difference(after, before=before, confidence=rules.shared(cells), rules=rules)
     lost = lost_queries(found, queries, *pair, shown=LISTED)
     won = lost_queries(swapped, queries, *pair, shown=LISTED)
     changed = [one for one in found.classes if one.negative or one.positive]
@@ -533,7 +561,7 @@ def evaluate_cell(
         weight=way.weight,
         models=way.models,
         reembedded=float(tested.matrix[newest, newest]),
-        one_model=_one_model(way, evidence, before, rules, cells),
+        one_model=_one_model(way, evidence=evidence, before=before, rules=rules, cells=cells),
     )
 
 
@@ -545,7 +573,7 @@ def _one_model(
         return None
     alone = way.with_one_model()
     after = evidence.outcomes(alone)
-    judged = judged_difference(after, before, rules.shared(cells), rules)
+    judged = judged_difference(after, before=before, confidence=rules.shared(cells), rules=rules)
     return OneModel(float(after.mean()), judged.low, judged.high, judged.verdict, alone.weight)
 
 
@@ -559,12 +587,13 @@ def _sampled_cell(version: str, one: Searched, rules: GateRules, cells: int) -> 
     rows = np.arange(len(evidence.new.queries))
     choosing, judging = halves(np.zeros(len(rows), np.int64), rules.seed)
     if rules.weight is not None or not len(judging):
-        way = _chosen(one, evidence, None, rules)
+        way = _chosen(one, evidence=evidence, rows=None, rules=rules)
         judging = rows
     else:
         way = choose(one.ways, evidence, choosing, two=False)
     way = _as_chosen(way, evidence)
-    return way, _evidence_cell(one.name, way, evidence, judging, rules, cells), len(judging)
+    cell = _evidence_cell(one.name, way=way, evidence=evidence, rows=judging, rules=rules, cells=cells)
+    return way, cell, len(judging)
 
 
 def _evidence_cell(
@@ -573,7 +602,7 @@ def _evidence_cell(
     """The verdict on a translation by the queries in ``rows``."""
     before = evidence.before()[rows]
     after = evidence.outcomes(way)[rows]
-    judged = judged_difference(after, before, rules.shared(cells), rules)
+    judged = judged_difference(after, before=before, confidence=rules.shared(cells), rules=rules)
     return CheckedCell(
         version=name,
         self_test=float(before.mean()),
@@ -602,7 +631,9 @@ def _sampled_calibrations(
         codes = one.sample.coded()
         split = gallery_query_split(codes, seed=rules.seed)
         view = translated(chosen[one.name], evidence.old, evidence.new)
-        found |= fit_calibrations([view], codes[split.queries], codes[split.gallery], rules.seed)
+        found |= fit_calibrations(
+            [view], query_labels=codes[split.queries], gallery_labels=codes[split.gallery], seed=rules.seed
+        )
     return found
 
 
@@ -630,14 +661,20 @@ def _unmeasured(version: str, one: Searched) -> Finding:
 
 def cell_sentence(version: str, cell: CheckedCell, confidence: float, cells: int, tolerance: float) -> str:
     """The evidence of one cell."""
-    limit = "above it" if not tolerance else f"less than {in_points(tolerance)} points below it"
+    limit = "above it"
+    if tolerance:
+        limit = f"less than {in_points(tolerance)} points below it"
     verdict = {
         "compatible": f"this is {limit}",
         "incompatible": f"this is not {limit}",
         "not decided": f"it is not decided whether this is {limit}",
     }[cell.verdict]
-    together = "" if cells == 1 else f" for all {cells} versions together"
-    find = f"reach an {DECIDING} of" if cell.measured else "find"
+    together = ""
+    if cells > 1:
+        together = f" for all {cells} versions together"
+    find = "find"
+    if cell.measured:
+        find = f"reach an {DECIDING} of"
     return (
         f"on {cell.version}'s vectors {version}'s queries {find} {percent(cell.cross_test)}, {cell.version}'s own "
         f"{percent(cell.self_test)}: {verdict}. The difference is {points(cell.difference)} points, with "
@@ -655,7 +692,7 @@ def _cell_finding(
     chosen_by: bool = False,
 ) -> Finding:
     """What a cell says; ``chosen_by``: as many other queries chose its translation."""
-    evidence = cell_sentence(version, cell, rules.confidence, cells, rules.tolerance)
+    evidence = cell_sentence(version, cell=cell, confidence=rules.confidence, cells=cells, tolerance=rules.tolerance)
     if cell.verdict != "not decided":
         return Finding(cell.verdict, evidence)
     more = NextStep("check", {"version": version, "data": ...})
@@ -664,7 +701,13 @@ def _cell_finding(
         more = one.next_steps[0] if one.next_steps else more
         unit = "labelled items"
     told, steps = missing_evidence(
-        cell.judged, queries, rules.shared(cells), rules.tolerance, more, unit, chosen_by=chosen_by
+        cell.judged,
+        queries=queries,
+        confidence=rules.shared(cells),
+        tolerance=rules.tolerance,
+        more=more,
+        unit=unit,
+        chosen_by=chosen_by,
     )
     return Finding(cell.verdict, ". ".join([evidence, *told]), tuple(steps))
 
@@ -696,11 +739,21 @@ def _without_images(
     missing = [one for one in searched if one.sample is None or not one.measurable]
     for one in searched:
         if one not in missing:
-            way, cell, queries = _sampled_cell(version, one, rules, len(searched))
+            way, cell, queries = _sampled_cell(version, one=one, rules=rules, cells=len(searched))
             cell = replace(cell, translation=keep(way))
-            finding = _cell_finding(version, cell, queries, len(searched), rules, one, chosen_by=rules.weight is None)
+            finding = _cell_finding(
+                version,
+                cell=cell,
+                queries=queries,
+                cells=len(searched),
+                rules=rules,
+                one=one,
+                chosen_by=rules.weight is None,
+            )
             judged.append((cell, finding))
-    outcome: Outcome = "pass" if not missing else "missing evidence"
+    outcome: Outcome = "pass"
+    if missing:
+        outcome = "missing evidence"
     for _, finding in judged:
         if OUTCOMES[finding.verdict] != "pass" and outcome != "refuse":
             outcome = OUTCOMES[finding.verdict]
@@ -708,7 +761,7 @@ def _without_images(
     steps = [step for _, finding in judged for step in finding.next_steps]
     with_model = [one.name for one in missing if one.has_model]
     if with_model:
-        reasons.insert(0, _without_evidence(version, with_model, images, learnt_by))
+        reasons.insert(0, _without_evidence(version, names=with_model, images=images, learnt_by=learnt_by))
         steps += [
             NextStep("check", {"version": version, "data": ...}, "labelled images that it was not trained on"),
         ]
@@ -738,7 +791,9 @@ def _without_evidence(version: str, names: Sequence[str], images: int, learnt_by
     if images:
         seen = f"there are {images:,} labelled images, but no two of one class"
     if learnt_by:
-        left = "no two of one class are left" if images else "none is left"
+        left = "none is left"
+        if images:
+            left = "no two of one class are left"
         seen = f"{_may_have_learnt(learnt_by)}, and {left}"
     return (
         f"{seen}, so nothing shows what {version}'s queries find among vectors of {', '.join(names)}. The check needs "
@@ -766,7 +821,9 @@ def _with_image_notes(check: Check, selected: bool, learnt_by: Sequence[str]) ->
 
 
 def _outweighed(stronger: Check) -> str:
-    of = f" of {plural(stronger.classes, 'class')}" if stronger.classes else ""
+    of = ""
+    if stronger.classes:
+        of = f" of {plural(stronger.classes, 'class')}"
     return (
         f"the check of {stronger.when[:10]} still counts ({stronger.outcome}): it asked "
         f"{plural(stronger.queries, 'query')}{of} ({stronger.images}). "
@@ -799,7 +856,9 @@ def _report(judged: GateResult, rules: GateRules) -> Report:
     check, trial, tested, chosen, curves = judged
     each = rules.shared(len(check.cells))
     newest = len(tested.names) - 1
-    below = f"less than {in_points(check.tolerance)} points below" if check.tolerance else "strictly above"
+    below = "strictly above"
+    if check.tolerance:
+        below = f"less than {in_points(check.tolerance)} points below"
     facts = {
         **trial.facts,
         "Gate": f"{check.outcome}: {'; '.join(check.reasons)}",

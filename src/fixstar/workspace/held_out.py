@@ -94,7 +94,12 @@ def keep_held_out(workspace: Path, name: str, images: ImageSet, preprocessing: P
 
 def keep_learnt(workspace: Path, name: str, split: SplitOff, files: bool = True) -> None:
     """Keep the draws of the images that a version was trained on, and with ``files`` where they are."""
-    write_arrays(_file(workspace, f"{name}-learnt.safetensors"), "learnt", {}, {"draws": np.unique(split.drawn)})
+    write_arrays(
+        _file(workspace, f"{name}-learnt.safetensors"),
+        name="learnt",
+        content={},
+        arrays={"draws": np.unique(split.drawn)},
+    )
     shown = split.shown
     if not files or shown.resident:
         return
@@ -137,7 +142,7 @@ def found_images(workspace: Path, versions: Sequence[str], following: SplitOff) 
         return FoundImages(None, of)
     classes = tuple(dict.fromkeys(labels))
     numbers = np.array([classes.index(label) for label in labels], np.int64)
-    return FoundImages(ImageSet(tuple(paths), numbers, classes, "earlier images"), of)
+    return FoundImages(ImageSet(images=tuple(paths), labels=numbers, classes=classes, name="earlier images"), of)
 
 
 def held_out_images(workspace: Path, names: Sequence[str], preprocessing: Preprocessing) -> ImageSet | None:
@@ -163,7 +168,8 @@ def unlearnt_images(
     names = [*registry.retired(), *registry.names()]
     earlier = [name for name in names if version_number(name) <= version_number(version)]
     asked = [name for name in names if name in earlier or name in searched]
-    found, learnt_by = list[ImageSet](), set[str]()
+    found = list[ImageSet]()
+    learnt_by = set[str]()
     kept = list(_kept(registry.path, earlier))
     if following is not None and following.held is not None:
         kept.append((following.held, np.array([_draw(source) for source in following.held.images], np.float64)))
@@ -183,14 +189,19 @@ def _unlearnt(registry: Registry, name: str, draws: NDArray[np.float64]) -> NDAr
         return ~np.isin(draws, learnt["draws"].astype(np.float64))
     except (ModelError, OSError, KeyError):
         share = registry.card(name)["about"].get(SHARE)
-        return np.ones(len(draws), bool) if share is None else draws < float(share)
+        if share is None:
+            return np.ones(len(draws), bool)
+        return draws < float(share)
 
 
 def _kept(workspace: Path, names: Sequence[str]) -> Iterator[tuple[ImageSet, NDArray[np.float64]]]:
     """What each version held out, and what each image drew. Images whose draws are damaged are not used."""
     for name in names:
         file = _file(workspace, f"{name}.safetensors")
-        images = ReplayMemory.load(file).images if file.is_file() else None
+        if file.is_file():
+            images = ReplayMemory.load(file).images
+        else:
+            images = None
         if images is None:
             continue
         try:
@@ -257,7 +268,10 @@ def named_images(workspace: Path, name: str | None = None) -> ImageSet | None:
 def _named(workspace: Path) -> dict[str, Any]:
     """Which name is pinned, and the images of each name."""
     file = _file(workspace, "named.json")
-    known = read_document(file, "named-images") if file.is_file() else {}
+    if file.is_file():
+        known = read_document(file, "named-images")
+    else:
+        known = {}
     return {"default": known.get("default", HELD_OUT), "sets": dict(known.get("sets", {}))}
 
 

@@ -41,7 +41,9 @@ from fixstar.progress import Advance
 from fixstar.texts import Reads, Role
 
 Decode = Callable[[ImageSource, Preprocessing], Pixels]
-IMAGE, LABEL, STAMP = "image", "label", "stamp"  # payload fields
+IMAGE = "image"  # a payload field, as are the next two
+LABEL = "label"
+STAMP = "stamp"
 _TEXT_STAMP = "text-"  # how the stamp of a text begins: other items may have a field of that name
 
 _FIELDS = 5  # of a filter that found nothing, looked for among the items
@@ -89,7 +91,9 @@ def _folder(folder: Path, prefix: str, label: str | None) -> Iterator[CatalogueI
         warnings.warn(f"{folder}: {seen}. The top folder is taken as the label", stacklevel=2)
     for path in images:
         parts = below(folder, path)
-        named = {LABEL: folder_label(parts, label or "top")} if len(parts) > 1 else {}
+        named = {}
+        if len(parts) > 1:
+            named[LABEL] = folder_label(parts, label or "top")
         yield _from_file(prefix + "/".join(parts), path, named)
 
 
@@ -134,14 +138,16 @@ def _value(column: str, text: str) -> str | int | float:
     """A number if it reads as one, so that filters can compare it; labels stay as they are written."""
     if column == LABEL or not _NUMBER.fullmatch(text):
         return text
-    return int(text) if text.lstrip("-").isdigit() else float(text)
+    if text.lstrip("-").isdigit():
+        return int(text)
+    return float(text)
 
 
 def text_catalogue(
     source: Path, prefix: str = "", text: str | None = None, key: str | None = None, on_bad: OnBad | None = None
 ) -> Iterator[CatalogueItem]:
     """The items of a file or folder of texts; see ``data.texts``. ``prefix`` goes before every id."""
-    for row in text_rows(source, text, key, on_bad):
+    for row in text_rows(source, text=text, key=key, on_bad=on_bad):
         if reserved := {IMAGE, STAMP} & row.fields.keys():
             raise DataError(f"{source}: the field {min(reserved)} is reserved; give yours another name")
         yield text_item(prefix + row.id, row.text, row.fields)
@@ -210,7 +216,10 @@ class ImageStore:
 
     def keep(self, image: bytes | ImageSource, suffix: str = ".png") -> Payload:
         """Keep an image; the payload fields that lead back to it. Pixels are kept as PNG, bytes as they are."""
-        content = image if isinstance(image, bytes) else _png(image)
+        if isinstance(image, bytes):
+            content = image
+        else:
+            content = _png(image)
         digest = hashlib.sha256(content).hexdigest()
         name = f"images/{digest[:2]}/{digest}{suffix}"
         try:
@@ -228,8 +237,9 @@ class ImageStore:
         return sorted(old - {self.path / name for name in used})
 
     def prune(self, unused: Iterable[Path], before: float) -> tuple[int, int]:
-        """Delete unused images; how many, and their bytes. One that is kept again meanwhile stays."""
-        images, total = 0, 0
+        """Delete unused images; how many, and their bytes. One that has been kept again since stays."""
+        images = 0
+        total = 0
         for path in unused:
             aside = path.with_name(f".{path.name}.pruned")
             try:
@@ -241,12 +251,15 @@ class ImageStore:
                 aside.rename(path)
             else:
                 aside.unlink()
-                images, total = images + 1, total + seen.st_size
+                images += 1
+                total += seen.st_size
         return images, total
 
     def original(self, item: Item) -> Path | str | None:
         """What the vector of an item was made of, to be embedded again: its image or its text; None if it is gone."""
-        return text_of(item) if self.reads == "texts" else self.find(item)
+        if self.reads == "texts":
+            return text_of(item)
+        return self.find(item)
 
     def find(self, item: Item) -> Path | None:
         """Where the image of an item is; None if unknown or gone."""
@@ -255,15 +268,23 @@ class ImageStore:
             return None
         if Path(name).is_absolute():
             path = Path(name)
-        elif not (path := self.path / name).resolve().is_relative_to((self.path / "images").resolve()):
-            return None  # not one that the workspace keeps
-        return path if path.is_file() else None
+        else:
+            path = self.path / name
+            kept = (self.path / "images").resolve()
+            if not path.resolve().is_relative_to(kept):
+                return None  # not one that the workspace keeps
+        if not path.is_file():
+            return None
+        return path
 
 
 def _png(image: Any) -> bytes:
     from PIL import Image
 
-    picture = image if isinstance(image, Image.Image) else Image.fromarray(image)
+    if isinstance(image, Image.Image):
+        picture = image
+    else:
+        picture = Image.fromarray(image)
     buffer = BytesIO()
     picture.save(buffer, "PNG")
     return buffer.getvalue()
@@ -287,7 +308,8 @@ class LocalEmbedder:
     """An encoder in this process."""
 
     def __init__(self, encoder: Encoder, decode: Decode | None = None) -> None:
-        self._encoder, self._decode = encoder, decode
+        self._encoder = encoder
+        self._decode = decode
 
     def __call__(self, batches: Iterable[Sequence[ImageSource]]) -> Iterator[EmbeddedBatch]:
         """One result per batch, made when it is asked for."""
@@ -305,8 +327,9 @@ class LocalEmbedder:
 
 def ensure_version(gallery: Gallery, name: str, encoder: Encoder) -> None:
     """Make room for a version's vectors; refused if the name belongs to another model's space."""
-    projection, width = encoder.projection_matrix(), min(encoder.feature_dim, encoder.backbone.feature_dim)
-    if not made_or_same(gallery, name, width, projection):
+    projection = encoder.projection_matrix()
+    width = min(encoder.feature_dim, encoder.backbone.feature_dim)
+    if not made_or_same(gallery, name=name, width=width, projection=projection):
         raise GalleryError(
             f"the gallery holds vectors of another model under the name {name!r}; each workspace needs a gallery "
             "of its own, and imported vectors a name of their own",
@@ -350,7 +373,9 @@ def index_items(
 
     ``store`` writes in the place of ``Gallery.upsert``: for callers that must respect what others wrote meanwhile.
     """
-    unchanged, updated, counts = 0, 0, Counter[str]()
+    unchanged = 0
+    updated = 0
+    counts = Counter[str]()
     bad: list[ItemError] = []
     waiting: list[tuple[list[CatalogueItem], dict[str, Item]]] = []
 
@@ -364,7 +389,10 @@ def index_items(
             shown = (item.id.encode("utf-8", "backslashreplace").decode() for item in came if not _is_unicode(item.id))
             bad.extend(ItemError(name, "its name is not valid UTF-8; rename it") for name in shown)
             known = gallery.get([item.id for item in batch])
-            same = [] if again else [item for item in batch if _same_image(known.get(item.id), item)]
+            if again:
+                same = []
+            else:
+                same = [item for item in batch if _same_image(known.get(item.id), item)]
             updated += _store_fields(gallery, known, same)
             kept = {item.id for item in same}
             fresh = [item for item in batch if item.id not in kept]
@@ -389,7 +417,15 @@ def index_items(
         bad += [ItemError(batch[image.index].id, image.reason, image.index) for image in unread]
         if progress is not None:
             progress(len(batch))
-    return Indexed(version, counts.total(), unchanged, tuple(bad), counts["changed"], counts["replaced"], updated)
+    return Indexed(
+        version=version,
+        added=counts.total(),
+        unchanged=unchanged,
+        bad=tuple(bad),
+        changed=counts["changed"],
+        replaced=counts["replaced"],
+        updated=updated,
+    )
 
 
 def next_size(size: int, seconds: float) -> int:
@@ -417,7 +453,8 @@ def _before(stored: Item | None, item: CatalogueItem) -> Literal["new", "changed
 
 def replaced_items(gallery: Gallery, items: Iterable[CatalogueItem]) -> list[str]:
     """The ids under which the gallery holds another image than these items have."""
-    found, source = list[str](), iter(items)
+    found = list[str]()
+    source = iter(items)
     while came := list(islice(source, BATCH)):
         batch = {item.id: item for item in came if _is_unicode(item.id)}
         known = gallery.get(list(batch))
@@ -427,7 +464,8 @@ def replaced_items(gallery: Gallery, items: Iterable[CatalogueItem]) -> list[str
 
 def vanished_items(gallery: Gallery, folder: Path, prefix: str, items: Iterable[CatalogueItem]) -> list[str]:
     """The ids of stored items that came from a folder, with this prefix, and are no longer among its ``items``."""
-    named, root = {item.id for item in items}, folder.absolute()
+    named = {item.id for item in items}
+    root = folder.absolute()
     return [
         item.id
         for item in gallery.iterate()
@@ -441,7 +479,7 @@ def _is_unicode(name: str) -> bool:
 
 
 def _store_fields(gallery: Gallery, known: dict[str, Item], items: list[CatalogueItem]) -> int:
-    """Give stored items their new fields, and count them. What others delete meanwhile stays deleted."""
+    """Give stored items their new fields, and count them. What others have deleted since stays deleted."""
     items = [item for item in items if dict(known[item.id].payload) != dict(item.payload)]
     count = len(items)
     while items:
@@ -506,23 +544,35 @@ def count_items(
     """
     if not where and field is None and after is None:
         counts = gallery.count()
-        return Counted(counts.get(version, 0) if version else sum(counts.values()), (), 0, None)
-    passes, seen = payload_test(where or {}), Counter[str]()
-    count, looked_at, characters, last = 0, 0, 0, after
+        if version:
+            total = counts.get(version, 0)
+        else:
+            total = sum(counts.values())
+        return Counted(total=total, values=(), looked_at=0, next=None)
+    passes = payload_test(where or {})
+    seen = Counter[str]()
+    count = 0
+    looked_at = 0
+    characters = 0
+    last = after
     with closing(cast(Any, gallery.iterate(version, after))) as source:
         for item in cast(Iterator[Item], source):
             if looked_at == most or (most_characters is not None and characters > most_characters):
                 break
-            looked_at, last = looked_at + 1, item.id
+            looked_at += 1
+            last = item.id
             if passes(item.payload):
                 count += 1
                 if field is not None and (value := item.payload.get(field)) is not None:
-                    text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+                    if isinstance(value, str):
+                        text = value
+                    else:
+                        text = json.dumps(value, sort_keys=True)
                     characters += 0 if text in seen else len(text)
                     seen[text] += 1
         else:
             last = None
-    return Counted(count, tuple(seen.most_common()), looked_at, last)
+    return Counted(total=count, values=tuple(seen.most_common()), looked_at=looked_at, next=last)
 
 
 def unknown_fields(gallery: Gallery, where: Where) -> list[str]:

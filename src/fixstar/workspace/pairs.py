@@ -63,7 +63,10 @@ class Sample:
 
     def take(self, rows: NDArray[Any]) -> Sample:
         """Some of them."""
-        weights = None if self.weights is None else self.weights[rows]
+        if self.weights is None:
+            weights = None
+        else:
+            weights = self.weights[rows]
         labels = [self.labels[row] for row in rows.tolist()]
         return replace(self, old=self.old[rows], new=self.new[rows], labels=labels, weights=weights)
 
@@ -76,7 +79,9 @@ class Sample:
     def pairs(self, seed: int = 0) -> Pairs:
         """To fit on; classes stay together if all are known."""
         codes = self.coded()
-        groups = codes if len(codes) and (codes >= 0).all() and len(np.unique(codes)) > 1 else None
+        groups = None
+        if len(codes) and (codes >= 0).all() and len(np.unique(codes)) > 1:
+            groups = codes
         return Pairs.checked(self.old, self.new, weights=self.weights, groups=groups, seed=seed)
 
     def searchable(self) -> Sample:
@@ -180,7 +185,10 @@ def augmented(pixels: NDArray[np.uint8], augmentation: Augmentation, rng: np.ran
         top = tops[row]
         left = lefts[row]
         view = padded[row, top : top + height, left : left + width]
-        out[row] = view[:, ::-1] if augmentation.flip and flipped[row] else view
+        if augmentation.flip and flipped[row]:
+            out[row] = view[:, ::-1]
+        else:
+            out[row] = view
     return out
 
 
@@ -190,13 +198,15 @@ def unlabelled_images(path: Path) -> ImageSet:
 
     if path.is_file():
         texts = tuple(row.text for row in text_rows(path))
-        return ImageSet(texts, np.zeros(len(texts), np.int64), ("unlabelled",), path.name)
+        return ImageSet(images=texts, labels=np.zeros(len(texts), np.int64), classes=("unlabelled",), name=path.name)
     if not path.is_dir():
         raise InputError(f"{path} is not a folder; give a folder of images for both models to embed")
     images, _ = list_images(path)
     if not images:
         raise DataError(f"{path} holds no images")
-    return ImageSet(tuple(images), np.zeros(len(images), np.int64), ("unlabelled",), path.name)
+    return ImageSet(
+        images=tuple(images), labels=np.zeros(len(images), np.int64), classes=("unlabelled",), name=path.name
+    )
 
 
 # --- from items of the gallery
@@ -225,7 +235,7 @@ def from_gallery(
             return False
         return find(item) is not None
 
-    items, of = _draw(serving.gallery, source, wanted, most, seed)
+    items, of = _draw(serving.gallery, version=source, wanted=wanted, most=most, seed=seed)
     embedder = LocalEmbedder(serving.encoder(target))
     made = [np.empty((0, serving.gallery.space(target).width), np.float32)]
     with progress_bar(f"embedding with {target}", len(items), "items", show=progress and bool(items)) as advance:
@@ -251,7 +261,9 @@ def by_class_means(serving: Serving, source: str, target: str, *, most: int = SA
 
     sides = []
     for name in (source, target):
-        items, _ = _draw(serving.gallery, name, lambda item: label_of(item) is not None, most, seed)
+        items, _ = _draw(
+            serving.gallery, version=name, wanted=lambda item: label_of(item) is not None, most=most, seed=seed
+        )
         sides.append((_stacked(items, serving.gallery.space(name).width), [str(label_of(item)) for item in items]))
     (old, old_labels), (new, new_labels) = sides
     shared = set(old_labels) & set(new_labels)
@@ -268,11 +280,11 @@ def by_class_means(serving: Serving, source: str, target: str, *, most: int = SA
             "check", {"version": target, "images": ...}, f"{kind}s without labels, for both models to embed"
         )
         raise InputError(f"{seen}. Give {kind}s for both models to embed, or a file of pairs", images, pairs)
-    means = paired_by_class(old, old_labels, new, new_labels)
+    means = paired_by_class(old, labels_x=old_labels, Y=new, labels_y=new_labels)
     origin = f"the means of {plural(len(means), 'class')}: no {kind} of {source}'s items can be found"
     first = np.asarray(means.X, np.float32)
     second = np.asarray(means.Y, np.float32)
-    return Sample(first, second, [None] * len(means), means.weights, origin)
+    return Sample(old=first, new=second, labels=[None] * len(means), weights=means.weights, origin=origin)
 
 
 def _draw(
@@ -307,7 +319,9 @@ def known_label(label: object) -> str | None:
 
 
 def _stacked(items: Sequence[Item], width: int) -> Vectors:
-    return np.stack([item.vector for item in items]) if items else np.empty((0, width), np.float32)
+    if items:
+        return np.stack([item.vector for item in items])
+    return np.empty((0, width), np.float32)
 
 
 # --- from a file
@@ -327,8 +341,8 @@ def from_file(path: Path, gallery: Gallery, source: str, target: str) -> Sample:
     if missing:
         there = ", ".join(arrays) or "none"
         raise DataError(f"{path} lacks {' and '.join(sorted(missing))}; it needs arrays old and new, and has: {there}")
-    old = _as_stored(unit_rows(arrays["old"], "old", path), f"{path}: old", gallery, source)
-    new = _as_stored(unit_rows(arrays["new"], "new", path), f"{path}: new", gallery, target)
+    old = _as_stored(unit_rows(arrays["old"], "old", path), where=f"{path}: old", gallery=gallery, version=source)
+    new = _as_stored(unit_rows(arrays["new"], "new", path), where=f"{path}: new", gallery=gallery, version=target)
     labels: list[str | None] = [None] * len(old)
     if "labels" in arrays:
         labels = [known_label(label) for label in as_labels(arrays["labels"]).tolist()]
@@ -357,7 +371,9 @@ def _as_stored(rows: Vectors, where: str, gallery: Gallery, version: str) -> Vec
         return rows
     Q = short_basis(gallery.projection(version))  # [full width, width]
     if Q is None or seen != len(Q):
-        full = "" if Q is None else f" in the short form (encode(images, form='short')) and {len(Q)} in full"
+        full = ""
+        if Q is not None:
+            full = f" in the short form (encode(images, form='short')) and {len(Q)} in full"
         raise DataError(f"{where} has {seen} components, vectors of {version} have {width}{full}")
     short = rows.astype(np.float64) @ Q
     outside = np.linalg.norm(rows - short @ Q.T, axis=1)
@@ -450,17 +466,17 @@ def fit(
     for name in (source, target):
         if name in serving.registry.names():
             serving.encoder(name)  # makes room for its vectors
-    samples = list(_samples(serving, source, target, options, progress))
+    samples = list(_samples(serving, source=source, target=target, options=options, progress=progress))
     if not samples:
         samples = [by_class_means(serving, source, target, most=options.sample, seed=options.seed)]
-    return keep_fitted(serving, together(samples), source, target, options.seed)
+    return keep_fitted(serving, sample=together(samples), source=source, target=target, seed=options.seed)
 
 
 def _samples(serving: Serving, source: str, target: str, options: FitOptions, progress: bool) -> Iterator[Sample]:
     """Pairs from a file, from images for both models, and from items of the gallery; only those with items."""
     has_model = source in serving.registry.names()
     if options.pairs is not None:
-        fitted, _ = _of_file(serving, options.pairs, source, target, options.seed)
+        fitted, _ = _of_file(serving, path=options.pairs, source=source, target=target, seed=options.seed)
         yield fitted
     if options.images is not None:
         if not has_model:
@@ -492,7 +508,7 @@ def _of_file(serving: Serving, path: Path, source: str, target: str, seed: int) 
 
     Without labels nothing judges.
     """
-    whole = from_file(path, serving.gallery, source, target)
+    whole = from_file(path, gallery=serving.gallery, source=source, target=target)
     if source in serving.registry.names() or not len(whole.searchable()):
         return whole, whole.take(np.arange(0))
     fitted, held = whole.divided(HELD_OUT, seed)
@@ -505,12 +521,18 @@ def keep_fitted(serving: Serving, sample: Sample, source: str, target: str, seed
     spaces = serving.gallery.versions()
     shared = source in sharing_space(serving.registry, target, spaces)
     pairs = sample.pairs(seed)
-    device = "cuda" if serving.device.startswith("cuda") else "cpu"
+    device = "cpu"
+    if serving.device.startswith("cuda"):
+        device = "cuda"
     has_model = source in serving.registry.names()
     found = fit_translations(pairs, source, target, shared=shared, old_model=has_model, device=device)
     token = uuid.uuid4().hex[:12]
-    old = VersionFeatures(source, sample.old, sample.old, serving.gallery.projection(source))
-    new = VersionFeatures(target, sample.new, sample.new, serving.gallery.projection(target))
+    old = VersionFeatures(
+        name=source, queries=sample.old, gallery=sample.old, projection=serving.gallery.projection(source)
+    )
+    new = VersionFeatures(
+        name=target, queries=sample.new, gallery=sample.new, projection=serving.gallery.projection(target)
+    )
     kept = []
     for way in found:
         scaled = with_scales(way, old, new)
@@ -540,8 +562,11 @@ def searched_versions(
     found = []
     for name in older:
         held = any(one in shared for one, home in homes.items() if home == name)
-        own = options if name in paired else replace(options, pairs=None)
-        found.append(_searched(serving, name, version, own, held, progress))
+        if name in paired:
+            own = options
+        else:
+            own = replace(options, pairs=None)
+        found.append(_searched(serving, source=name, version=version, options=own, shared=held, progress=progress))
     return found
 
 
@@ -554,7 +579,7 @@ def _searched(
     steps: tuple[NextStep, ...] = ()
     if options.asks or (not ways and not shared):
         try:
-            ways = fit(serving, source, version, options, progress)
+            ways = fit(serving, source=source, target=version, options=options, progress=progress)
         except InputError as error:
             if options.asks:
                 raise
@@ -572,6 +597,6 @@ def _searched(
         )
         judging = drawn.searchable()
         if not len(judging) and options.pairs is not None:
-            _, judging = _of_file(serving, options.pairs, source, version, options.seed)
+            _, judging = _of_file(serving, path=options.pairs, source=source, target=version, seed=options.seed)
         sample = judging if len(judging) else None
     return Searched(source, (*usual, *ways), has_model=has_model, sample=sample, lacking=lacking, next_steps=steps)

@@ -66,7 +66,9 @@ class Registry:
         names = self.names()
         if not names:
             return "images"
-        return "texts" if self.card(names[-1])["preprocessing"].get("reads") == "texts" else "images"
+        if self.card(names[-1])["preprocessing"].get("reads") == "texts":
+            return "texts"
+        return "images"
 
     def can_upgrade(self) -> bool:
         """Whether the newest version was trained here, so that a training can continue from it."""
@@ -85,7 +87,9 @@ class Registry:
     def unfinished(self) -> str | None:
         """The version that is being trained, or whose training was interrupted; None without one."""
         number = self.next_number()
-        return f"v{number}" if any(self.path.glob(f"*-v{number}*")) else None  # its checkpoint or trials
+        if any(self.path.glob(f"*-v{number}*")):  # its checkpoint or trials
+            return f"v{number}"
+        return None
 
     def retired(self) -> list[str]:
         """The versions whose weights were deleted, oldest first."""
@@ -105,11 +109,13 @@ class Registry:
 
     def checked(self, name: str) -> str:
         """A version whose weights are here, or an error that names those."""
-        if name in (known := self.names()):
+        known = self.names()
+        if name in known:
             return name
         if self.is_retired(name):
             raise ModelError(f"{name} was retired: its weights are gone. There are: {', '.join(known)}")
-        raise UnknownNameError("version", name, known, "", *(() if known else FIRST))
+        steps = () if known else FIRST
+        raise UnknownNameError("version", name, known, "", *steps)
 
     def directory(self, name: str) -> Path:
         """Where a version's weights and card are."""
@@ -121,7 +127,9 @@ class Registry:
 
     def card_file(self, name: str) -> Path:
         """Where a version's card is; it stays when the version is retired."""
-        return self._tombstone(name) if self.is_retired(name) else self.directory(name) / "card.json"
+        if self.is_retired(name):
+            return self._tombstone(name)
+        return self.directory(name) / "card.json"
 
     def is_retired(self, name: str) -> bool:
         """Whether a version's weights were deleted, or are being deleted."""
@@ -207,9 +215,11 @@ class Registry:
                     "upgrade", {"data": ..., "option": "rotated=false"}, "the next version has no rotated classes"
                 ),
             )
-        run, number = RunDirectory(self.path), self.next_number()
+        run = RunDirectory(self.path)
+        number = self.next_number()
         with run.locked():
-            if (checkpoint := run.checkpoint(number)).exists():
+            checkpoint = run.checkpoint(number)
+            if checkpoint.exists():
                 raise InputError(
                     f"the training of v{number} was interrupted, and it could not resume with a larger capacity. "
                     f"Finish it first by repeating the upgrade, or give it up: delete {checkpoint}, then grow",
@@ -224,13 +234,13 @@ class Registry:
         return self._held(self.checked(name), "it is being retired", shared=True)
 
     def unused(self, name: str) -> AbstractContextManager[None]:
-        """Held while a version is retired: refused while vectors are made with it, and nobody begins to."""
+        """Held while a version is retired: refused while vectors are being made with it, and blocks new users."""
         return self._held(name, "items are being embedded with it. Wait for that, or end it", shared=False)
 
     @contextmanager
     def _held(self, name: str, busy: str, shared: bool) -> Iterator[None]:
         error = InputError(f"{name} is in use: {busy}")
-        with exclusive(self.path / "state" / "in-use" / name, _WAIT if shared else 0.0, error, shared):
+        with exclusive(self.path / "state" / "in-use" / name, wait=_WAIT if shared else 0.0, busy=error, shared=shared):
             if shared:
                 self.checked(name)  # it may have been retired before this
             yield

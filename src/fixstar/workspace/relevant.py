@@ -108,7 +108,7 @@ def _text(item: Item | None) -> str:
 
 def _as_set(texts: Sequence[str], name: str) -> ImageSet:
     """Texts without classes."""
-    return ImageSet(tuple(texts), np.zeros(len(texts), np.int64), ("unlabelled",), name)
+    return ImageSet(images=tuple(texts), labels=np.zeros(len(texts), np.int64), classes=("unlabelled",), name=name)
 
 
 def _digest(*parts: object) -> str:

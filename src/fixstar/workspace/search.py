@@ -230,7 +230,10 @@ class Serving:
             if way is None:
                 continue
             asked[name] = way
-        scales = self.translations.scales(version, asked, move) if request.calibrate else Scales({})
+        if request.calibrate:
+            scales = self.translations.scales(version, asked, move)
+        else:
+            scales = Scales({})
         questions = []
         for name, way in asked.items():
             questions.append(_scaled(self._question(name, way, version, by_models), scales))
@@ -238,9 +241,15 @@ class Serving:
         noted = self.read_through
         if noted is not None and version != self.rollout.current():
             noted = None
-        depth = request.k if noted is None else max(request.k, DEPTH)
+        if noted is None:
+            depth = request.k
+        else:
+            depth = max(request.k, DEPTH)
         plain = replace(request, k=depth, min_score=None, versions=None)
-        hits = self.gallery.ask(questions, plain) if questions else [[] for _ in next(iter(by_models.values()))]
+        if questions:
+            hits = self.gallery.ask(questions, plain)
+        else:
+            hits = [[] for _ in next(iter(by_models.values()))]
         if noted is not None:
             for found in hits:
                 noted.met(found[:DEPTH], version)
@@ -262,7 +271,10 @@ class Serving:
         if version not in way.models:
             return Question(name, by_models[way.source])
         new = np.asarray(by_models[version], np.float32)
-        carried = self.carried(version, name, new) if way.shared else None
+        if way.shared:
+            carried = self.carried(version, name, new)
+        else:
+            carried = None
         own = way.asks(new, carried, by_models.get(way.source))
         if not way.weight:
             return Question(name, own)
@@ -278,7 +290,10 @@ class Serving:
         way = usable(self.translations.of(new).get(old), {new: vectors})
         if way is None:
             return None
-        carried = self.carried(new, old, vectors) if way.shared else None
+        if way.shared:
+            carried = self.carried(new, old, vectors)
+        else:
+            carried = None
         return way.asks(np.asarray(vectors, np.float32), carried, None)
 
     def _counted(self, result: SearchResult) -> SearchResult:
@@ -309,7 +324,9 @@ def _deployed_first(models: Set[str], version: str) -> tuple[str, ...]:
 
 def _scaled(question: Question, scales: Scales) -> Question:
     scale = scales.by_version.get(question.version)
-    return question if scale is None else replace(question, slope=scale.slope, offset=scale.offset)
+    if scale is None:
+        return question
+    return replace(question, slope=scale.slope, offset=scale.offset)
 
 
 def _as_probability(hit: Hit, scales: Scales) -> Hit:

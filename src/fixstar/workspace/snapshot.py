@@ -30,6 +30,7 @@ from typing import IO, Any, NamedTuple, Protocol
 from urllib.parse import quote
 
 from fixstar.durable import (
+    DAMAGE,
     document,
     exclusive,
     flush,
@@ -47,9 +48,12 @@ from fixstar.workspace.files import GALLERY, gallery_url, open_workspace_gallery
 from fixstar.workspace.registry import Registry
 from fixstar.workspace.verify import verify_files, verify_workspace
 
-_MANIFEST, _MARK, _USAGE = "manifest.json", "workspace.json", "state/usage.db"
+_MANIFEST = "manifest.json"
+_MARK = "workspace.json"
+_USAGE = "state/usage.db"
 _ORDER = ("images/??/*", "translations/*.npz", "state/**/*")  # then the databases, then everything
-_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
 _SHA256 = re.compile("[0-9a-f]{64}")
 _RIGHTS = 0o777  # of a file: no set-user-ID, which would let others run it as the user who restores it
 _MANIFEST_BYTES = 1 << 30  # some millions of files
@@ -98,7 +102,8 @@ class _Tar:
     """The same in one file."""
 
     def __init__(self, archive: tarfile.TarFile) -> None:
-        self._archive, self._digests = archive, set[str]()
+        self._archive = archive
+        self._digests = set[str]()
 
     def has(self, entry: Entry) -> bool:
         return entry.sha256 in self._digests
@@ -113,7 +118,8 @@ class _Tar:
 
     def _put(self, name: str, size: int, file: IO[bytes]) -> None:
         head = tarfile.TarInfo(name)
-        head.size, head.mode = size, 0o600
+        head.size = size
+        head.mode = 0o600
         self._archive.addfile(head, file)
 
 
@@ -124,7 +130,8 @@ def take_snapshot(
 
     A damaged workspace is refused. ``without`` are files to leave out, by their path within the workspace.
     """
-    workspace, target = workspace.resolve(), target.resolve()
+    workspace = workspace.resolve()
+    target = target.resolve()
     require_plain_files(workspace)
     if target.is_relative_to(workspace):
         raise InputError(f"{target} is within the workspace; choose a place outside of it, best on another disk")
@@ -132,7 +139,10 @@ def take_snapshot(
         raise InputError(f"{target} holds a snapshot of {older!r}; choose another place")
     is_tar = target.suffix == ".tar"
     fill = partial(_fill, workspace=workspace, progress=progress, without=without)
-    staged = target.with_name(f".{target.name}.staged.partial") if is_tar else target / ".staged.partial"
+    if is_tar:
+        staged = target.with_name(f".{target.name}.staged.partial")
+    else:
+        staged = target / ".staged.partial"
     with exclusive(staged, busy=InputError(f"another snapshot is being written to {target}; wait for it")):
         try:
             _clear(staged)
@@ -166,7 +176,9 @@ def _fill(
     progress: Callable[[int], object] | None,
     without: Collection[str],
 ) -> Snapshot:
-    when, entries, copied = datetime.now(UTC).isoformat(timespec="seconds"), dict[str, Entry](), list[int]()
+    when = datetime.now(UTC).isoformat(timespec="seconds")
+    entries = dict[str, Entry]()
+    copied = list[int]()
 
     def take(name: str, path: Path) -> None:
         if name in entries or name in without:
@@ -205,7 +217,13 @@ def _fill(
             take(path.relative_to(workspace).as_posix(), path)
     files = {name: list(entries[name]) for name in sorted(entries)}
     store.finish(document("snapshot", {"when": when, "workspace": workspace.name, "files": files}))
-    return Snapshot(when, len(entries), sum(entry.size for entry in entries.values()), len(copied), sum(copied))
+    return Snapshot(
+        when=when,
+        files=len(entries),
+        bytes=sum(entry.size for entry in entries.values()),
+        copied=len(copied),
+        copied_bytes=sum(copied),
+    )
 
 
 def _files(workspace: Path, pattern: str) -> Iterator[Path]:
@@ -221,7 +239,8 @@ def _copied_databases(workspace: Path, staged: Path) -> Iterator[tuple[str, Path
     """Gallery and counts of use, each as of one moment; of a server, each item as of some moment."""
     copy = staged / GALLERY
     with open_workspace_gallery(workspace) as gallery:
-        if "://" in (url := gallery_url(workspace)):
+        url = gallery_url(workspace)
+        if "://" in url:
             with open_gallery(copy) as items:
                 copy_gallery(gallery, items)
         else:
@@ -259,7 +278,8 @@ def restore_snapshot(source: Path, path: Path, replace: bool = False) -> Snapsho
 
     None of the code that it names is trusted afterwards: see ``fixstar.trust``.
     """
-    path, manifest = path.resolve(), _read_manifest(source)
+    path = path.resolve()
+    manifest = _read_manifest(source)
     occupied = not is_vacant(path)
     if occupied and not replace:
         raise InputError(f"{path} is not empty; nothing was changed", NextStep("repeat", {"replace": True}))
@@ -270,9 +290,9 @@ def restore_snapshot(source: Path, path: Path, replace: bool = False) -> Snapsho
         try:
             _clear(made)
             with _opened(source) as store:
-                _check_sizes(source, manifest["files"], store, shutil.disk_usage(made).free)
+                _check_sizes(source, files=manifest["files"], store=store, free=shutil.disk_usage(made).free)
                 for name, entry in manifest["files"].items():
-                    _restore_file(made / name, entry, store, f"{name} of the snapshot {source}")
+                    _restore_file(made / name, entry=entry, store=store, called=f"{name} of the snapshot {source}")
             if problems := list(verify_workspace(made)):
                 raise ModelError(f"{source} is damaged and was not restored: {'; '.join(problems[:3])}")
             for folder in [made, *(one for one in made.rglob("*") if one.is_dir())]:
@@ -289,7 +309,13 @@ def restore_snapshot(source: Path, path: Path, replace: bool = False) -> Snapsho
         finally:
             shutil.rmtree(made, ignore_errors=True)  # what failed, or what was replaced
     size = sum(entry.size for entry in manifest["files"].values())
-    return Snapshot(manifest["when"], len(manifest["files"]), size, len(manifest["files"]), size)
+    return Snapshot(
+        when=manifest["when"],
+        files=len(manifest["files"]),
+        bytes=size,
+        copied=len(manifest["files"]),
+        copied_bytes=size,
+    )
 
 
 def _check_sizes(source: Path, files: dict[str, Entry], store: _Source, free: int) -> None:
@@ -377,7 +403,7 @@ def _opened(source: Path) -> Iterator[_Source]:
 
 
 def _read_manifest(source: Path) -> dict[str, Any]:
-    """When, of which workspace, and its files by name; refused if it is damaged, or not a snapshot."""
+    """The time, the workspace and the files by name; refused if it is damaged, or not a snapshot."""
     if not source.exists():
         raise InputError(f"there is no snapshot at {source}")
     try:
@@ -388,28 +414,19 @@ def _read_manifest(source: Path) -> dict[str, Any]:
             with store.open(_MANIFEST) as file:
                 content = open_document(json.loads(file.read(size)), "snapshot")
         content["files"] = {name: _entry(name, *entry) for name, entry in content["files"].items()}
-    except (
-        FixstarError,
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-        tarfile.TarError,
-    ) as error:
+    except (FixstarError, OSError, RecursionError, tarfile.TarError, *DAMAGE) as error:
         raise ModelError(f"{source} is not a snapshot, or it is damaged: {error}") from error
     return content
 
 
 def _entry(name: str, sha256: object, size: object, mode: object) -> Entry:
-    """A file of a manifest, which may come from anybody."""
+    """A file of a manifest, which is not trusted."""
     parts = PurePosixPath(name).parts
     if not parts or parts[0] == "/" or ".." in parts:
         raise ValueError(f"it names {name!r}, which is outside of a workspace")
-    os.fsencode(name)  # an error where no file can be called so
+    os.fsencode(name)  # raises if this cannot be a file name
     if "\0" in name:
-        raise ValueError(f"it names {name!r}, which no file is called")
+        raise ValueError(f"it names {name!r}, which is not a possible file name")
     if not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
         raise ValueError(f"the SHA-256 of {name!r} is {sha256!r}, not 64 hexadecimal digits")
     if not isinstance(size, int) or size < 0:
@@ -424,7 +441,7 @@ def _object(digest: str) -> str:
 
 
 def _sha256(file: IO[bytes], size: int) -> str:
-    """Of its first ``size`` bytes: what is added to a file meanwhile is not in the snapshot."""
+    """Of its first ``size`` bytes: what is appended later is not in the snapshot."""
     digest = hashlib.sha256()
     for part in _parts(file, size):
         digest.update(part)
@@ -432,7 +449,7 @@ def _sha256(file: IO[bytes], size: int) -> str:
 
 
 def _parts(file: IO[bytes], size: int) -> Iterator[bytes]:
-    """So many bytes of a file, or fewer if it has fewer."""
+    """The first ``size`` bytes of a file, or all if it has fewer."""
     left = size
     while part := file.read(min(left, 1 << 20)):
         yield part
@@ -454,7 +471,7 @@ def _clear(folder: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> None:
-    """Let two directories change places: at once on Linux, else one after the other."""
+    """Swap two directories: atomically on Linux, else one after the other."""
     rename = getattr(ctypes.CDLL(None), "renameat2", None)
     names = os.fsencode(one), _AT_FDCWD, os.fsencode(other)
     if rename is None or rename(_AT_FDCWD, *names, _RENAME_EXCHANGE):

@@ -135,14 +135,23 @@ def train_first(
         about[OLD_WIDTH] = old_vectors.vectors.shape[1]
     remember_named(registry.path, import_path(settings.backbone, settings.backbone_options))
     with _next_version(registry) as (run, number):
-        return _train_in(run, number, split, Setup("first", "", past, settings, method), None, about, progress)
+        return _train_in(
+            run,
+            number=number,
+            split=split,
+            setup=Setup(name="first", start="", past=past, settings=settings, method=method),
+            validation=None,
+            about=about,
+            progress=progress,
+        )
 
 
 def train_upgrade(registry: Registry, images: ImageSet, options: UpgradeOptions, trials: Trials, say: Say) -> Version:
     """Train the next version; see ``Workspace.upgrade``."""
     if options.replace is not None and not Path(options.replace).is_dir():
         remember_named(registry.path, import_path(options.replace, {}))
-    newest, trials = registry.newest(), checked_trials(trials)
+    newest = registry.newest()
+    trials = checked_trials(trials)
     about = trained_with(registry, newest)[2]
     if options.hold_out and not (options.keep_images or options.select):
         raise InputError("hold_out keeps images, and keep_images=False says not to; use only one of them")
@@ -150,15 +159,17 @@ def train_upgrade(registry: Registry, images: ImageSet, options: UpgradeOptions,
     base = setups[0]
     split = split_off(images, options.hold_out)
     if base.method.own_space if options.earlier_images is None else options.earlier_images:
-        split = _with_earlier(registry, base.start, split, say)
+        split = _with_earlier(registry, start=base.start, split=split, say=say)
         images = concatenate([split.shown, *([] if split.held is None else [split.held])])
     if base.method.own_space:
         setups = [replace(setup, past=_without_known(setup.past, split.shown)) for setup in setups]
         base = setups[0]
-    validation = _validation(split.held) if options.select else None
+    validation = None
+    if options.select:
+        validation = _validation(split.held)
     repeated = options.start in (None, about.get("parent"))
     for setup in setups if about.get("trials") else [base]:
-        if repeated and _is_done(about, split.shown, setup, validation):
+        if repeated and _is_done(about, images=split.shown, setup=setup, validation=validation):
             raise AlreadyTrainedError(
                 f"{newest} was trained on exactly these images in exactly this way; the upgrade is done",
                 NextStep("check", {"version": newest}, "fits what is still missing, and judges"),
@@ -171,17 +182,36 @@ def train_upgrade(registry: Registry, images: ImageSet, options: UpgradeOptions,
             f"{base.start} {'is' if len(missing) == 1 else 'are'} not among these ({', '.join(missing[:5])}, ...). "
             "Give a folder with old and new classes, or use a lifelong method such as polaris"
         )
-    kept = split if options.keep_images else split._replace(held=None)
+    if options.keep_images:
+        kept = split
+    else:
+        kept = split._replace(held=None)
     with _next_version(registry) as (run, number):
-        held_out = unlearnt_images(registry, newest, [], base.previous.preprocessing, split).images if trials else None
+        if trials:
+            held_out = unlearnt_images(
+                registry, version=newest, searched=[], preprocessing=base.previous.preprocessing, following=split
+            ).images
+        else:
+            held_out = None
         progress = options.progress
-        setup, tried = choose_setup(registry.path, number, setups, split.shown, held_out, trials, progress, say)
+        setup, tried = choose_setup(
+            registry.path,
+            number=number,
+            setups=setups,
+            shown=split.shown,
+            held_out=held_out,
+            trials=trials,
+            progress=progress,
+            say=say,
+        )
         card: dict[str, Any] = {SHARE: options.hold_out if split.held is not None else 0.0, "parent": setup.start}
         if setup.method.own_space:
             card[OWN_SPACE] = True
         if tried:
             card["trials"] = [asdict(one) for one in tried]
-        version = _train_in(run, number, kept, setup, validation, card, progress)
+        version = _train_in(
+            run, number=number, split=kept, setup=setup, validation=validation, about=card, progress=progress
+        )
         on_rank_zero(lambda: delete_trials(registry.path, number + 1))
     return version
 
@@ -212,8 +242,12 @@ def _without_known(past: TrainingContext, images: ImageSet) -> TrainingContext:
 
 def _setups(registry: Registry, options: UpgradeOptions) -> list[Setup]:
     """What is asked for, and other settings worth a trial."""
-    newest, known = registry.newest(), registry.names()
-    start = newest if options.start is None else registry.checked(options.start)
+    newest = registry.newest()
+    known = registry.names()
+    if options.start is None:
+        start = newest
+    else:
+        start = registry.checked(options.start)
     base = _setup(registry, start, options)
     first = next(name for name in registry.lineage(start) if name in known)  # older ones are retired
     last_rate = trained_with(registry, start)[0].recipe.learning_rate
@@ -221,7 +255,7 @@ def _setups(registry: Registry, options: UpgradeOptions) -> list[Setup]:
     rate_is_free = options.learning_rate is None and (
         options.recipe is None or options.recipe.learning_rate == last_rate
     )
-    setups = alternatives(base, first_rate, options.method is None, rate_is_free)
+    setups = alternatives(base, first_rate=first_rate, method_is_free=options.method is None, rate_is_free=rate_is_free)
     continues = options.start is None and options.replace is None and base.method.initialisation == "previous"
     if continues and first != start:
         setups.append(replace(_setup(registry, first, replace(options, method=base.method)), name=f"from {first}"))
@@ -241,23 +275,27 @@ def _setup(registry: Registry, start: str, options: UpgradeOptions) -> Setup:
         grown=registry.growth(),
         replay_per_class=settings.replay_per_class if options.keep_images else 0,
     )
-    previous, known = registry.encoder(start), registry.names()
+    previous = registry.encoder(start)
+    known = registry.names()
     first = next(name for name in registry.lineage(start) if name in known)
     past = TrainingContext(
         previous,
         first=previous if first == start else registry.encoder(first),
         features=RunDirectory(registry.path).features,
     )
-    past, settings, method = _starting_point(past, settings, options.method or last_method, options)
+    past, settings, method = _starting_point(
+        past, settings=settings, method=options.method or last_method, options=options
+    )
     if options.keep_images:
         memory = RunDirectory(registry.path).memory(version_number(start))
         past = replace(past, memory=ReplayMemory.load(memory))
-    return Setup(f"as {start}", start, past, settings, method)
+    return Setup(name=f"as {start}", start=start, past=past, settings=settings, method=method)
 
 
 def add_version(registry: Registry, encoder: Encoder, compatible_with: str | None, source: str) -> str:
     """Store a model from elsewhere as the next version; see ``Workspace.add_version``."""
-    digest, run = _model_digest(encoder), RunDirectory(registry.path)
+    digest = _model_digest(encoder)
+    run = RunDirectory(registry.path)
     with run.locked():
         names = registry.names()
         if names and registry.reads() != encoder.reads:
@@ -323,7 +361,8 @@ def trained_with(registry: Registry, name: str) -> tuple[Settings, Method, dict[
 
 def discard_unfinished(registry: Registry) -> None:
     """Give up an interrupted training: the next one starts from its beginning."""
-    number, run = registry.next_number(), RunDirectory(registry.path)
+    number = registry.next_number()
+    run = RunDirectory(registry.path)
     with run.locked():
         run.checkpoint(number).unlink(missing_ok=True)
         delete_trials(registry.path, number + 1)
@@ -332,7 +371,8 @@ def discard_unfinished(registry: Registry) -> None:
 @contextlib.contextmanager
 def _next_version(registry: Registry) -> Iterator[tuple[RunDirectory, int]]:
     """Let no other process train here; the run, and the number of the next version."""
-    number, run = registry.next_number(), RunDirectory(registry.path)
+    number = registry.next_number()
+    run = RunDirectory(registry.path)
     with run.locked():
         if run.finished(number):
             raise CheckpointError(f"another process has just finished v{number} in {registry.path}; try again")
@@ -349,14 +389,27 @@ def _train_in(
     progress: bool,
 ) -> Version:
     """Train a version in full and finish it; ``about`` goes into its card."""
-    context, method, settings = setup.context, setup.method, setup.settings
+    context = setup.context
+    method = setup.method
+    settings = setup.settings
     _refuse_too_few(split.shown, context)
     checkpoint = run.checkpoint(number)
-    version = train_version(number, split.shown, context, method, settings, checkpoint, progress, validation)
+    version = train_version(
+        number,
+        images=split.shown,
+        context=context,
+        method=method,
+        settings=settings,
+        checkpoint=checkpoint,
+        progress=progress,
+        validation=validation,
+    )
     version.encoder.about.update(about)
     on_rank_zero(lambda: keep_learnt(run.path, version.name, split, files=settings.replay_per_class > 0))
     if (held := split.held) is not None:
-        on_rank_zero(lambda: keep_held_out(run.path, version.name, held, version.encoder.preprocessing))
+        on_rank_zero(
+            lambda: keep_held_out(run.path, name=version.name, images=held, preprocessing=version.encoder.preprocessing)
+        )
     run.finish(number, version.encoder, remember(setup.past.memory, version, settings))
     if not settings.replay_per_class:  # nothing of the images may be kept
         on_rank_zero(lambda: shutil.rmtree(run.features, ignore_errors=True))
@@ -368,7 +421,7 @@ def _refuse_too_few(images: ImageSet, past: TrainingContext) -> None:
     if (seen := len(images) + len(past.memory.images or ())) < 2:
         kinds = sum(count > 0 for count in images.counts().values())
         raise InputError(
-            f"{seen} image{'s' * (seen != 1)} of {kinds} class{'es' * (kinds != 1)} to train on: it takes at least 2 "
+            f"{plural(seen, 'image')} of {plural(kinds, 'class')} to train on: it takes at least 2 "
             "images, and 2 classes for anything to be learnt. Give a folder with one folder per class, or a list (.csv "
             "with the columns path and label)"
         )
@@ -376,8 +429,11 @@ def _refuse_too_few(images: ImageSet, past: TrainingContext) -> None:
 
 def _is_done(about: dict[str, Any], images: ImageSet, setup: Setup, validation: Validation | None) -> bool:
     """Whether the newest version is what this upgrade would make: a retried command must not make another."""
-    past, method = setup.past, setup.method
-    way, last, now = about["method"], dict(about["settings"]), setup.settings.to_json()
+    past = setup.past
+    method = setup.method
+    way = about["method"]
+    last = dict(about["settings"])
+    now = setup.settings.to_json()
     last["bad_images"] = now["bad_images"]
     return (
         about.get("parent") is not None
@@ -404,11 +460,15 @@ def _starting_point(
         return past, settings, method
     if Path(options.replace).is_dir():
         model = Encoder.load(options.replace)
-        body, shape = model.backbone.name, dict(model.backbone.options)
+        body = model.backbone.name
+        shape = dict(model.backbone.options)
         return replace(past, replacement=model), replace(settings, backbone=body, backbone_options=shape), method
     foreign = ":" in options.replace or options.replace.endswith(".onnx")
-    if options.replace not in (known := backbone_names()) and not foreign:
-        raise UnknownNameError("backbone", options.replace, known, "Or name a directory with a saved model")
+    known = backbone_names()
+    if options.replace not in known and not foreign:
+        raise UnknownNameError(
+            kind="backbone", name=options.replace, known=known, hint="Or name a directory with a saved model"
+        )
     prepared = options.preprocessing or (None if foreign else settings.preprocessing)
     other = replace(settings, backbone=options.replace, backbone_options={}, preprocessing=prepared)
     same = other.backbone == settings.backbone and options.preprocessing is None
@@ -443,7 +503,9 @@ class Setup:
     @property
     def context(self) -> TrainingContext:
         """What it is trained after; only lifelong methods replay images."""
-        return self.past if self.method.scenario == "lifelong" else replace(self.past, memory=ReplayMemory(0))
+        if self.method.scenario == "lifelong":
+            return self.past
+        return replace(self.past, memory=ReplayMemory(0))
 
     @property
     def previous(self) -> Encoder:
@@ -504,7 +566,9 @@ def checked_trials(trials: Trials) -> Trials:
 
 def alternatives(base: Setup, first_rate: float, method_is_free: bool, rate_is_free: bool) -> list[Setup]:
     """The last version's settings, and each with one change. What the user has fixed is not varied."""
-    found, recipe, given = [base], base.settings.recipe, base.method.options
+    found = [base]
+    recipe = base.settings.recipe
+    given = base.method.options
     for option, values in OPTIONS.items() if method_is_free else ():
         for value in values:
             if option in given and value != given[option] and (rate_is_free or option != "rate"):
@@ -530,7 +594,8 @@ def choose_setup(
     say: Say,
 ) -> tuple[Setup, list[Tried]]:
     """The setup to train in full, and what short runs measured; nothing if they are not possible or not worth it."""
-    base, folder = setups[0], workspace / f"trials-v{number}"
+    base = setups[0]
+    folder = workspace / f"trials-v{number}"
     epochs = base.settings.recipe.epochs
     short = min(epochs, max(LEAST_EPOCHS, round(EPOCHS_SHARE * epochs)))
     compared = setups[: int(MOST * epochs / short) if trials == "auto" else trials]
@@ -545,8 +610,11 @@ def choose_setup(
                 "the training"
             )
         return base, []
-    test = None if held_out is None else searchable(held_out, base.previous.preprocessing, "skip")
-    queries = 0 if test is None else sum(count // 2 for count in test.counts().values())
+    test = None
+    queries = 0
+    if held_out is not None:
+        test = searchable(held_out, base.previous.preprocessing, "skip")
+        queries = sum(count // 2 for count in test.counts().values())
     if test is None or queries < LEAST_QUERIES:
         say(
             f"No trial runs: held-out images give {plural(queries, 'query')}, and comparing settings takes "
@@ -558,9 +626,20 @@ def choose_setup(
         f"{len(compared)} trial runs of {short} epochs each, about {cost:.0%} of the time of the full run ({epochs} "
         f"epochs): {', '.join(one.name for one in compared)}"
     )
-    found = _run_trials(folder, number, [one.shortened(short) for one in compared], shown, test, progress, say, epochs)
+    found = _run_trials(
+        folder,
+        number=number,
+        setups=[one.shortened(short) for one in compared],
+        shown=shown,
+        test=test,
+        progress=progress,
+        say=say,
+        epochs=epochs,
+    )
     best = best_trial(found)
-    why = "Best on held-out images" if best else "No other setting is clearly better on held-out images"
+    why = "No other setting is clearly better on held-out images"
+    if best:
+        why = "Best on held-out images"
     say(f"{why}: {found[best].setting}. Training it in full")
     return compared[best], [replace(one, chosen=row == best) for row, one in enumerate(found)]
 
@@ -597,12 +676,24 @@ def _run_trials(
     known: dict[str, Any] = from_rank_zero(lambda: _results(folder / "results.json"))
     found = []
     for row, setup in enumerate(setups):
-        fingerprint = VersionPlan(number, shown, setup.context, setup.method, setup.settings).fingerprint().whole
+        plan = VersionPlan(
+            number=number, images=shown, context=setup.context, method=setup.method, settings=setup.settings
+        )
+        fingerprint = plan.fingerprint().whole
         key = f"{fingerprint[:24]}-{test.fingerprint()[:24]}"
         if key not in known:
             say(f"Trial {row + 1} of {len(setups)}: {setup.name}")
-            started, checkpoint = time.monotonic(), folder / f"{key}.safetensors"
-            version = train_version(number, shown, setup.context, setup.method, setup.settings, checkpoint, progress)
+            started = time.monotonic()
+            checkpoint = folder / f"{key}.safetensors"
+            version = train_version(
+                number,
+                images=shown,
+                context=setup.context,
+                method=setup.method,
+                settings=setup.settings,
+                checkpoint=checkpoint,
+                progress=progress,
+            )
             took = time.monotonic() - started
             known[key] = from_rank_zero(partial(_measured, setups[0], setup, version.encoder, test, shown))
             on_rank_zero(partial(replace_json, folder / "results.json", document("trials", {"results": known})))
@@ -616,16 +707,23 @@ def _run_trials(
 
 def _measured(base: Setup, setup: Setup, encoder: Encoder, test: ImageSet, shown: ImageSet) -> dict[str, Any]:
     """A trial's queries on the galleries of the versions that the upgrade must keep to, and on its own."""
-    models, first = {base.start: base.previous}, base.past.first
+    models = {base.start: base.previous}
+    first = base.past.first
     if first is not None and first is not base.previous:
         models = {str(first.about.get("version", "first")): first, **models}
     models["new"] = encoder
 
-    made = FrozenFeatures(encoder, setup.past.features).of if setup.settings.frozen else None
+    if setup.settings.frozen:
+        made = FrozenFeatures(encoder, setup.past.features).of
+    else:
+        made = None
 
     def features(queries: ImageSet, gallery: ImageSet) -> list[VersionFeatures]:
         moved = {name: copy.deepcopy(model).to(encoder.device) for name, model in models.items()}
-        return [version_features(name, model, queries, gallery, made=made) for name, model in moved.items()]
+        return [
+            version_features(name, encoder=model, queries=queries, gallery=gallery, made=made)
+            for name, model in moved.items()
+        ]
 
     trial = trial_of_images(features, test)
     *older, newest = trial.versions
@@ -644,7 +742,8 @@ def _measured(base: Setup, setup: Setup, encoder: Encoder, test: ImageSet, shown
         galleries[one.name] = (float(evidence.outcomes(way).mean()), float(evidence.before().mean()))
     own = float(Evidence(newest, newest, measure).reembedded().mean())
     count = len(trial.query_labels)
-    return asdict(Tried(setup.name, galleries, own, setup.settings.recipe.epochs, queries=count))
+    epochs = setup.settings.recipe.epochs
+    return asdict(Tried(setting=setup.name, galleries=galleries, self_test=own, epochs=epochs, queries=count))
 
 
 def _results(path: Path) -> dict[str, Any]:
@@ -663,7 +762,9 @@ def _duration(seconds: float) -> str:
     """
     if seconds < 90:
         return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
 
 
 def delete_trials(workspace: Path, before: int) -> None:

@@ -199,7 +199,10 @@ class Translations:
     def _standardised(self, version: str, asked: Mapping[str, Translation], move: Move) -> Scales:
         found: dict[str, Calibration] = {}
         for name, way in asked.items():
-            key = ONE_SCALE if way.two is None and ONE_SCALE in way.about else SCALE
+            if way.two is None and ONE_SCALE in way.about:
+                key = ONE_SCALE
+            else:
+                key = SCALE
             if name != version and key in way.about:
                 found[name] = Calibration(*way.about[key])
         ways = self.of(version, move).values()
@@ -212,7 +215,9 @@ class Translations:
     def thresholds(self, version: str) -> dict[str, float]:
         """The scores, by version searched, under which a hit is probably no match, as the last check measured them."""
         check = self._checks.of(version)
-        return {} if check is None else {name: found.score for name, found in check.thresholds.items()}
+        if check is None:
+            return {}
+        return {name: found.score for name, found in check.thresholds.items()}
 
     # --- files
 
@@ -292,7 +297,11 @@ def sharing_space(registry: Registry, version: str, spaces: Sequence[VersionSpac
     known = {*registry.names(), *registry.retired()}
     card = cache(registry.card)
     widths = {space.name: space.full_width for space in spaces}
-    return frozenset(name for name in widths if name == version or _is_shared(card, version, name, widths, known))
+    return frozenset(
+        name
+        for name in widths
+        if name == version or _is_shared(card, one=version, other=name, widths=widths, known=known)
+    )
 
 
 def _is_shared(card: Card, one: str, other: str, widths: Mapping[str, int], known: set[str]) -> bool:
@@ -303,7 +312,7 @@ def _is_shared(card: Card, one: str, other: str, widths: Mapping[str, int], know
         mine = widths.get(one, theirs)  # its first encoder makes room in the gallery
         if space_root(card, my_home) != space_root(card, their_home):
             return False
-        return mine == theirs or _is_grown(card(my_home), mine, card(their_home), theirs)
+        return mine == theirs or _is_grown(card(my_home), width=mine, other=card(their_home), other_width=theirs)
     if my_home is not None:
         return _agrees(card, my_home, widths[other])
     return their_home is not None and one in widths and _agrees(card, their_home, widths[one])
@@ -329,7 +338,9 @@ def home_of(name: str, known: set[str]) -> str | None:
     if name in known:
         return name
     prefix, at, version = name.rpartition("@")
-    return version if prefix and at and version in known else None
+    if prefix and at and version in known:
+        return version
+    return None
 
 
 def _is_grown(one: Mapping[str, Any], width: int, other: Mapping[str, Any], other_width: int) -> bool:

@@ -25,9 +25,11 @@ class Usage:
 
     def __init__(self, workspace: Path, every: float = 5.0) -> None:
         self.path = workspace / "state" / "usage.db"
-        self._every, self._next = every, time.monotonic() + every
+        self._every = every
+        self._next = time.monotonic() + every
         self._waiting: Counter[str] = Counter()
-        self._lock, self._write = threading.Lock(), threading.Lock()
+        self._lock = threading.Lock()
+        self._write = threading.Lock()
 
     def record(self, ids: Iterable[str]) -> None:
         """Count items that were found. Never raises and never waits for the disk."""
@@ -43,7 +45,8 @@ class Usage:
         """Write what waits in memory."""
         with self._write:
             with self._lock:
-                rows, self._waiting = self._waiting, Counter()
+                rows = self._waiting
+                self._waiting = Counter()
             if not rows:
                 return
             try:

@@ -136,11 +136,14 @@ class Workspace:
         return self.registry.encoder(self._with_encoder(name), device)
 
     def no_encoder(self, name: str) -> InputError | None:
-        """The error where somebody asks vectors for an encoder that was never here, as of imported ones; else None."""
+        """The error for a version whose encoder was never here, such as imported vectors; else None."""
         own = self.versions()
         if name in (*own, *self.registry.retired()) or name not in (one.name for one in self.gallery.versions()):
             return None
-        steps = [NextStep("check", {"version": self.deployed()}, "fits what is needed to search them")] if own else []
+        if own:
+            steps = [NextStep("check", {"version": self.deployed()}, "fits what is needed to search them")]
+        else:
+            steps = []
         return InputError(
             f"{name} has stored vectors and no encoder: it can be searched, and makes no vectors. "
             f"Versions with an encoder: {', '.join(own) or 'none yet'}",
@@ -206,7 +209,9 @@ class Workspace:
         from fixstar.training.distributed import on_rank_zero
         from fixstar.workspace.training import UpgradeOptions, train_upgrade
 
-        version = train_upgrade(self.registry, images, options or UpgradeOptions(), trials, say)
+        version = train_upgrade(
+            self.registry, images=images, options=options or UpgradeOptions(), trials=trials, say=say
+        )
         on_rank_zero(lambda: self._fit_after_training(version, say))
         return version
 
@@ -230,7 +235,7 @@ class Workspace:
                 origin=f"{target}'s training images",
                 augmentation=augmentation,
             )
-            keep_fitted(self.serving, sample, source, target)
+            keep_fitted(self.serving, sample=sample, source=source, target=target)
 
     def _pair_images(self, version: Version) -> ImageSet:
         """What a version was trained on: its images and those in the replay memory."""
@@ -240,7 +245,9 @@ class Workspace:
         assert version.images is not None
         kept = ReplayMemory.load(RunDirectory(self.path).memory(version.number)).images
         shown = version.images.load(version.encoder.preprocessing, "skip").images
-        return shown if kept is None else concatenate([shown, kept.load(version.encoder.preprocessing, "skip").images])
+        if kept is None:
+            return shown
+        return concatenate([shown, kept.load(version.encoder.preprocessing, "skip").images])
 
     def add_version(
         self,
@@ -257,9 +264,15 @@ class Workspace:
         """
         from fixstar.workspace.training import add_version
 
-        encoder = model if isinstance(model, Encoder) else Encoder.wrap(model, inputs, **options)
-        source = str(model) if isinstance(model, (str, Path)) else type(model).__name__
-        return add_version(self.registry, encoder, compatible_with, source)
+        if isinstance(model, Encoder):
+            encoder = model
+        else:
+            encoder = Encoder.wrap(model, inputs, **options)
+        if isinstance(model, (str, Path)):
+            source = str(model)
+        else:
+            source = type(model).__name__
+        return add_version(self.registry, encoder=encoder, compatible_with=compatible_with, source=source)
 
     def grow(self, count: int) -> tuple[int, ...]:
         """Make room for ``count`` more classes in new dimensions, where old vectors are zero; all capacities added."""
@@ -280,7 +293,10 @@ class Workspace:
         if not half:
             self.registry.checked(name)
         with self.rollout.moving(), self.registry.unused(name):
-            reasons, steps = ([], []) if half else self._needs(name, for_upgrades=how == "retired")
+            reasons: list[str] = []
+            steps: list[NextStep] = []
+            if not half:
+                reasons, steps = self._needs(name, for_upgrades=how == "retired")
             if reasons:
                 raise InputError(f"{name} cannot be {how}: {'. Also, '.join(reasons)}", *steps)
             self.registry.retire(name)
@@ -377,7 +393,9 @@ class Workspace:
             if self._serving is None:
                 device = str(resolve_device(self.device))
                 store = open_workspace_gallery(self.path)
-                self._serving = Serving(self.registry, self.rollout, store, device, usage=self.usage)
+                self._serving = Serving(
+                    registry=self.registry, rollout=self.rollout, gallery=store, device=device, usage=self.usage
+                )
             return self._serving
 
     def index(
@@ -395,7 +413,15 @@ class Workspace:
         encoder = self.serving.encoder(version)
         embedder = embedder or LocalEmbedder(encoder, decode)
         with self.registry.using(version):
-            return index_items(self.gallery, version, embedder, items, again, progress, store)
+            return index_items(
+                self.gallery,
+                version=version,
+                embedder=embedder,
+                items=items,
+                again=again,
+                progress=progress,
+                store=store,
+            )
 
     def search(
         self, images: Sequence[ImageSource], request: SearchRequest | None = None, **options: Unpack[SearchOptions]
@@ -426,7 +452,7 @@ class Workspace:
         What others change at the same time is kept. With a ``revision`` the item must still have it. ``max_bytes`` is
         how large the payload may become.
         """
-        return update_payload(self.gallery, item, changes, revision, max_bytes)
+        return update_payload(self.gallery, name=item, changes=changes, revision=revision, max_bytes=max_bytes)
 
     def count(self, where: Where | None = None, version: str | None = None) -> int:
         """How many items have such a payload."""
@@ -434,7 +460,7 @@ class Workspace:
 
     def facets(self, field: str, where: Where | None = None, version: str | None = None) -> dict[str, int]:
         """How many items have each value of a payload field, most frequent first."""
-        return dict(count_items(self.gallery, where, version, field).values)
+        return dict(count_items(self.gallery, where=where, version=version, field=field).values)
 
     # --- deployment
 
@@ -458,7 +484,7 @@ class Workspace:
         """How many vectors queries of a version search without a check, by the version that made them."""
         try:
             check = self.last_check(version)
-        except ModelError:  # a damaged check is no check, and must not prevent a rollback
+        except ModelError:  # a damaged check does not count, and must not prevent a rollback
             check = None
         seen = {version, *(() if check is None else check.against)}
         ways = self.translations.of(version)
@@ -505,19 +531,19 @@ class Workspace:
         if known is not None:
             return check_relevance(
                 self.registry,
-                chosen,
-                searched,
-                embed or partial(self.features, device=self.device, progress=progress),
-                self.translations.keep,
+                version=chosen,
+                searched=searched,
+                features=embed or partial(self.features, device=self.device, progress=progress),
+                keep=self.translations.keep,
                 known=known,
                 rules=rules,
             )
         return check_version(
             self.registry,
-            chosen,
-            searched,
-            embed or partial(self.features, device=self.device, progress=progress),
-            self.translations.keep,
+            version=chosen,
+            searched=searched,
+            features=embed or partial(self.features, device=self.device, progress=progress),
+            keep=self.translations.keep,
             images=images,
             rules=rules,
             report=report,
@@ -532,20 +558,22 @@ class Workspace:
         if self.registry.reads() != "texts":
             raise InputError(f"queries.jsonl holds texts, and the models of {self.path} read images; give labels")
         most = (fitting or FitOptions()).sample
-        return known_relevant(self.gallery, [Path(file) for file in files], most, (rules or GateRules()).seed)
+        return known_relevant(
+            self.gallery, files=[Path(file) for file in files], most=most, seed=(rules or GateRules()).seed
+        )
 
     def searched_versions(
         self, version: str, fitting: FitOptions | None = None, progress: bool = False
     ) -> list[Searched]:
         """The versions whose vectors a version would search, and the ways to do so; missing ones are fitted."""
-        return searched_versions(self.serving, version, fitting, progress)
+        return searched_versions(self.serving, version=version, options=fitting, progress=progress)
 
     def fit_translations(
         self, source: str, target: str, fitting: FitOptions | None = None, progress: bool = False
     ) -> list[Translation]:
         """Fit how queries of ``target`` search what ``source`` stored; a check then chooses and judges."""
         self._with_encoder(target)
-        return fit(self.serving, source, target, fitting, progress)
+        return fit(self.serving, source=source, target=target, options=fitting, progress=progress)
 
     def install_translation(self, path: str | Path, source: str | None, target: str) -> str:
         """Put a translation from a file, such as a bridge, into this workspace; a check then judges it.
@@ -587,8 +615,8 @@ class Workspace:
     def pin_images(
         self, name: str, path: str | Path | None = None, split: str = "train", label: str | None = None
     ) -> None:
-        """Use the labelled images of a name for all later checks: those at ``path``, or those that have it already."""
-        pin_images(self.path, name, None if path is None else Path(path), split, label)
+        """Use the labelled images of a name for all later checks: those at ``path``, or those already known by it."""
+        pin_images(self.path, name=name, path=None if path is None else Path(path), split=split, label=label)
 
     def deploy(
         self,
@@ -598,7 +626,7 @@ class Workspace:
         deployed: str | None = None,
         queries: Queries = "checked",
     ) -> Move:
-        """Let queries and new items use a version. Requires a passed check, or ``force``: a reason to do without.
+        """Let queries and new items use a version. Requires a passed check, or ``force``: a reason to skip it.
 
         Moves one pointer; old vectors stay and are found through their translations. If another version than
         ``deployed`` is deployed now, nothing is moved: ``DeploymentMovedError``. ``queries`` says who asks old vectors:
@@ -616,14 +644,20 @@ class Workspace:
             )
         if self.is_deployed(version, queries):
             raise InputError(f"{version} is deployed already")
-        check = self._strongest(version) if queries == "old" or force is not None else self._passed(version, queries)
+        if queries == "old" or force is not None:
+            check = self._strongest(version)
+        else:
+            check = self._passed(version, queries)
         ways = self._deployed_ways(version, check, queries)
         files = {name: self._kept(way, check) for name, way in ways.items()}
         models = [way.source for way in ways.values() if way.source in way.models]
         for name in models:
             self.serving.encoder(name)
         judged = check is not None and queries == "checked" and files == check.translations
-        fitted = check.calibrations if check is not None and judged else {}
+        if check is not None and judged:
+            fitted = check.calibrations
+        else:
+            fitted = {}
         return self.rollout.deploy(version, force, by, deployed, files, fitted, models)
 
     def deploy_step(self, version: str, note: str = "", queries: Queries = "checked") -> NextStep:
@@ -664,7 +698,9 @@ class Workspace:
         ways = self.translations.of(version)
         found: dict[str, Translation] = {}
         for name in self.versions_to_check(version):
-            way = self.translations.load(chosen[name]) if name in chosen else ways.get(name)
+            way = ways.get(name)
+            if name in chosen:
+                way = self.translations.load(chosen[name])
             if queries == "old":
                 if name not in self.versions():
                     raise InputError(f"the model of {name} is not here, so its own queries cannot be asked")
@@ -714,9 +750,11 @@ class Workspace:
     def status(self) -> Status:
         """The state of everything."""
         names = self.registry.names()
-        (move, models), previous = self.serving.asking(), self.rollout.previous()
+        move, models = self.serving.asking()
+        previous = self.rollout.previous()
         while self.rollout.current_move() is not move:  # it moved in between
-            (move, models), previous = self.serving.asking(), self.rollout.previous()
+            move, models = self.serving.asking()
+            previous = self.rollout.previous()
         if names and move.version not in names:
             raise ModelError(
                 f"{move.version} is deployed, and its weights are gone: queries cannot be embedded. "
@@ -727,17 +765,19 @@ class Workspace:
         counts = self.gallery.count()
         live = [name for name, count in counts.items() if count]
         return Status(
-            str(self.path),
-            move.version if names else None,
-            previous if names else None,
-            tuple(names),
-            tuple(self.registry.retired()),
-            counts,
-            without_secret(gallery_url(self.path)),
-            {name: check.outcome for name in names if (check := checks.last_check(self.path, name)) is not None},
-            self.registry.unfinished(),
-            {name: tuple(model for model in ways[name].models if model in models) for name in live if name in ways},
-            tuple(name for name in live if name not in ways),
+            path=str(self.path),
+            deployed=move.version if names else None,
+            previous=previous if names else None,
+            versions=tuple(names),
+            retired=tuple(self.registry.retired()),
+            vectors=counts,
+            gallery=without_secret(gallery_url(self.path)),
+            checks={name: check.outcome for name in names if (check := checks.last_check(self.path, name)) is not None},
+            training=self.registry.unfinished(),
+            searched_by={
+                name: tuple(model for model in ways[name].models if model in models) for name in live if name in ways
+            },
+            left_out=tuple(name for name in live if name not in ways),
         )
 
     # --- evaluation
@@ -753,7 +793,10 @@ class Workspace:
         """Each version's short forms of the query and gallery images, made once."""
         names = self.versions() if versions is None else versions
         models = ((name, self.encoder(name).to(resolve_device(device))) for name in names)
-        return [version_features(name, encoder, queries, gallery, progress) for name, encoder in models]
+        return [
+            version_features(name, encoder=encoder, queries=queries, gallery=gallery, progress=progress)
+            for name, encoder in models
+        ]
 
     def evaluate(
         self, queries: ImageSet, gallery: ImageSet, protocol: str = "image", device: str = "auto", progress: bool = True
@@ -765,7 +808,7 @@ class Workspace:
         if protocol not in PROTOCOLS:
             raise UnknownNameError("protocol", protocol, PROTOCOLS)
         features = self.features(queries, gallery, None, device, progress)
-        return cross_test(features, queries.labels, gallery.labels, protocol)
+        return cross_test(features, query_labels=queries.labels, gallery_labels=gallery.labels, protocol=protocol)
 
     def close(self) -> None:
         """Close the gallery. Closing twice is allowed."""

@@ -6,7 +6,7 @@
 
 One file per store, with its reader (a ``VectorPlace``) and with what it offers for the same items' vectors by another
 model (a ``Beside``). What a source holds is never changed. An import reads rows twice, to check everything before
-anything is stored, so import while nobody writes there. All ids are kept in memory, vectors only one block at a time.
+anything is stored, so import while there are no writers. All ids are kept in memory, vectors only one block at a time.
 """
 
 from fixstar.gallery.foreign.chroma import chroma_collection

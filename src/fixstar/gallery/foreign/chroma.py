@@ -19,7 +19,8 @@ from fixstar.gallery.store import Floats
 from fixstar.gallery.vector_files import MARK, PAGE, FileRows, VectorPlace
 
 DOCUMENT = "chroma:document"  # the field of a payload that holds a record's text; Chroma keeps this name for itself
-_OF, _TO = "fixstar_of", "fixstar_to"  # of a new collection: the old one's name, and its own before any switch
+_OF = "fixstar_of"  # metadata of a new collection: the name of the old one
+_TO = "fixstar_to"  # and its own name before any switch
 
 
 def chroma_collection(server: str | Any, name: str, old: bool = False) -> VectorPlace:
@@ -28,9 +29,9 @@ def chroma_collection(server: str | Any, name: str, old: bool = False) -> Vector
     ``old``: after a switch, the collection that had this name before.
     """
     if not isinstance(server, str):
-        return _ChromaCollection(server, "the given client", name, old)
+        return _ChromaCollection(client=server, address="the given client", name=name, old=old)
     address = parse_chroma_address(server)
-    return _ChromaCollection(_connect(address), address.shown, name, old)
+    return _ChromaCollection(client=_connect(address), address=address.shown, name=name, old=old)
 
 
 def _connect(address: ChromaAddress) -> Any:
@@ -44,7 +45,9 @@ def _connect(address: ChromaAddress) -> Any:
             if not (address.folder / "chroma.sqlite3").is_file():
                 raise DataError(f"{address.folder} is not a folder of Chroma: it has no chroma.sqlite3")
             return chromadb.PersistentClient(str(address.folder), settings)
-        headers = {} if address.token is None else {"x-chroma-token": address.token}
+        headers = {}
+        if address.token is not None:
+            headers["x-chroma-token"] = address.token
         return chromadb.HttpClient(
             host=address.host,
             port=address.port,
@@ -77,7 +80,9 @@ class _ChromaCollection:
 
     def __init__(self, client: Any, address: str, name: str, old: bool) -> None:
         self.name = f"collection {name!r}"
-        self.client, self.address, self.title = client, address, name
+        self.client = client
+        self.address = address
+        self.title = name
         with _translated(address):
             there = collections(client)
             self.collection: Any = there.get(name)
@@ -138,7 +143,9 @@ class _ChromaBeside:
         if to in (old.title, before(old.title)):
             raise InputError(f"{to!r} is a name of the old collection, which is never written; choose another name")
         self.name = f"collection {to!r}"
-        self._old, self._client, self._to = old, old.client, to
+        self._old = old
+        self._client = old.client
+        self._to = to
 
     def _found(self) -> Any:
         """The new collection under either of its names, or None."""
@@ -171,7 +178,9 @@ class _ChromaBeside:
             first = found.get(limit=1, include=["embeddings"])["embeddings"]
             made_here = _about(found).get(_OF) == self._old.title
         if not made_here or (len(first) and len(first[0]) != width):
-            seen = f"vectors of {len(first[0])} components" if len(first) else "no vectors"
+            seen = "no vectors"
+            if len(first):
+                seen = f"vectors of {len(first[0])} components"
             raise InputError(
                 f"{self.name} exists with {seen}, and is not the one for vectors of {width} components made from "
                 f"{self._old.name}; choose another name",
@@ -205,7 +214,9 @@ class _ChromaBeside:
                 chosen = [i for i, payload in enumerate(rows.payloads) if (DOCUMENT in payload) == with_text]
                 if not chosen:
                     continue
-                texts = [rows.payloads[i][DOCUMENT] for i in chosen] if with_text else None
+                texts = None
+                if with_text:
+                    texts = [rows.payloads[i][DOCUMENT] for i in chosen]
                 abouts = []
                 for i in chosen:
                     about = {field: value for field, value in rows.payloads[i].items() if field != DOCUMENT}

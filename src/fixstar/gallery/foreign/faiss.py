@@ -26,7 +26,8 @@ class _FaissIndex:
     origin: str | None = None
 
     def __init__(self, path: Path) -> None:
-        self.name, self.path = str(path), path
+        self.name = str(path)
+        self.path = path
         faiss = load_faiss(f"reading {path}")
         if not path.is_file():
             raise DataError(f"there is no file {path}")
@@ -34,7 +35,8 @@ class _FaissIndex:
             index = faiss.read_index(str(path))
         except (RuntimeError, MemoryError) as error:
             raise DataError(f"{path} is damaged, or not a FAISS index: {_last_line(error)}") from error
-        self.width, count = int(index.d), int(index.ntotal)
+        self.width = int(index.d)
+        count = int(index.ntotal)
         self.ids = [f"{path.stem}/{row}" for row in range(count)]
         if isinstance(index, faiss.IndexIDMap):  # IndexIDMap2 as well
             self.ids = [str(one) for one in faiss.vector_to_array(index.id_map).tolist()]
@@ -72,4 +74,7 @@ def load_faiss(purpose: str) -> Any:
 
 
 def _last_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
+    text = str(error).strip()
+    if not text:
+        return type(error).__name__
+    return text.splitlines()[-1]

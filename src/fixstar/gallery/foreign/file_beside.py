@@ -35,7 +35,8 @@ class FileBeside:
         if to.resolve() == old.resolve():
             raise InputError(f"{old} is the old file, which is never written; choose another name")
         self.name = str(to)
-        self._old, self._to = old, to
+        self._old = old
+        self._to = to
         self._record = to.with_name(f"{to.name}.migration.json")
         self._width = 0
         self._ids: list[str] = []

@@ -18,7 +18,7 @@ from fixstar.gallery.vector_files import MARK, PAGE, FileRows, VectorPlace, json
 
 def lance_table(folder: str | Path, table: str, id_column: str = "id", vector_column: str = "vector") -> VectorPlace:
     """The rows of a LanceDB table; other columns are the payload."""
-    return _LanceTable(Path(folder), table, id_column, vector_column)
+    return _LanceTable(folder=Path(folder), table=table, id_column=id_column, vector_column=vector_column)
 
 
 @contextmanager
@@ -40,8 +40,11 @@ class _LanceTable:
     origin: str | None = None
 
     def __init__(self, folder: Path, table: str, id_column: str, vector_column: str) -> None:
-        self.name, self.folder, self.title = f"table {table!r}", folder, table
-        self.id, self.vector = id_column, vector_column
+        self.name = f"table {table!r}"
+        self.folder = folder
+        self.title = table
+        self.id = id_column
+        self.vector = vector_column
         try:
             library = importlib.import_module("lancedb")
         except ImportError as error:
@@ -124,7 +127,8 @@ class _LanceBeside:
         if to == old.title:
             raise InputError(f"{old.name} is the old one, which is never written; choose another name")
         self.name = f"table {to!r}"
-        self._old, self._to = old, to
+        self._old = old
+        self._to = to
 
     def there(self) -> bool:
         """Whether the table exists."""
@@ -217,7 +221,10 @@ class _LanceBeside:
         return f"{self._old.name} was never changed. Let your program open it again, with the old model's queries"
 
     def _among(self, ids: Sequence[str]) -> str:
-        values = ids if self._old.numbered else ["'" + name.replace("'", "''") + "'" for name in ids]
+        if self._old.numbered:
+            values = ids
+        else:
+            values = ["'" + name.replace("'", "''") + "'" for name in ids]
         return f"`{self._old.id}` IN ({', '.join(values)})"
 
 

@@ -32,7 +32,7 @@ def milvus_collection(server: str, name: str, vector: str | None = None) -> Vect
         client = importlib.import_module("pymilvus").MilvusClient(
             uri=address.url, token=address.token, db_name=address.database, timeout=address.timeout
         )
-    return _MilvusCollection(client, address, name, vector)
+    return _MilvusCollection(client=client, address=address, name=name, vector=vector)
 
 
 @contextmanager
@@ -245,4 +245,6 @@ class _MilvusBeside:
 
     def _keys(self, ids: Sequence[str]) -> list[Any]:
         kind = next(field["type"].name for field in self._old.fields if field["name"] == self._old.id)
-        return [int(name) for name in ids] if kind == "INT64" else list(ids)
+        if kind == "INT64":
+            return [int(name) for name in ids]
+        return list(ids)

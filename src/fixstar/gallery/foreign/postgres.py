@@ -24,7 +24,7 @@ def postgres_table(url: str, table: str, id_column: str = "id", vector_column: s
 
     ``table`` may be "schema.table".
     """
-    return _PostgresTable(url, table, id_column, vector_column)
+    return _PostgresTable(url=url, table=table, id_column=id_column, vector_column=vector_column)
 
 
 class _PostgresTable:
@@ -32,12 +32,17 @@ class _PostgresTable:
     origin: str | None = None
 
     def __init__(self, url: str, table: str, id_column: str, vector_column: str) -> None:
-        self.name, self.url, self.table = f"table {table!r}", url, table.split(".")
-        self.id, self.vector = id_column, vector_column
+        self.name = f"table {table!r}"
+        self.url = url
+        self.table = table.split(".")
+        self.id = id_column
+        self.vector = vector_column
         columns = self._columns()
         for column, what in ((id_column, "id"), (vector_column, "vector")):
             if column not in columns:
-                seen = f"it has the columns {', '.join(columns)}" if columns else "there is no such table"
+                seen = "there is no such table"
+                if columns:
+                    seen = f"it has the columns {', '.join(columns)}"
                 raise InputError(f"{self.name} has no column {column!r}; {seen}. Set {what}_column")
         first: list[Any] = next(
             self._rows("SELECT {vector}::real[] FROM {table} WHERE {vector} IS NOT NULL LIMIT 1"), []
@@ -120,7 +125,8 @@ class _PostgresBeside:
         if table == old.table:
             raise InputError(f"{old.name} is the old one, which is never written; choose another name")
         self.name = f"table {'.'.join(table)!r}"
-        self._old, self._table = old, table
+        self._old = old
+        self._table = table
         self._id_type = ""
         self._vector_type = ""
 
@@ -137,7 +143,10 @@ class _PostgresBeside:
         with self._connected() as db:
             self._learn_types(db)
             columns = _columns(db, self._table)
-            wanted = self._vector_type if self._vector_type.endswith("[]") else f"{self._vector_type}({width})"
+            if self._vector_type.endswith("[]"):
+                wanted = self._vector_type
+            else:
+                wanted = f"{self._vector_type}({width})"
             if not columns:
                 db.execute(
                     self._sql(
@@ -171,9 +180,12 @@ class _PostgresBeside:
                 yield [row[0] for row in page]
 
     def write(self, rows: FileRows, marks: Sequence[str]) -> None:
-        """Store rows in one transaction; a row that its user wrote meanwhile stays."""
-        opening, closing = ("{", "}") if self._vector_type.endswith("[]") else ("[", "]")
-        texts = [opening + ",".join(map(repr, row)) + closing for row in rows.vectors.tolist()]
+        """Store rows in one transaction; a row that its user has written since stays."""
+        if self._vector_type.endswith("[]"):
+            brackets = "{}"
+        else:
+            brackets = "[]"
+        texts = [brackets[0] + ",".join(map(repr, row)) + brackets[1] for row in rows.vectors.tolist()]
         query = self._sql(
             "INSERT INTO {new} AS n VALUES (%s::{id_type}, %s::{vector_type}, %s) ON CONFLICT ({id}) DO UPDATE SET "
             "{vector} = excluded.{vector}, {mark} = excluded.{mark} WHERE n.{mark} IS NOT NULL"

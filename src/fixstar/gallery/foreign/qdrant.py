@@ -27,8 +27,10 @@ def qdrant_collection(
     """
     if isinstance(server, str):
         address = parse_qdrant_address(server)
-        return _QdrantCollection(_connect(address), address.url, name, vector, id_field)
-    return _QdrantCollection(server, "the given client", name, vector, id_field)
+        return _QdrantCollection(
+            client=_connect(address), address=address.url, name=name, vector=vector, field=id_field
+        )
+    return _QdrantCollection(client=server, address="the given client", name=name, vector=vector, field=id_field)
 
 
 def _connect(address: QdrantAddress) -> QdrantClient:
@@ -73,14 +75,18 @@ class _QdrantCollection:
 
     def __init__(self, client: QdrantClient, address: str, name: str, vector: str | None, field: str | None) -> None:
         self.name = f"collection {name!r}"
-        self.client, self.address, self.collection, self.vector = client, address, name, vector
+        self.client = client
+        self.address = address
+        self.collection = name
+        self.vector = vector
         self._field = field
         with _translated(address):
             if not client.collection_exists(name):
                 there = ", ".join(sorted(one.name for one in client.get_collections().collections)) or "none"
                 raise InputError(f"{address} has no collection {name!r}; it has {there}")
             kind = self._kind(client.get_collection(name).config.params.vectors)
-        self.width, self.distance = int(kind.size), kind.distance
+        self.width = int(kind.size)
+        self.distance = kind.distance
         self.ids = [
             self._id(record) for page in self._pages(PAGE, payload=[field] if field else False) for record in page
         ]
@@ -128,7 +134,7 @@ class _QdrantCollection:
 
     def _pages(self, rows: int, payload: bool | list[str], vectors: bool | list[str] = False) -> Iterator[list[Any]]:
         with _translated(self.address):
-            yield from _scrolled(self.client, self.collection, rows, payload, vectors)
+            yield from _scrolled(self.client, collection=self.collection, rows=rows, payload=payload, vectors=vectors)
 
 
 def _scrolled(
@@ -150,7 +156,9 @@ class _QdrantBeside:
         if to == old.collection:
             raise InputError(f"{old.name} is the old one, which is never written; choose another name")
         self.name = f"collection {to!r}"
-        self._old, self._client, self._to = old, old.client, to
+        self._old = old
+        self._client = old.client
+        self._to = to
 
     def there(self) -> bool:
         """Whether the collection exists."""
@@ -169,7 +177,10 @@ class _QdrantBeside:
             return
         with _translated(self._old.address):
             kinds: Any = self._client.get_collection(self._to).config.params.vectors
-        kind = kinds.get(vector) if isinstance(kinds, dict) and vector is not None else kinds
+        if isinstance(kinds, dict) and vector is not None:
+            kind = kinds.get(vector)
+        else:
+            kind = kinds
         if getattr(kind, "size", None) != width:
             raise InputError(
                 f"{self.name} exists, and is not for vectors of {width} components; choose another name",
@@ -187,7 +198,7 @@ class _QdrantBeside:
     def marked(self) -> Iterator[list[str]]:
         """The ids of points with a mark, page by page."""
         with _translated(self._old.address):
-            for page in _scrolled(self._client, self._to, PAGE, [MARK]):
+            for page in _scrolled(self._client, collection=self._to, rows=PAGE, payload=[MARK]):
                 yield [str(record.id) for record in page if MARK in (record.payload or {})]
 
     def write(self, rows: FileRows, marks: Sequence[str]) -> None:
@@ -196,7 +207,10 @@ class _QdrantBeside:
 
         points = []
         for name, vector, payload, mark in zip(rows.ids, rows.vectors.tolist(), rows.payloads, marks, strict=True):
-            named = vector if self._old.vector is None else {self._old.vector: vector}
+            if self._old.vector is None:
+                named = vector
+            else:
+                named = {self._old.vector: vector}
             points.append(models.PointStruct(id=_point_id(name), vector=named, payload={**payload, MARK: mark}))
         with _translated(self._old.address):
             self._client.upsert(self._to, points, wait=True)

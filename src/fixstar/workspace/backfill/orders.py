@@ -116,12 +116,19 @@ def old_items(
             elif way is not None and way.forward is not None:
                 parts.append(way.forward(rows))
             elif way is not None and way.shared:
-                parts.append(carry(rows, own, basis, spaces[target].full_width).astype(np.float32))
+                parts.append(carry(rows, Q_from=own, Q_to=basis, width=spaces[target].full_width).astype(np.float32))
             else:
                 parts.append(np.zeros((len(rows), width), np.float32))
     known = usage or {}
     counts = np.array([known.get(name, 0) for name in ids], np.float64)
-    return OldItems(ids, np.array(ages, np.int64), np.concatenate(parts), labels, counts, np.concatenate(unsure))
+    return OldItems(
+        ids=ids,
+        ages=np.array(ages, np.int64),
+        vectors=np.concatenate(parts),
+        labels=labels,
+        counts=counts,
+        uncertainty=np.concatenate(unsure),
+    )
 
 
 def uncertainty_of(way: Translation | None, vectors: Floats) -> NDArray[np.float64]:
@@ -156,9 +163,11 @@ def planned_order(kind: str, items: OldItems, queries: LabelledQueries | None = 
     shuffled: Indices = np.random.default_rng(seed).permutation(len(items))
     if kind == "random" or len(items) < 2:
         return shuffled
-    scores = _scores("gain" if kind == "classes" else kind, items, queries, seed)
+    scores = _scores("gain" if kind == "classes" else kind, items=items, queries=queries, seed=seed)
     best: Indices = shuffled[np.argsort(-scores[shuffled], kind="stable")]
-    return _by_turns(best, items.labels) if kind == "classes" else best
+    if kind == "classes":
+        return _by_turns(best, items.labels)
+    return best
 
 
 def _by_turns(rows: Indices, labels: list[str]) -> Indices:
@@ -212,9 +221,11 @@ def expected_gain(items: OldItems, queries: LabelledQueries, seed: int = 0) -> N
     asked = unit(np.asarray(queries.vectors, np.float32)[rows])
     numbers = {name: number for number, name in enumerate(dict.fromkeys(items.labels))}
     truth = np.array([numbers.get(queries.labels[row], -1) for row in rows.tolist()])
-    asked, truth = asked[truth >= 0], truth[truth >= 0]  # nothing in the gallery could answer the rest
+    known = truth >= 0  # nothing in the gallery could answer the rest
+    asked = asked[known]
+    truth = truth[known]
     owners = np.array([numbers[name] for name in items.labels])
-    weights = _traffic(truth, owners, items.counts, len(numbers))
+    weights = _traffic(truth, owners=owners, counts=items.counts, classes=len(numbers))
     best, found = _best_now(asked, items.vectors)
     right = owners[found] == truth
     gains = []
@@ -231,17 +242,22 @@ def _traffic(truth: Indices, owners: Indices, counts: NDArray[np.float64], class
     found = np.bincount(owners, counts, minlength=classes)
     asked = np.bincount(truth, minlength=classes)
     smooth = max(1.0, float(found.mean()) / 10)  # a class that was never found still counts a little
-    shares = (found + smooth) / np.maximum(asked, 1) if counts.any() else np.ones(classes)
+    if counts.any():
+        shares = (found + smooth) / np.maximum(asked, 1)
+    else:
+        shares = np.ones(classes)
     return shares[truth].astype(np.float32)
 
 
 def _best_now(asked: Floats, vectors: Floats) -> tuple[Floats, Indices]:
     """The best cosine of each query [Q] among the old vectors, and its row."""
-    best, found = np.full(len(asked), -np.inf, np.float32), np.zeros(len(asked), np.int64)
+    best = np.full(len(asked), -np.inf, np.float32)
+    found = np.zeros(len(asked), np.int64)
     for start in range(0, len(vectors), _BLOCK):
         cosines = asked @ vectors[start : start + _BLOCK].T
         rows = cosines.argmax(axis=1)
         values = cosines[np.arange(len(asked)), rows]
         better = values > best
-        best, found = np.where(better, values, best), np.where(better, rows + start, found)
+        best = np.where(better, values, best)
+        found = np.where(better, rows + start, found)
     return best, found

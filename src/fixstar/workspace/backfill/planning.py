@@ -68,7 +68,8 @@ from fixstar.workspace.usage import Usage
 
 AUTO = "auto"
 SHARES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)
-_LARGE_LOSS, _FEWEST_LOST = 0.05, 3  # share and number of lost queries that always count as a loss
+_LARGE_LOSS = 0.05  # share of lost queries that always counts as a loss
+_FEWEST_LOST = 3  # number of lost queries that always counts as a loss
 LOOKED_AT = 5000  # items whose images are looked for, at most: a gallery may hold millions
 _MEASUREMENTS = 4  # along the way, after the first
 LEAST_REFITTED = 200  # pairs that a translation is fitted on again
@@ -127,14 +128,17 @@ class PlannedBackfill:
     @property
     def unpredicted(self) -> str | None:
         """Why nothing is predicted although there are labelled images; None if that is not so."""
-        return None if self.replaced is None else self.replaced.unpredicted
+        if self.replaced is None:
+            return None
+        return self.replaced.unpredicted
 
     @property
     def loss(self) -> str | None:
         """The predicted loss in words, even if it may be chance; None without one, or if part of the plan is done."""
         if self.predicted is None or self.position:
             return None
-        now, then = float(self.predicted.planned.accuracy[0]), self.predicted.at(self.share)[0]
+        now = float(self.predicted.planned.accuracy[0])
+        then = self.predicted.at(self.share)[0]
         if then >= now:
             return None
         return (
@@ -161,11 +165,9 @@ def require_gain(planned: PlannedBackfill) -> None:
     if not planned.loses:
         return
     larger = planned.larger_budgets
-    other = (
-        f"A budget of {' or '.join(larger)} is predicted not to lose"
-        if larger
-        else "No larger budget is predicted to gain"
-    )
+    other = "No larger budget is predicted to gain"
+    if larger:
+        other = f"A budget of {' or '.join(larger)} is predicted not to lose"
     raise GateError(
         f"this plan is predicted to {planned.loss}, and the old vectors would not be kept; nothing was embedded. "
         f"{other}",
@@ -193,7 +195,8 @@ def backfill(
 
     A new plan with a significant predicted loss is refused, unless ``anyway``, or ``judged`` is its token.
     """
-    planner, target = _Planner(serving, options), require_target(serving, options.target)
+    planner = _Planner(serving, options)
+    target = require_target(serving, options.target)
     unfinished = planner.unfinished()
     planned = planner.new() if unfinished is None else unfinished
     if not options.anyway and not planned.position and planned.plan.token != judged:
@@ -211,16 +214,16 @@ def backfill(
 
     with serving.registry.using(target), _embedder(serving, options, target) as embedder:
         work = BackfillRun(
-            serving.gallery,
-            ImageStore(serving.path, serving.registry.reads()),
-            PlanFiles(serving.path),
-            planned.plan,
-            serving.deployed,
-            lambda: newer_versions(serving.registry, target),
-            options.rate,
-            options.stop,
-            advance,
-            refit.take,
+            gallery=serving.gallery,
+            images=ImageStore(serving.path, serving.registry.reads()),
+            files=PlanFiles(serving.path),
+            plan=planned.plan,
+            deployed=serving.deployed,
+            newer=lambda: newer_versions(serving.registry, target),
+            rate=options.rate,
+            stop=options.stop,
+            progress=advance,
+            made=refit.take,
         )
         done = work.run(embedder)
     return replace(done, measured=tuple(measure.points), refitted=refit.finish())
@@ -228,7 +231,8 @@ def backfill(
 
 def require_target(serving: Serving, target: str | None) -> str:
     """The deployed version, if it is the one named; None is any."""
-    if target not in (None, deployed := serving.deployed()):
+    deployed = serving.deployed()
+    if target is not None and target != deployed:
         raise DeploymentMovedError(f"{deployed} is deployed now: nothing is re-embedded with {target}")
     return deployed
 
@@ -258,7 +262,9 @@ class _Planner:
     """Makes the plan that the options ask for. A wrong budget or order is refused before anything is computed."""
 
     def __init__(self, serving: Serving, options: BackfillOptions) -> None:
-        self._serving, self._options, self._files = serving, options, PlanFiles(serving.path)
+        self._serving = serving
+        self._options = options
+        self._files = PlanFiles(serving.path)
         self._target = require_target(serving, options.target)
         self._cost = item_cost(serving, self._target)
         budget_items(options.budget, 0, self._cost)
@@ -269,11 +275,14 @@ class _Planner:
 
     def unfinished(self) -> PlannedBackfill | None:
         """The plan on disk, if it asks for the same and is not done."""
-        plan, options = self._files.plan(), self._options
+        plan = self._files.plan()
+        options = self._options
         if plan is None or (position := self._files.position(plan)) >= len(plan.ids):
             return None
         same = (plan.target, plan.budget) == (self._target, options.budget) and options.order in (plan.order, AUTO)
-        return PlannedBackfill(plan, position, None) if same else None
+        if same:
+            return PlannedBackfill(plan, position, None)
+        return None
 
     def new(self) -> PlannedBackfill:
         """A new plan, not saved. "auto" is the order that is best on labelled images, "gain" without any."""
@@ -287,7 +296,10 @@ class _Planner:
         best = max(known, key=lambda order: known[order].at(expected.share)[0])
         plan = self._plan(best)
         replaced = _planned_replaced(self._serving, plan)
-        return PlannedBackfill(plan, 0, known[best] if replaced.old == expected.old else None, replaced)
+        predicted = None
+        if replaced.old == expected.old:
+            predicted = known[best]
+        return PlannedBackfill(plan=plan, position=0, predicted=predicted, replaced=replaced)
 
     def save(self, plan: BackfillPlan) -> None:
         """Put a plan in the place of the last one."""
@@ -317,11 +329,15 @@ class _Planner:
         return None if self._images is None else self._halves()[1]
 
     def _plan(self, order: str) -> BackfillPlan:
-        serving, options = self._serving, self._options
+        serving = self._serving
+        options = self._options
         serving.encoder(self._target)  # makes room for its vectors
-        newer, counts = newer_versions(serving.registry, self._target), Usage(serving.path).counts()
+        newer = newer_versions(serving.registry, self._target)
+        counts = Usage(serving.path).counts()
         ways = serving.translations.of(self._target)
-        items = old_items(serving.gallery, self._target, ways, newer, counts, order not in BLIND)
+        items = old_items(
+            serving.gallery, target=self._target, ways=ways, newer=newer, usage=counts, vectors=order not in BLIND
+        )
         if order == "queried" and not items.counts.any():
             raise InputError(
                 "nothing is known about what is found most often: no search was counted so far. A service counts them, "
@@ -330,10 +346,10 @@ class _Planner:
         queries = None
         if order in ("gain", "classes") and self._images is not None:
             queries = self._queries(self._halves()[0])
-        rows = planned_order(order, items, queries, options.seed)
+        rows = planned_order(order, items=items, queries=queries, seed=options.seed)
         most = budget_items(options.budget, len(items), self._cost)
         images = ImageStore(serving.path, serving.registry.reads())
-        ids, without = with_images(serving.gallery, images, items, rows, most)
+        ids, without = with_images(serving.gallery, images=images, items=items, order=rows, most=most)
         return BackfillPlan.made(self._target, order, options.budget, len(items), ids, without)
 
     def _prediction(self, order: str, replaced: Replaced) -> PredictedCurve | None:
@@ -346,9 +362,11 @@ class _Planner:
             if way.source in serving.registry.names():
                 if self._images is None:
                     return None
-                thirds = of_images(serving.encoder(way.source), serving.encoder(self._target), self._images, self._seed)
+                thirds = of_images(
+                    serving.encoder(way.source), new=serving.encoder(self._target), images=self._images, seed=self._seed
+                )
             else:
-                thirds = of_items(self._judging(way.source), way.source, self._target, self._seed)
+                thirds = of_items(self._judging(way.source), old=way.source, new=self._target, seed=self._seed)
             return predicted_curve(thirds, way, order, seed=self._seed, calibrate=replaced.calibrated)
         except InputError:  # too few images of a class
             return None
@@ -387,8 +405,10 @@ def labelled_images(serving: Serving, data: ImageSet | None, target: str) -> Ima
     if data is not None:
         images = data.load(inputs, "skip").images
     elif isinstance(inputs, Preprocessing):  # nothing is trained on texts, so nothing is held out
-        images = unlearnt_images(serving.registry, target, serving.live(), inputs).images
-    return images if images is not None and max(images.counts().values(), default=0) > 1 else None
+        images = unlearnt_images(serving.registry, version=target, searched=serving.live(), preprocessing=inputs).images
+    if images is not None and max(images.counts().values(), default=0) > 1:
+        return images
+    return None
 
 
 def checked_images(serving: Serving, target: str) -> ImageSet | None:
@@ -423,7 +443,7 @@ class _Measurement:
         if self._images is None or not total or self._position < self._next * total:
             return
         self._next = (int(self._position / total * _MEASUREMENTS) + 1) / _MEASUREMENTS
-        accuracy = gallery_accuracy(self._serving, self._plan.target, self._images, self._vectors)
+        accuracy = gallery_accuracy(self._serving, version=self._plan.target, images=self._images, made=self._vectors)
         if accuracy is not None:
             self.points.append(MeasuredPoint(self._position / total * self._share, accuracy))
 
@@ -524,7 +544,8 @@ def backfill_outlook(serving: Serving, most: int = LOOKED_AT) -> BackfillOutlook
     target = serving.deployed()
     counts = serving.gallery.count()
     images = ImageStore(serving.path, serving.registry.reads())
-    newer, older = newer_versions(serving.registry, target), _older(serving.registry, target, counts)
+    newer = newer_versions(serving.registry, target)
+    older = _older(serving.registry, target, counts)
     looked_at = without_image = 0
     for row, name in enumerate(sorted(older, key=lambda name: older[name])):  # small ones leave their share to others
         share = (most - looked_at) // (len(older) - row)
@@ -533,7 +554,9 @@ def backfill_outlook(serving: Serving, most: int = LOOKED_AT) -> BackfillOutlook
                 looked_at += 1
                 without_image += images.original(item) is None
     kept = {name: count for name, count in counts.items() if count and name in newer}
-    return BackfillOutlook(target, sum(older.values()), kept, looked_at, without_image)
+    return BackfillOutlook(
+        version=target, older=sum(older.values()), newer=kept, looked_at=looked_at, without_image=without_image
+    )
 
 
 def expected_replaced(serving: Serving, target: str, budget: str) -> Replaced:
@@ -542,7 +565,7 @@ def expected_replaced(serving: Serving, target: str, budget: str) -> Replaced:
     found = _found_older(serving, target, counts)
     older = sum(_older(serving.registry, target, counts).values())
     items = budget_items(budget, older, item_cost(serving, target))
-    return _replaced(serving, target, found, min(1.0, items / max(1, sum(found.values()))))
+    return _replaced(serving, target=target, planned=found, share=min(1.0, items / max(1, sum(found.values()))))
 
 
 def _planned_replaced(serving: Serving, plan: BackfillPlan) -> Replaced:
@@ -550,10 +573,11 @@ def _planned_replaced(serving: Serving, plan: BackfillPlan) -> Replaced:
     versions: Counter[str] = Counter()
     for start in range(0, len(plan.ids), _LOOKUP):
         versions.update(item.version for item in serving.gallery.get(plan.ids[start : start + _LOOKUP]).values())
-    found, done = _found_older(serving, plan.target, serving.gallery.count()), versions[plan.target]
+    found = _found_older(serving, plan.target, serving.gallery.count())
+    done = versions[plan.target]
     planned = {name: versions[name] for name in found if versions[name]}
     share = (sum(planned.values()) + done) / max(1, sum(found.values()) + done)
-    return _replaced(serving, plan.target, planned, share)
+    return _replaced(serving, target=plan.target, planned=planned, share=share)
 
 
 def _found_older(serving: Serving, target: str, counts: Mapping[str, int]) -> dict[str, int]:
@@ -571,7 +595,7 @@ def _replaced(serving: Serving, target: str, planned: Mapping[str, int], share: 
     why = None
     if old is None:
         why = "searches find none of the vectors that it replaces, so nothing is predicted"
-    return Replaced(old, share, calibrated, why)
+    return Replaced(old=old, share=share, calibrated=calibrated, unpredicted=why)
 
 
 # --- what a plan will bring, and what it brought
@@ -644,10 +668,17 @@ def of_images(old: Encoder, new: Encoder, images: ImageSet, seed: int) -> Thirds
     parts = gallery_query_split(several.labels, share=1 / 3, seed=seed)
     gallery = several.take(parts.gallery)
     asking = several.take(parts.queries)
-    first = version_features("old", old, asking, gallery)
-    second = version_features("new", new, asking, gallery)
+    first = version_features("old", encoder=old, queries=asking, gallery=gallery)
+    second = version_features("new", encoder=new, queries=asking, gallery=gallery)
     split = gallery_query_split(asking.labels, seed=seed)
-    return Thirds(first, second, asking.labels, gallery.labels, several.classes, split)
+    return Thirds(
+        old=first,
+        new=second,
+        query_labels=asking.labels,
+        gallery_labels=gallery.labels,
+        names=several.classes,
+        split=split,
+    )
 
 
 def of_items(sample: Sample, old: str, new: str, seed: int) -> Thirds:
@@ -662,7 +693,14 @@ def of_items(sample: Sample, old: str, new: str, seed: int) -> Thirds:
     first = VersionFeatures(old, known.old[parts.queries], known.old[parts.gallery])
     second = VersionFeatures(new, known.new[parts.queries], known.new[parts.gallery])
     asking = codes[parts.queries]
-    return Thirds(first, second, asking, codes[parts.gallery], names, gallery_query_split(asking, seed=seed))
+    return Thirds(
+        old=first,
+        new=second,
+        query_labels=asking,
+        gallery_labels=codes[parts.gallery],
+        names=names,
+        split=gallery_query_split(asking, seed=seed),
+    )
 
 
 def _require_classes(classes: int, items: int) -> None:
@@ -683,13 +721,18 @@ def predicted_curve(
     calibrate: bool = False,
 ) -> PredictedCurve:
     """Re-embed labelled items of the old version with the new one, in the planner's order and at random."""
-    old, new, split = thirds.old, thirds.new, thirds.split
+    old = thirds.old
+    new = thirds.new
+    split = thirds.split
     asked = [thirds.names[label] for label in thirds.query_labels[split.gallery].tolist()]
     queries = LabelledQueries(new.queries[split.gallery], asked)
-    rows = planned_order(order, _as_old_items(thirds, way), queries, seed)
+    rows = planned_order(order, items=_as_old_items(thirds, way), queries=queries, seed=seed)
     truth = (thirds.query_labels, thirds.gallery_labels)
     views = [translated(way, old, new), replace(new, queries=new.queries_in(new))]
-    folds = class_folds(views, *truth, seed) if calibrate else []
+    if calibrate:
+        folds = class_folds(views, *truth, seed)
+    else:
+        folds = []
     pair = translated_pair(way, old, new)
     measured: dict[str, Any] = {"folds": folds, "rows": split.queries, "seed": seed}
     planned = search_curve(*pair, *truth, shares, order=rows, **measured)
@@ -697,18 +740,30 @@ def predicted_curve(
     tests = []
     for version in (old, new):
         judging = version.take(split.queries)
-        tests.append(float(cross_test([judging], truth[0][split.queries], truth[1], "image").matrix[0, 0]))
+        query_labels = thirds.query_labels[split.queries]
+        tested = cross_test(
+            [judging], query_labels=query_labels, gallery_labels=thirds.gallery_labels, protocol="image"
+        )
+        tests.append(float(tested.matrix[0, 0]))
     sizes = (len(thirds.gallery_labels), len(split.queries))
-    return PredictedCurve(order, planned, random, (tests[0], tests[1]), sizes, bool(folds))
+    return PredictedCurve(
+        order=order,
+        planned=planned,
+        random=random,
+        self_tests=(tests[0], tests[1]),
+        images=sizes,
+        calibrated=bool(folds),
+    )
 
 
 def _as_old_items(thirds: Thirds, way: Translation) -> OldItems:
-    old, new = thirds.old, thirds.new
+    old = thirds.old
+    new = thirds.new
     stored = unit(np.asarray(old.gallery, np.float32))
     if way.forward is not None:
         vectors = way.forward(stored)
     elif way.shared:
-        vectors = carry(stored, short_basis(old.projection), short_basis(new.projection), new.width)
+        vectors = carry(stored, Q_from=short_basis(old.projection), Q_to=short_basis(new.projection), width=new.width)
     else:
         vectors = np.zeros((len(stored), new.gallery.shape[1]), np.float32)
     labels = [thirds.names[label] for label in thirds.gallery_labels.tolist()]
@@ -716,7 +771,14 @@ def _as_old_items(thirds: Thirds, way: Translation) -> OldItems:
     names = [str(row) for row in range(count)]
     unsure = uncertainty_of(way, stored)
     ages = np.zeros(count, np.int64)
-    return OldItems(names, ages, vectors.astype(np.float32), labels, np.zeros(count), unsure)
+    return OldItems(
+        ids=names,
+        ages=ages,
+        vectors=vectors.astype(np.float32),
+        labels=labels,
+        counts=np.zeros(count),
+        uncertainty=unsure,
+    )
 
 
 def gallery_accuracy(
@@ -750,7 +812,8 @@ def gallery_accuracy(
 
 def draw_curves(path: Path, predicted: PredictedCurve | None, measured: Sequence[MeasuredPoint] = ()) -> Path:
     """The picture of a backfill: PNG, or by its suffix SVG or PDF."""
-    curves, tests = {}, {}
+    curves = {}
+    tests = {}
     if predicted is not None:
         planned = f"predicted, order: {predicted.order}"
         curves = {planned: predicted.planned, "predicted, random order": predicted.random}

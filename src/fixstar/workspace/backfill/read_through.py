@@ -82,7 +82,10 @@ class ReadThrough:
             if serving.deployed() != version:
                 return 0
             kept = [there[row] for row in good.tolist()]
-            done = serving.gallery.replace_vectors(version, kept, vectors[good]) if kept else []
+            if kept:
+                done = serving.gallery.replace_vectors(version, kept, vectors[good])
+            else:
+                done = []
         return len(done)
 
     def _is_older(self, item: Item, deployed: str) -> bool:

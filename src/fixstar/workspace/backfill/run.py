@@ -157,7 +157,9 @@ class PlanFiles:
     def _progress(self, plan: BackfillPlan) -> tuple[int, dict[str, int]]:
         try:
             cursor = read_document(self._cursor, "cursor")
-            return (int(cursor["position"]), dict(cursor["counts"])) if cursor["token"] == plan.token else (0, {})
+            if cursor["token"] == plan.token:
+                return int(cursor["position"]), dict(cursor["counts"])
+            return 0, {}
         except (ModelError, OSError, *DAMAGE):
             return 0, {}  # the gallery knows what is done; going through the plan again costs little
 
@@ -220,12 +222,16 @@ class Pace:
     def __init__(self, rate: float | None) -> None:
         if rate is not None and not rate > 0:
             raise InputError(f"the rate is in items per second, above 0; got {rate:g}")
-        self.rate, self._started, self._done = rate, time.monotonic(), 0
+        self.rate = rate
+        self._started = time.monotonic()
+        self._done = 0
 
     @property
     def batch(self) -> int:
         """Items at a time: about a second's worth, so that a slow backfill is steady."""
-        return BATCH if self.rate is None else max(1, min(BATCH, int(self.rate)))
+        if self.rate is None:
+            return BATCH
+        return max(1, min(BATCH, int(self.rate)))
 
     def wait(self, count: int, stop: Stop) -> None:
         """Wait until ``count`` more items may be embedded, or until told to stop."""
@@ -266,8 +272,10 @@ class BackfillRun:
     made: Callable[[Sequence[Item], NDArray[np.float32]], object] = lambda *_: None
 
     def __post_init__(self) -> None:
-        self._pace, self._stopped = Pace(self.rate), None  # type: Pace, str | None
-        self._counts, self._waiting = Counter[str](), deque[_Batch]()
+        self._pace = Pace(self.rate)
+        self._stopped: str | None = None
+        self._counts = Counter[str]()
+        self._waiting = deque[_Batch]()
         self._ready: list[tuple[_Batch, EmbeddedBatch | None]] = []  # to be written together
         self._most = max(self._pace.batch, min(_WRITE, len(self.plan.ids) // 32))
         self._written = time.monotonic()
@@ -276,7 +284,8 @@ class BackfillRun:
         """Embed and store what is left, or stop early."""
         started = time.monotonic()
         with self.files.exclusive():
-            self._position, self._before = self.files.position(self.plan), Counter(self.files.counts(self.plan))
+            self._position = self.files.position(self.plan)
+            self._before = Counter(self.files.counts(self.plan))
             self.progress(self._position)
             self._work(embedder)
         return Backfilled(
@@ -308,7 +317,8 @@ class BackfillRun:
             self._write()
 
     def _batches(self) -> Iterator[Sequence[ImageSource]]:
-        ids, end = iter(self.plan.ids[self._position :]), self._position
+        ids = iter(self.plan.ids[self._position :])
+        end = self._position
         while names := list(islice(ids, self._pace.batch)):
             if (reason := self._reason()) is not None:
                 self._stopped = reason
@@ -323,7 +333,9 @@ class BackfillRun:
     def _reason(self) -> str | None:
         if (now := self.deployed()) != self.plan.target:
             return f"{now} is deployed now: nothing more is re-embedded with {self.plan.target}"
-        return "stopped on request; repeat it to resume" if self.stop() else None
+        if self.stop():
+            return "stopped on request; repeat it to resume"
+        return None
 
     def _to_embed(self, names: list[str]) -> tuple[list[Item], list[ImageSource]]:
         """Of the next ids, the items that still hold an old vector and have an image, and their images."""
@@ -340,7 +352,9 @@ class BackfillRun:
 
     def _write(self) -> None:
         """Store what is ready, unless another version is deployed by now."""
-        ready, self._ready, self._written = self._ready, [], time.monotonic()
+        ready = self._ready
+        self._ready = []
+        self._written = time.monotonic()
         if not ready:
             return
         if self.deployed() != self.plan.target:
