@@ -854,7 +854,7 @@ async def _add_items(context: Context, uploads: Sequence[_Upload], expected: int
 
     def write(version: str, ids: Sequence[str], vectors: Vectors, payloads: Sequence[Payload]) -> None:
         with context.jobs.overtaking(ids):
-            made = space.gallery.upsert(version, ids, vectors, payloads=payloads, revision=expected)
+            made = space.gallery.upsert(version, ids, vectors, payloads, expected)
         revisions.update(zip(ids, made, strict=True))
 
     def store() -> _Stored:
