@@ -253,7 +253,10 @@ def is_vacant(directory: Path) -> bool:
 def remove_leftovers(directory: Path) -> None:
     """Remove what killed writers left behind. Only the process that holds the directory may call it (``exclusive``)."""
     for path in directory.glob("*.partial"):
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def _opened_lock(directory: Path) -> IO[str]:

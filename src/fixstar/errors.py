@@ -142,9 +142,16 @@ class UnknownNameError(InputError):
     def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = "", *next_steps: NextStep) -> None:
         known = sorted(known)
         close = difflib.get_close_matches(name, known, n=1)
-        guess = f"; did you mean {close[0]!r}?" if close else "."
-        there = f"{guess} Known: {', '.join(known)}" if known else ": there is none yet"
-        super().__init__(f"unknown {kind} {name!r}{there}{hint and '. ' + hint}", *next_steps)
+        message = f"unknown {kind} {name!r}"
+        if close:
+            message += f"; did you mean {close[0]!r}? Known: {', '.join(known)}"
+        elif known:
+            message += f". Known: {', '.join(known)}"
+        else:
+            message += ": there is none yet"
+        if hint:
+            message += f". {hint}"
+        super().__init__(message, *next_steps)
 
 
 class DeploymentMovedError(InputError):
@@ -246,7 +253,9 @@ class ItemChangedError(GalleryError):
     type = "item-changed"
 
     def __init__(self, item: str, expected: int, seen: int | None) -> None:
-        now = "it was deleted" if seen is None else f"it has revision {seen}"
+        now = "it was deleted"
+        if seen is not None:
+            now = f"it has revision {seen}"
         super().__init__(f"{item!r} has changed since revision {expected}: {now}. Read it again, then decide again")
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import timedelta
-from typing import Protocol
+from typing import Any, Protocol
 
 EVERY = 10.0  # seconds between two lines where standard error is not a terminal
 
@@ -69,8 +69,10 @@ def progress_bar(description: str, total: int, unit: str = "it", show: bool = Tr
 
         def advance(count: int = 1, note: str | None = None) -> None:
             speed = progress.tasks[task].speed
-            fields = {"rate": f"{speed:,.{0 if speed >= 10 else 2}f} {unit}/s" if speed else ""}
-            progress.update(task, advance=count, **(fields if note is None else {**fields, "note": note}))  # type: ignore[arg-type]
+            fields: dict[str, Any] = {"rate": _rate(speed, unit) if speed else ""}
+            if note is not None:
+                fields["note"] = note
+            progress.update(task, advance=count, **fields)
 
         yield advance
 
@@ -81,7 +83,8 @@ def _reporting(listener: Listener, description: str, total: int, done: int) -> A
     def advance(count: int = 1, note: str | None = None) -> None:
         nonlocal done, noted
         done = done + count
-        noted = noted if note is None else note
+        if note is not None:
+            noted = note
         listener(description, done, total, noted)
 
     return advance
@@ -89,26 +92,28 @@ def _reporting(listener: Listener, description: str, total: int, done: int) -> A
 
 @contextmanager
 def _progress_lines(description: str, total: int, unit: str, done: int) -> Iterator[Advance]:
-    noted, started, before = "", time.monotonic(), done
+    noted = ""
+    started = time.monotonic()
+    before = done
     told = started
 
     def say() -> None:
         seconds = time.monotonic() - started
         rate = (done - before) / seconds if seconds else 0.0
-        if rate and done < total:
-            left = f", {timedelta(seconds=round((total - done) / rate))} left"
-        else:
-            left = ""
+        line = f"{description}: {done:,} of {total:,} {unit}"
         if rate:
-            speed = f", {rate:,.{0 if rate >= 10 else 2}f} {unit}/s"
-        else:
-            speed = ""
-        print(f"{description}: {done:,} of {total:,} {unit}{speed}{left}{noted and '  ' + noted}", file=sys.stderr)
+            line += f", {_rate(rate, unit)}"
+        if rate and done < total:
+            line += f", {timedelta(seconds=round((total - done) / rate))} left"
+        if noted:
+            line += f"  {noted}"
+        print(line, file=sys.stderr)
 
     def advance(count: int = 1, note: str | None = None) -> None:
         nonlocal done, noted, told
         done = done + count
-        noted = noted if note is None else note
+        if note is not None:
+            noted = note
         if done < total and time.monotonic() - told >= EVERY:  # the last line comes at the end
             told = time.monotonic()
             say()
@@ -117,3 +122,13 @@ def _progress_lines(description: str, total: int, unit: str, done: int) -> Itera
         yield advance
     finally:
         say()
+
+
+def _rate(speed: float, unit: str) -> str:
+    """Items per second, with decimals only where they say something.
+
+    >>> _rate(1234.5, "items"), _rate(0.5, "items")
+    ('1,234 items/s', '0.50 items/s')
+    """
+    digits = 0 if speed >= 10 else 2
+    return f"{speed:,.{digits}f} {unit}/s"

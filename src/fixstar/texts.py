@@ -53,7 +53,9 @@ class Prompts:
         >>> Prompts(query="query: ").before("red shoes", "query")
         'query: red shoes'
         """
-        return (self.query if role == "query" else self.item) + text
+        if role == "query":
+            return self.query + text
+        return self.item + text
 
 
 def in_words_of(reads: Reads, sentence: str) -> str:
@@ -62,7 +64,9 @@ def in_words_of(reads: Reads, sentence: str) -> str:
     >>> in_words_of("texts", "4 labelled images, and no image of v1")
     '4 labelled texts, and no text of v1'
     """
-    return sentence if reads == "images" else re.sub(r"\bimage(s?)\b", r"text\1", sentence)
+    if reads == "images":
+        return sentence
+    return re.sub(r"\bimage(s?)\b", r"text\1", sentence)
 
 
 def checked_text(text: object, index: int = 0, name: str | None = None) -> str:

@@ -32,4 +32,8 @@ def points(fraction: float) -> str:
     ('+1.2', '−20.0', '±0.0')
     """
     size = rounded(abs(100 * fraction), 1)
-    return f"{'±' if float(size) == 0 else '+' if fraction > 0 else MINUS}{size}"
+    if float(size) == 0:
+        return f"±{size}"
+    if fraction > 0:
+        return f"+{size}"
+    return f"{MINUS}{size}"

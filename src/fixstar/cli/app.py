@@ -63,7 +63,7 @@ _RESUMES = {  # what stays after Ctrl-C; other verbs have changed nothing
     "backfill": "What was embedded is stored. The same command resumes",
     "bench": "Finished runs stay. The same command resumes",
     "snapshot": "The older snapshot is as it was",
-    "migrate": "The old vectors are as they were, and what was written stays. The same command goes on",
+    "migrate": "The old vectors are as they were, and what was written stays. The same command resumes",
     "gallery": "Run the same command again to finish it",
 }
 EX_USAGE = 64  # of sysexits.h: a mistake in the command line. Not 2, which means that a check refused
@@ -152,14 +152,13 @@ def verb(*commands: str, group: typer.Typer = app, name: str | None = None) -> C
 
     def register(function: Verb) -> Verb:
         given = inspect.signature(function, eval_str=True)
-        kinds: dict[str, Any] = {
-            one.name: one.annotation for one in given.parameters.values() if is_dataclass(one.annotation)
-        }
+        kinds: dict[str, Any] = {}  # dataclasses, by the parameter that they are of
         parameters: list[inspect.Parameter] = []
         for one in given.parameters.values():
-            members = (
-                inspect.signature(kinds[one.name], eval_str=True).parameters.values() if one.name in kinds else [one]
-            )
+            members = [one]
+            if is_dataclass(one.annotation):
+                kinds[one.name] = one.annotation
+                members = list(inspect.signature(kinds[one.name], eval_str=True).parameters.values())
             parameters += [member.replace(kind=inspect.Parameter.KEYWORD_ONLY) for member in members]
 
         @functools.wraps(function)
@@ -212,14 +211,18 @@ def main() -> None:
 
 def _print_error(message: str) -> None:
     rank = process_rank()
-    _print_to_terminal(f"fixstar: process {rank}: {message}" if rank else f"fixstar: {message}")
+    if rank:
+        message = f"process {rank}: {message}"
+    _print_to_terminal(f"fixstar: {message}")
 
 
 def _print_to_terminal(message: str) -> None:
-    """On standard error; wrapped if somebody looks at it, as it is in a log."""
-    looked_at = sys.stderr.isatty()
+    """On standard error: wrapped in a terminal, as it is in a log."""
+    is_terminal = sys.stderr.isatty()
     for line in map(visible, message.split("\n")):
-        print(wrapped(line, indent="    ") if looked_at else line, file=sys.stderr)
+        if is_terminal:
+            line = wrapped(line, indent="    ")
+        print(line, file=sys.stderr)
 
 
 def _typed_verb() -> str:
@@ -240,7 +243,9 @@ def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
 
 def process_rank() -> int:
     """The rank of this process among those that torchrun started; 0 without torchrun."""
-    return int(os.environ.get("RANK", "0")) if int(os.environ.get("WORLD_SIZE", "1")) > 1 else 0
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        return int(os.environ.get("RANK", "0"))
+    return 0
 
 
 @contextlib.contextmanager
@@ -266,6 +271,7 @@ def rank_zero_output() -> Iterator[None]:
 
 
 def _leave_process_group() -> None:
-    """Leave it in good order if this command trained in one; does not import torch for that."""
-    if training := sys.modules.get("fixstar.training.distributed"):
+    """Leave it properly if this command trained in one; does not import torch for that."""
+    training = sys.modules.get("fixstar.training.distributed")
+    if training is not None:
         training.leave()

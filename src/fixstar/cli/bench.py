@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fixstar.cli.app import AsJson, Device, Verbs, app, examples, key_value, verb
-from fixstar.cli.output import print_json, print_list, print_result, print_table, print_wrapped, say
+from fixstar.cli.output import Cell, print_json, print_list, print_result, print_table, print_wrapped, say
 from fixstar.durable import replace_file
 from fixstar.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from fixstar.research.benchmarks import Benchmark
     from fixstar.research.benchmarks.comparison import Comparison, Line
     from fixstar.research.benchmarks.jobs import Folders, QueuedRun
@@ -49,16 +51,20 @@ def list_benchmarks(
 
     if name is not None:
         shown = _details(benchmark(name), data)
-        print_json(shown) if as_json else _print_details(shown)
+        if as_json:
+            print_json(shown)
+        else:
+            _print_details(shown)
         return
     rows = [_row(entry, data) for entry in catalogue().values()]
     if as_json:
         print_json(rows)
         return
-    print_list(
-        ((row["name"], f"{row['tasks']:>2} tasks", "ready" if row["ready"] else "data missing"), _description(row))
-        for row in rows
-    )
+    entries = []
+    for row in rows:
+        state = "ready" if row["ready"] else "data missing"
+        entries.append(((row["name"], f"{row['tasks']:>2} tasks", state), _description(row)))
+    print_list(entries)
     ready = sum(row["ready"] for row in rows)
     print(f"{ready} of {len(rows)} are ready with the data in {data} (--data FOLDER)")
     print("All details of one: fixstar bench list NAME")
@@ -79,8 +85,10 @@ def _row(entry: Benchmark, data: Path) -> dict[str, Any]:
 
 
 def _description(row: dict[str, Any]) -> str:
-    needs = f". Needs {' and '.join(row['needs'])}" if row["needs"] else ""
-    return f"{row['what']}. {'; '.join(row['sources'])}{needs}"
+    text = f"{row['what']}. {'; '.join(row['sources'])}"
+    if row["needs"]:
+        text += f". Needs {' and '.join(row['needs'])}"
+    return text
 
 
 def _details(entry: Benchmark, data: Path) -> dict[str, Any]:
@@ -112,7 +120,8 @@ def _print_details(shown: dict[str, Any]) -> None:
         if isinstance(value, dict):
             value = ", ".join(f"{name} {_words(inside)}".strip() for name, inside in value.items())
         elif isinstance(value, (list, tuple)):
-            value = (f"\n{indent}" if key == "missing" else ", ").join(map(str, value))
+            separator = f"\n{indent}" if key == "missing" else ", "
+            value = separator.join(map(str, value))
         if key == "missing":
             print(f"{key:<18}{value}")
         else:
@@ -123,8 +132,13 @@ def _print_details(shown: dict[str, Any]) -> None:
 
 def _words(value: object) -> str:
     if isinstance(value, dict):
-        return f"({', '.join(f'{key}={inside}' for key, inside in value.items())})" if value else ""
-    return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+        if not value:
+            return ""
+        settings = ", ".join(f"{key}={inside}" for key, inside in value.items())
+        return f"({settings})"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(str, value))
+    return str(value)
 
 
 @verb(
@@ -191,9 +205,9 @@ def run(
     entry = benchmark(name)
     runs = plan(
         entry,
-        method or [],
-        _chosen("order", orders, order, first=1),
-        _chosen("seed", seeds, seed, first=0) or [0],
+        methods=method or [],
+        orders=_chosen("order", orders, order, first=1),
+        seeds=_chosen("seed", seeds, seed, first=0) or [0],
         epochs=epochs,
         capacity=capacity,
         options=dict(key_value(text, "--option", "lam=0.25") for text in option or []),
@@ -201,7 +215,7 @@ def run(
         translate=translate,
         weight=USUAL if weight is None else weight,
     )
-    folders = Folders(data, work, results, ledger or default_path())
+    folders = Folders(data=data, work=work, results=results, ledger=ledger or default_path())
     for sentence in warnings_of([one for one in runs if not folders.result(one).exists()], folders.ledger):
         say(sentence)
     if dry_run:
@@ -211,16 +225,17 @@ def run(
         for source in entry.datasets:
             source.require(data)
     for one in runs:
-        if lacking := folders.not_judged(one):
+        lacking = folders.not_judged(one)
+        if lacking:
             again = f"remove {folders.result(one)} to run it again"
             say(f"{one.name} is done, but without {', '.join(lacking)}, which was added later: {again}")
     if len(runs) == 1:
-        _run_here(runs[0], folders, device, as_json)
+        _run_here(runs[0], folders, device=device, as_json=as_json)
     else:
-        _run_jobs(runs, folders, jobs, device, mps, as_json)
+        _run_jobs(runs, folders, jobs=jobs, device=device, mps=mps, as_json=as_json)
 
 
-def _run_here(one: Run, folders: Folders, device: str, as_json: bool) -> None:
+def _run_here(one: Run, folders: Folders, *, device: str, as_json: bool) -> None:
     from fixstar.research.benchmarks.jobs import complete
 
     before = folders.result(one).exists()
@@ -228,25 +243,31 @@ def _run_here(one: Run, folders: Folders, device: str, as_json: bool) -> None:
     if as_json:
         print_json(asdict(result))
         return
-    print(f"{folders.result(one)}{' was there already' if before else ''} ({result.seconds:.0f} s)")
+    told = str(folders.result(one))
+    if before:
+        told += " was there already"
+    print(f"{told} ({result.seconds:.0f} s)")
     for protocol in result.protocols:
         line = "  ".join(f"{key} {value:.4f}" for key, value in result.metrics(protocol).items())
         print(f"{protocol}:  {line}")
-        if over := result.protocols[protocol].get("over_draws"):
+        over = result.protocols[protocol].get("over_draws")
+        if over:
             low, high = over["AC_interval"]
             print(f"  over {over['draws']} draws of the pairs:  AC {over['AC']:.4f}, from {low:.4f} to {high:.4f}")
 
 
-def _run_jobs(runs: list[Run], folders: Folders, jobs: int, device: str, mps: bool, as_json: bool) -> None:
+def _run_jobs(runs: list[Run], folders: Folders, *, jobs: int, device: str, mps: bool, as_json: bool) -> None:
     from fixstar.research.benchmarks.jobs import live_board, run_jobs, shared_gpu
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as at Ctrl-C, no job is left behind
     sharing = mps and jobs > 1 and device != "cpu" and any(not folders.result(one).exists() for one in runs)
     with contextlib.ExitStack() as stack:
-        environment = stack.enter_context(shared_gpu(say)) if sharing else {}
+        environment: Mapping[str, str] = {}
+        if sharing:
+            environment = stack.enter_context(shared_gpu(say))
         shown = stack.enter_context(live_board())
         command = partial(_command, folders=folders, device=device)
-        finished = run_jobs(runs, folders, command, jobs, shown, environment)
+        finished = run_jobs(runs, folders, command, jobs=jobs, shown=shown, environment=environment)
     failed = [job for job in finished if job.state == "failed"]
     if as_json:
         print_json([_job_json(job, folders) for job in finished])
@@ -260,14 +281,18 @@ def _run_jobs(runs: list[Run], folders: Folders, jobs: int, device: str, mps: bo
 
 def _command(one: Run, folders: Folders, device: str) -> list[str]:
     words = ["--order", str(one.class_order), "--seed", str(one.seed)]
-    words += [] if one.epochs is None else ["--epochs", str(one.epochs)]
-    words += [] if one.capacity is None else ["--capacity", str(one.capacity)]
+    if one.epochs is not None:
+        words += ["--epochs", str(one.epochs)]
+    if one.capacity is not None:
+        words += ["--capacity", str(one.capacity)]
     if one.translate is not None:
         words.append("--translate" if one.translate else "--no-translate")
     if one.translated:
         words += ["--weight", str(one.weight)]
-    words += [word for key, value in one.changes.items() for word in ("--setting", f"{key}={value}")]
-    words += [word for key, value in one.options.items() for word in ("--option", f"{key}={json.dumps(value)}")]
+    for key, value in one.changes.items():
+        words += ["--setting", f"{key}={value}"]
+    for key, value in one.options.items():
+        words += ["--option", f"{key}={json.dumps(value)}"]
     words += ["--data", str(folders.data), "--work", str(folders.work), "--results", str(folders.results)]
     words += ["--ledger", str(folders.ledger)]
     verb = [sys.executable, "-m", "fixstar", "bench", "run", one.benchmark.name, "--method", one.method]
@@ -287,11 +312,18 @@ def _job_json(job: QueuedRun, folders: Folders) -> dict[str, Any]:
 def _print_plan(runs: list[Run], folders: Folders, as_json: bool) -> None:
     rows = []
     for one in runs:
-        finished = len(folders.progress(one).versions)
-        half = f"{finished} of {one.benchmark.tasks.count} versions" if finished else "to do"
-        done = f"done{''.join(f', without {name}' for name in folders.not_judged(one))}"
-        rows.append({"run": one.name, "state": done if folders.result(one).exists() else half})
+        rows.append({"run": one.name, "state": _state(one, folders)})
     print_result(as_json, rows, *(f"{row['state']:<20} {row['run']}" for row in rows))
+
+
+def _state(one: Run, folders: Folders) -> str:
+    """How much of a run is done."""
+    if folders.result(one).exists():
+        return ", ".join(["done", *(f"without {name}" for name in folders.not_judged(one))])
+    finished = len(folders.progress(one).versions)
+    if finished:
+        return f"{finished} of {one.benchmark.tasks.count} versions"
+    return "to do"
 
 
 def _chosen(what: str, count: str | None, named: list[int] | None, first: int) -> list[int] | None:
@@ -300,8 +332,10 @@ def _chosen(what: str, count: str | None, named: list[int] | None, first: int) -
         return named or None
     if not (count.isascii() and count.isdecimal()) or int(count) < 1:
         listed = " ".join(f"--{what} {part}" for part in re.findall(r"[0-9]+", count))
-        single = f"; to choose single ones type {listed}" if "," in count and listed else ""
-        raise InputError(f"--{what}s is a count, a whole number of at least 1, such as 3; got {count!r}{single}")
+        seen = f"--{what}s is a count, a whole number of at least 1, such as 3; got {count!r}"
+        if "," in count and listed:
+            seen += f"; to choose single ones type {listed}"
+        raise InputError(seen)
     return [*range(first, first + int(count)), *(named or [])]
 
 
@@ -327,9 +361,8 @@ def table(
         from fixstar.research.benchmarks.tables import markdown as section
         from fixstar.research.benchmarks.tables import put_section
 
-        text = put_section(
-            _text_of(markdown), entry.name, section(comparison, _commands(comparison), drawn, markdown.parent)
-        )
+        made = section(comparison, _commands(comparison), pictures=drawn, relative_to=markdown.parent)
+        text = put_section(_text_of(markdown), entry.name, made)
         replace_file(markdown, lambda partial: partial.write_text(text, encoding="utf-8"))
     if as_json:
         print_json(_comparison_json(comparison, drawn))
@@ -377,8 +410,10 @@ def _asked(what: str, numbers: set[int], first: int) -> list[str]:
 
 def _text_of(path: Path) -> str:
     """What a file holds already; empty if it does not exist."""
+    if not path.exists():
+        return ""
     try:
-        return path.read_text(encoding="utf-8") if path.exists() else ""
+        return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise InputError(f"{path} is not UTF-8 text, so no section can be put into it; choose another file") from None
 
@@ -420,7 +455,7 @@ def _print_comparison(comparison: Comparison, drawn: list[Path]) -> None:
     for title, head, body in tables_of(comparison):
         if title:
             print(title)
-        rows = [[(cell.strip("*"), "bold") if cell.startswith("**") else cell for cell in row] for row in body]
+        rows = [[_emphasized(cell) for cell in row] for row in body]
         print_table([name.replace(": ", "\n") for name in head], rows)
     for line in what_differs(comparison):
         print_wrapped(line, "- ")
@@ -428,3 +463,10 @@ def _print_comparison(comparison: Comparison, drawn: list[Path]) -> None:
         print(f"Nothing was run yet. Next: fixstar bench run {comparison.benchmark.name} --data DATA")
     for path in drawn:
         print(path)
+
+
+def _emphasized(cell: str) -> Cell:
+    """A cell of a Markdown table, bold if it is bold there."""
+    if cell.startswith("**"):
+        return cell.strip("*"), "bold"
+    return cell

@@ -116,13 +116,14 @@ def bridge(
         options=options,
         progress=not as_json,
     )
-    written = out if out is not None and found.outcome != "refuse" else None
-    if written is not None:
+    written = None
+    if out is not None and found.outcome != "refuse":
+        written = out
         save_translation(found.translation, written)
     if as_json:
         print_json({**found.to_json(), "file": None if written is None else str(written)})
     else:
-        _print_bridged(found, old, out, written)
+        _print_bridged(found, old, out=out, written=written)
     raise typer.Exit(EXIT_CODES[found.outcome])
 
 
@@ -144,10 +145,14 @@ def _print_bridged(found: Bridged, old: str, out: Path | None, written: Path | N
         print()
         _print_measured(found)
         maps = [f"{kind} {side}" for side, kind in found.translation.about["maps"].items() if kind is not None]
-        chose = "" if found.chosen is None else "; as many others chose maps and weights"
-        print_wrapped(
+        told = (
             f"Maps: {', '.join(maps)}, fitted on {found.fitted_on}. Judged by {plural(found.queries, 'query')} among "
-            f"{plural(found.gallery, 'item')}{chose}",
+            f"{plural(found.gallery, 'item')}"
+        )
+        if found.chosen is not None:
+            told += "; as many others chose maps and weights"
+        print_wrapped(
+            told,
             indent="",
         )
     for kind, reason in found.left_out.items():
@@ -191,7 +196,9 @@ def _print_measured(found: Bridged) -> None:
 
 
 def _figures(row: Measured) -> tuple[Cell, ...]:
-    weight = "" if row.weight is None else f"{row.weight:g}"
+    weight = ""
+    if row.weight is not None:
+        weight = f"{row.weight:g}"
     if row.difference is None:
         return percent(row.finds), percent(row.low), percent(row.high), weight
     if row.verdict == "the one to beat":

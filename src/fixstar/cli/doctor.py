@@ -69,7 +69,8 @@ def doctor(
         found["vectors"], problems = looked_through(vectors)
         found["problems"] += problems
     print_result(as_json, found, *_lines(found), *next_lines(steps, workspace))
-    raise typer.Exit(1 if found["problems"] else 0)
+    if found["problems"]:
+        raise typer.Exit(1)
 
 
 def installed() -> tuple[dict[str, str | None], dict[str, dict[str, str | None]]]:
@@ -81,8 +82,13 @@ def installed() -> tuple[dict[str, str | None], dict[str, dict[str, str | None]]
     needed: dict[str, str | None] = {}
     extras: dict[str, dict[str, str | None]] = {}
     for requirement in requirements:
-        if (match := _REQUIREMENT.match(requirement)) and match[1] != "fixstar" and match[2] not in _NOT_FOR_USERS:
-            (extras.setdefault(match[2], {}) if match[2] else needed)[match[1]] = _version(match[1])
+        match = _REQUIREMENT.match(requirement)
+        if match is None or match[1] == "fixstar" or match[2] in _NOT_FOR_USERS:
+            continue
+        packages = needed
+        if match[2]:
+            packages = extras.setdefault(match[2], {})
+        packages[match[1]] = _version(match[1])
     return needed, dict(sorted(extras.items()))
 
 
@@ -136,7 +142,10 @@ def examined(path: Path) -> tuple[dict[str, Any], list[str], list[NextStep]]:
             f"the image files of all {plural(missing, 'item')} are gone: they can be searched, not embedded again. If "
             "they were moved, move them back or index them from where they are"
         )
-    return about, problems, [] if state.versions else [NextStep("train", {"data": ...})]
+    steps = []
+    if not state.versions:
+        steps.append(NextStep("train", {"data": ...}))
+    return about, problems, steps
 
 
 def looked_through(address: str) -> tuple[dict[str, Any], list[str]]:
@@ -187,8 +196,11 @@ def _installed_lines(found: dict[str, Any]) -> list[str]:
         else:
             lines.append(f"extra {extra}: {', '.join(f'{name} {version}' for name, version in packages.items())}")
     for name, here in found["pretrained"].items():
-        get = f"its weights are missing ({command_of(NextStep('install', {'extra': 'encoder'}))})"
-        lines.append(f"pre-trained {name}: {'fixstar add ' + name if here else get}")
+        if here:
+            lines.append(f"pre-trained {name}: fixstar add {name}")
+        else:
+            install = command_of(NextStep("install", {"extra": "encoder"}))
+            lines.append(f"pre-trained {name}: its weights are missing ({install})")
     lines.append("pre-trained models of others: fixstar add hf:NAME, open_clip:MODEL/WEIGHTS, st:NAME or FILE.onnx")
     return lines
 
@@ -213,9 +225,11 @@ def _lines(found: dict[str, Any]) -> list[str]:
             lines.append(f"note: {about['path']} cannot be written: it can be searched, not changed")
     looked = found.get("vectors", {})
     if looked:
-        aligned = "" if looked["alignment"] is None else f" (alignment {looked['alignment']:.2f}; 1 is chance)"
+        verdict = looked["verdict"]
+        if looked["alignment"] is not None:
+            verdict += f" (alignment {looked['alignment']:.2f}; 1 is chance)"
         lines.append(
             f"vectors {looked['source']}: {plural(looked['items'], 'item')} of {looked['width']} components, "
-            f"{looked['looked_at']:,} looked at: {looked['verdict']}{aligned}"
+            f"{looked['looked_at']:,} looked at: {verdict}"
         )
     return lines + ([f"PROBLEM: {problem}" for problem in found["problems"]] or ["no problems"])

@@ -24,6 +24,7 @@ from fixstar.workspace.registry import Registry, is_version_name
 
 if TYPE_CHECKING:
     from fixstar.gallery import Gallery
+    from fixstar.gallery.store import IndexState
     from fixstar.workspace import Workspace
 
 _BATCH = 1024
@@ -47,33 +48,46 @@ def _opened(workspace: Path, address: str | None) -> Gallery:
     from fixstar.gallery import open_gallery
     from fixstar.workspace.files import open_workspace_gallery
 
-    return open_workspace_gallery(workspace) if address is None else open_gallery(address, create=False)
+    if address is None:
+        return open_workspace_gallery(workspace)
+    return open_gallery(address, create=False)
 
 
 @verb("fixstar gallery stats -w shop", "fixstar gallery stats --gallery old.db --json", group=gallery_app)
 def stats(workspace: WorkspacePath = Path(), gallery: GalleryAddress = None, as_json: AsJson = False) -> None:
     """Count the items per version, and show the width of their vectors and the state of the index."""
     with _opened(workspace, gallery) as store:
-        counts, spaces = store.count(), store.versions()
+        counts = store.count()
+        spaces = store.versions()
         indexes = {state.version: state for state in store.indexes()}
-    rows = [
-        {
-            "version": space.name,
-            "items": counts[space.name],
-            "width": space.width,
-            "full_width": space.full_width,
-            "index": indexes[space.name]._asdict() if space.name in indexes else None,
-        }
-        for space in spaces
-    ]
+    rows = []
     lines = [plural(sum(counts.values()), "item")]
     for space in spaces:
         index = indexes.get(space.name)
-        recall = "" if index is None or index.recall is None else f", recall {index.recall:.3f}"
-        found = "exact search" if index is None else f"{index.kind} over {index.items:,}{recall}"
-        short = f"{space.width} of {space.full_width}" if space.width != space.full_width else f"{space.width}"
-        lines.append(f"  {space.name}: {plural(counts[space.name], 'vector')} of {short} numbers, {found}")
+        rows.append(
+            {
+                "version": space.name,
+                "items": counts[space.name],
+                "width": space.width,
+                "full_width": space.full_width,
+                "index": None if index is None else index._asdict(),
+            }
+        )
+        width = f"{space.width}"
+        if space.width != space.full_width:
+            width = f"{space.width} of {space.full_width}"
+        vectors = plural(counts[space.name], "vector")
+        lines.append(f"  {space.name}: {vectors} of {width} numbers, {_how_searched(index)}")
     print_result(as_json, {"items": sum(counts.values()), "versions": rows}, *lines)
+
+
+def _how_searched(index: IndexState | None) -> str:
+    if index is None:
+        return "exact search"
+    told = f"{index.kind} over {index.items:,}"
+    if index.recall is not None:
+        told += f", recall {index.recall:.3f}"
+    return told
 
 
 @verb("fixstar gallery verify -w shop", group=gallery_app)
@@ -84,7 +98,8 @@ def verify(workspace: WorkspacePath = Path(), gallery: GalleryAddress = None, as
     """
     from fixstar.gallery import verify_gallery
 
-    count, problems = 0, list[str]()
+    count = 0
+    problems: list[str] = []
     if gallery is None:
         from fixstar.workspace.files import read_mark
         from fixstar.workspace.verify import verify_workspace
@@ -94,14 +109,15 @@ def verify(workspace: WorkspacePath = Path(), gallery: GalleryAddress = None, as
     try:
         with _opened(workspace, gallery) as store:
             count = sum(store.count().values())
-            problems += verify_gallery(store) if gallery is not None else []
+            if gallery is not None:
+                problems += verify_gallery(store)
     except FixstarError:  # told already
         if not problems:
             raise
-    print_result(
-        as_json, {"items": count, "problems": problems}, *(problems or [f"{plural(count, 'item')}, no problems"])
-    )
-    raise typer.Exit(1 if problems else 0)
+    lines = problems or [f"{plural(count, 'item')}, no problems"]
+    print_result(as_json, {"items": count, "problems": problems}, *lines)
+    if problems:
+        raise typer.Exit(1)
 
 
 @verb("fixstar gallery build-index -w shop", group=gallery_app, name="build-index")
@@ -116,7 +132,9 @@ def build_index(
         made = store.build_index(version)
     lines = []
     for state in made:
-        recall = "not measured" if state.recall is None else f"{state.recall:.3f}, measured with stored vectors"
+        recall = "not measured"
+        if state.recall is not None:
+            recall = f"{state.recall:.3f}, measured with stored vectors"
         lines.append(f"{state.version}: {state.kind} over {plural(state.items, 'vector')}, recall@10 {recall}")
     nothing = ["nothing to index: this gallery always searches exactly, or is empty"]
     print_result(as_json, [state._asdict() for state in made], *(lines or nothing))
@@ -143,7 +161,8 @@ def delete(
             store.projection(version)  # refuses an unknown name and lists the known ones
             confirm(yes, f"Delete all {plural(store.count().get(version, 0), 'item')} of {version}?")
         wanted = _ids(store, ids or [], version)
-        deleted, unknown = 0, list[str]()
+        deleted = 0
+        unknown: list[str] = []
         while batch := list(islice(wanted, _BATCH)):
             if version is None:
                 unknown += _unknown(store, batch)
@@ -151,8 +170,10 @@ def delete(
         left = sum(store.count().values())
     lines = [f"{plural(deleted, 'item')} deleted; the gallery holds {left:,}"]
     if unknown:
-        more = f" and {len(unknown) - _NAMED:,} more" if len(unknown) > _NAMED else ""
-        lines.append(f"Not in the gallery: {', '.join(unknown[:_NAMED])}{more}")
+        named = ", ".join(unknown[:_NAMED])
+        if len(unknown) > _NAMED:
+            named += f" and {len(unknown) - _NAMED:,} more"
+        lines.append(f"Not in the gallery: {named}")
     print_result(as_json, {"deleted": deleted, "items": left, "unknown": unknown}, *lines)
 
 
@@ -160,7 +181,8 @@ def _ids(store: Gallery, ids: list[str], version: str | None) -> Iterator[str]:
     if version is not None:
         return (item.id for item in store.iterate(version))
     if ids == ["-"]:
-        return (name for line in sys.stdin if (name := line.rstrip("\r\n")))
+        lines = (line.rstrip("\r\n") for line in sys.stdin)
+        return filter(None, lines)
     return iter(ids)
 
 
@@ -170,7 +192,9 @@ def _unknown(store: Gallery, ids: list[str]) -> list[str]:
         known = store.get(ids)
     except DamagedItemError:  # search both halves for it
         middle = len(ids) // 2
-        return [name for half in (ids[:middle], ids[middle:]) for name in _unknown(store, half)] if middle else []
+        if not middle:
+            return []
+        return _unknown(store, ids[:middle]) + _unknown(store, ids[middle:])
     return [name for name in dict.fromkeys(ids) if name not in known]
 
 
@@ -200,8 +224,12 @@ def export_vectors(
         _opened(workspace, gallery) as store,
         progress_bar("exporting", store.count().get(version, 0), "items", show=not as_json) as advance,
     ):
-        count = export_version(store, version, file, advance, None if gallery else _origin(workspace, version))
-    print_result(as_json, {"version": version, "items": count, "file": str(file)}, f"{plural(count, 'item')} in {file}")
+        origin = None
+        if not gallery:
+            origin = _origin(workspace, version)
+        count = export_version(store, version, file, progress=advance, origin=origin)
+    content = {"version": version, "items": count, "file": str(file)}
+    print_result(as_json, content, f"{plural(count, 'item')} in {file}")
 
 
 @verb(
@@ -266,10 +294,17 @@ def import_vectors(
     with _keeping(without_secret(file), name, typed), _opened(workspace, gallery) as store:
         vectors = open_vectors(file, id_column, vector_column)
         if gallery is None:
-            _require_own(workspace, name, without_secret(file), vectors.origin)
+            _require_own(workspace, name, file=without_secret(file), origin=vectors.origin)
         with progress_bar("importing", len(vectors.ids), "items", show=not as_json) as advance:
-            without = () if trust_images else (IMAGE, STAMP)
-            count = import_version(store, name, vectors, advance, take_over=take_over, without=without, prefix=prefix)
+            count = import_version(
+                store,
+                name,
+                vectors,
+                progress=advance,
+                take_over=take_over,
+                without=() if trust_images else (IMAGE, STAMP),
+                prefix=prefix,
+            )
     print_result(as_json, {"version": name, "items": count}, f"{plural(count, 'item')} stored as version {name}")
 
 
@@ -280,12 +315,12 @@ def _keeping(file: str, name: str, typed: Mapping[str, str | bool | None]) -> It
     try:
         yield
     except FixstarError as error:
-        error.next_steps = tuple(
-            replace(step, arguments={**given, **step.arguments, "file": file, "name": name})
-            if step.action == "import-vectors"
-            else step
-            for step in error.next_steps
-        )
+        steps = []
+        for step in error.next_steps:
+            if step.action == "import-vectors":
+                step = replace(step, arguments={**given, **step.arguments, "file": file, "name": name})
+            steps.append(step)
+        error.next_steps = tuple(steps)
         raise
 
 
@@ -311,7 +346,9 @@ def _require_own(workspace: Path, name: str, file: str, origin: str | None) -> N
         seen = f"{file} does not say that it holds {name} of this workspace"
     else:
         made = origin.partition(" ")[0]
-        seen = f"{file} holds {made}" + (" of another workspace" if made == name else "")
+        seen = f"{file} holds {made}"
+        if made == name:
+            seen += " of another workspace"
     raise InputError(
         f"{name!r} is reserved for vectors that the workspace made itself, and {seen}. Choose another name, such as "
         f"--as old-system, or old-system@{name} if they are in its space. Only an export by this workspace (fixstar "
@@ -334,7 +371,8 @@ def move(
     from fixstar.gallery.addresses import without_secret
     from fixstar.workspace.files import gallery_url, refuse_secret, set_gallery
 
-    source, target = gallery or gallery_url(workspace), _address(target)
+    source = gallery or gallery_url(workspace)
+    target = _address(target)
     if gallery is None:
         refuse_secret(target)
     if _same(source, target):
@@ -376,12 +414,14 @@ def use(
     from fixstar.gallery.addresses import without_secret
     from fixstar.workspace.files import gallery_url, refuse_secret, set_gallery
 
-    before, target = gallery_url(workspace), _address(target)
+    before = gallery_url(workspace)
+    target = _address(target)
     refuse_secret(target)
     if _same(before, target):
         raise InputError(f"the workspace uses {without_secret(target)} already")
     with open_gallery(target, create=False, read_only=True) as chosen:
-        own, there = _own_versions(workspace, chosen), _counted(chosen)
+        own = _own_versions(workspace, chosen)
+        there = _counted(chosen)
     current, unreadable = _current_counts(before)
     differences = _differences(own, there, current)
     if differences:
@@ -400,7 +440,9 @@ def _address(target: str) -> str:
     """A server's URL as it is, a file by its absolute path."""
     if target == ":memory:":
         raise InputError("a gallery in memory ends with the command; name a file, or a server's URL")
-    return target if "://" in target else str(Path(target).absolute())
+    if "://" in target:
+        return target
+    return str(Path(target).absolute())
 
 
 def _same(one: str, other: str) -> bool:
@@ -420,7 +462,8 @@ def _own_versions(workspace: Path, gallery: Gallery) -> list[str]:
     """The versions of a workspace; refuses a gallery with vectors of other models under their names."""
     from fixstar.workspace.items import ensure_version
 
-    registry, held = Registry(workspace), {space.name for space in gallery.versions()}
+    registry = Registry(workspace)
+    held = {space.name for space in gallery.versions()}
     for name in registry.names():
         if name in held:
             ensure_version(gallery, name, registry.encoder(name))  # refuses another space
@@ -477,7 +520,8 @@ def prune_images(
         images = len(unused)
         if not dry_run:
             images, size = space.images.prune(unused, before)
-    told = f"{'To be deleted' if dry_run else 'Deleted'}: {plural(images, 'unused image')}, {size / 1e6:,.1f} MB"
+    done = "To be deleted" if dry_run else "Deleted"
+    told = f"{done}: {plural(images, 'unused image')}, {size / 1e6:,.1f} MB"
     print_result(as_json, {"images": images, "bytes": size, "deleted": not dry_run}, told)
 
 
@@ -489,5 +533,6 @@ def _names_in_use(space: Workspace) -> Iterator[str]:
     for job in JobFiles(space.path).load():  # before the items: a job that ends meanwhile has stored them
         yield from (str(item["image"]) for item in job.parameters.get("items", ()))
     for item in space.gallery.iterate():
-        if isinstance(name := item.payload.get(IMAGE), str):
+        name = item.payload.get(IMAGE)
+        if isinstance(name, str):
             yield name

@@ -111,8 +111,11 @@ def _print_judged(found: Judged) -> None:
     rows: list[tuple[Cell, ...]] = []
     for measure, searches in found.measured.items():
         for place, (search, row) in enumerate(searches.items()):
-            style = STYLES[found.verdict] if (measure, search) == (found.measure, "migrated") else ""
-            rows.append((measure if place == 0 else "", (search, style), *_figures(search, row)))
+            style = ""
+            if measure == found.measure and search == "migrated":
+                style = STYLES[found.verdict]
+            head = measure if place == 0 else ""
+            rows.append((head, (search, style), *_figures(search, row)))
     print_table(("measure", "search", *heads), rows, right=heads)
     print()
     by = "labels" if found.evidence == "labels" else "known relevant items"

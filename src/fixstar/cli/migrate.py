@@ -157,6 +157,7 @@ def _print_plan(found: MigrationPlan, old: str, translation: Path, to: str) -> N
         "translation's card do",
         indent="",
     )
-    anyway = " --anyway" if found.forecast == "loses" else ""
-    words = shlex.join(["fixstar", "migrate", "run", old, str(translation), "--to", to])
-    print(f"Nothing was written. To do it: {words}{anyway}")
+    words = ["fixstar", "migrate", "run", old, str(translation), "--to", to]
+    if found.forecast == "loses":
+        words.append("--anyway")
+    print(f"Nothing was written. To do it: {shlex.join(words)}")

@@ -80,12 +80,16 @@ def command_of(step: NextStep, workspace: Path | None = None, typed: Mapping[str
     'pip install "fixstar[service]"'
     """
     command = COMMANDS[step.action]
-    places = PLACEHOLDERS | (TEXT_PLACEHOLDERS if workspace is not None and _reads_texts(workspace) else {})
+    places = dict(PLACEHOLDERS)
+    if workspace is not None and _reads_texts(workspace):
+        places |= TEXT_PLACEHOLDERS
     if step.action == "install":
         return f'{command.verb} "fixstar[{step.arguments["extra"]}]"'
     kept = {key: value for key, value in (typed or {}).items() if value is not None and key not in step.arguments}
     arguments = {**step.arguments, **kept}
-    words = [command.verb] if step.action == "repeat" else ["fixstar", command.verb]
+    words = [command.verb]
+    if step.action != "repeat":
+        words.insert(0, "fixstar")
     words += [_word(name, arguments.pop(name), places) for name in command.positional if name in arguments]
     for name, value in arguments.items():
         option = command.options.get(name, f"--{name.replace('_', '-')}")
@@ -110,10 +114,16 @@ def next_lines(
     """
     notes: dict[str, list[str]] = {}
     for step in steps:
-        command = command_of(step, workspace, typed if COMMANDS[step.action].verb == verb else None)
-        notes.setdefault(command, []).extend([step.note] if step.note else [])
-    lines = [command + (f"   # {'; '.join(said)}" if said else "") for command, said in notes.items()]
-    return [f"{'      ' if place else 'Next: '}{line}" for place, line in enumerate(lines)]
+        kept = typed if COMMANDS[step.action].verb == verb else None
+        said = notes.setdefault(command_of(step, workspace, kept), [])
+        if step.note:
+            said.append(step.note)
+    lines: list[str] = []
+    for command, said in notes.items():
+        head = "      " if lines else "Next: "
+        remark = f"   # {'; '.join(said)}" if said else ""
+        lines.append(f"{head}{command}{remark}")
+    return lines
 
 
 def typed_workspace(words: Sequence[str]) -> Path | None:
@@ -132,4 +142,6 @@ def typed_workspace(words: Sequence[str]) -> Path | None:
 
 
 def _word(name: str, value: object, places: Mapping[str, str]) -> str:
-    return places.get(name, name.upper()) if value is ... else shlex.quote(str(value))
+    if value is ...:
+        return places.get(name, name.upper())
+    return shlex.quote(str(value))

@@ -7,7 +7,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from unicodedata import category
 
 if TYPE_CHECKING:
@@ -74,7 +74,8 @@ def column_blocks(widths: Sequence[int], room: int) -> list[range]:
     >>> column_blocks([10, 10, 10], 25)
     [range(0, 2), range(2, 3)]
     """
-    blocks, start = [], 0
+    blocks = []
+    start = 0
     for end in range(1, len(widths) + 1):
         if end == len(widths) or sum(width + GAP for width in widths[start : end + 1]) > room:
             blocks.append(range(start, end))
@@ -102,7 +103,8 @@ def print_table(
 
     body = [[_text(cell) for cell in row] for row in rows]
     full = [place for place in range(len(heads)) if place == 0 or any(row[place].plain for row in body)]
-    heads, body = [heads[place] for place in full], [[row[place] for place in full] for row in body]
+    heads = [heads[place] for place in full]
+    body = [[row[place] for place in full] for row in body]
     widths = [
         max([*map(len, head.split("\n")), *(row[place].cell_len for row in body)]) for place, head in enumerate(heads)
     ]
@@ -117,7 +119,8 @@ def print_table(
         places = [0, *(place + 1 for place in block)]
         table = Table(box=None, pad_edge=False)
         for place in places:
-            table.add_column(heads[place], justify="right" if heads[place] in right else "left", no_wrap=True)
+            side: Literal["left", "right"] = "right" if heads[place] in right else "left"
+            table.add_column(heads[place], justify=side, no_wrap=True)
         for row in body:
             if number == 0 or any(row[place].plain for place in places[1:]):
                 table.add_row(*(row[place] for place in places))
@@ -128,5 +131,7 @@ def print_table(
 def _text(cell: Cell) -> Text:
     from rich.text import Text
 
-    text, *style = (cell,) if isinstance(cell, str) else cell
-    return Text(visible(text), *style)
+    if isinstance(cell, str):
+        return Text(visible(cell))
+    text, style = cell
+    return Text(visible(text), style)

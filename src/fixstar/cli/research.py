@@ -101,12 +101,20 @@ def evaluate(
         embed = partial(space.features, device=device, progress=not as_json)
         given = trial_of_images(embed, images, protocol, seed, split_file, pairs_file)
     result = cross_test(*given.images, protocol, pairs=given.pairs)
-    clusters = given.answered(protocol) if by_class else None
+    clusters = None
+    if by_class:
+        clusters = given.answered(protocol)
     evidence: Evidence = {}
     if len(result.names) > 1:
         evidence = verdicts(result, confidence=confidence, clusters=clusters)
     if picture is not None:
-        compatibility_heat_map(result.matrix, list(result.names), f"by {protocol}", picture, evidence)
+        compatibility_heat_map(
+            result.matrix,
+            names=list(result.names),
+            title=f"by {protocol}",
+            path=picture,
+            verdicts=evidence,
+        )
     if report is not None:
         given.report(result, confidence, by_class).write(report)
     if as_json:
@@ -189,14 +197,20 @@ def _trial_of_files(
     facts = {"Gallery": counted(known.gallery), "Features": widths}
     if not takes_pairs(protocol):
         _require_two_classes(sorted({known.classes.get(y, str(y)) for y in known.gallery.tolist()}), "the gallery")
-        return Trial(versions, known.queries, known.gallery, known.classes, facts)
+        return Trial(versions, known.queries, known.gallery, classes=known.classes, facts=facts)
     same = all(np.array_equal(version.queries, version.gallery) for version in versions)
-    truth = known.queries if same else np.concatenate([known.queries, known.gallery])
-    whole = [v.queries if same else np.concatenate([v.queries, v.gallery]) for v in versions]
-    both = [replace(one, queries=vectors, gallery=vectors) for one, vectors in zip(versions, whole, strict=True)]
+    truth = known.queries
+    if not same:
+        truth = np.concatenate([known.queries, known.gallery])
+    both = []
+    for version in versions:
+        vectors = version.queries
+        if not same:
+            vectors = np.concatenate([version.queries, version.gallery])
+        both.append(replace(version, queries=vectors, gallery=vectors))
     pairs, how = kept_pairs(truth, pairs_file, seed)
     facts = {"Images": counted(truth), "Pairs drawn": how, "Features": widths}
-    return Trial(both, truth, truth, known.classes, facts, pairs)
+    return Trial(both, truth, truth, classes=known.classes, facts=facts, pairs=pairs)
 
 
 def _require_two_classes(classes: Sequence[str], what: str) -> None:
@@ -252,8 +266,13 @@ def _print_evaluation(result: CrossTest, evidence: Evidence, confidence: float) 
     styles = {"compatible": "", "incompatible": "red", "not decided": "yellow"}
 
     def cell(t: int, k: int) -> Cell:
-        verdict = evidence[t, k].verdict if k < t else "compatible"
-        return f"{percent(result.matrix[t, k])} {MARKS[verdict]}".rstrip() if k <= t else "", styles[verdict]
+        if k > t:
+            return ""
+        accuracy = percent(result.matrix[t, k])
+        if k == t:
+            return accuracy
+        verdict = evidence[t, k].verdict
+        return f"{accuracy} {MARKS[verdict]}".rstrip(), styles[verdict]
 
     count = len(result.names)
     rows: list[tuple[Cell, ...]] = [(name, *(cell(t, k) for k in range(count))) for t, name in enumerate(result.names)]
@@ -261,9 +280,11 @@ def _print_evaluation(result: CrossTest, evidence: Evidence, confidence: float) 
     if not evidence:
         return
     print("  ".join(f"{key} {value:.3f}" for key, value in result.summary().items()))
-    answers = f"{len(next(iter(result.hits.values()))):,} {'pairs' if result.protocol == 'verification' else 'queries'}"
-    passed, counted = int(compatible_cells(result.matrix).sum()), cell_evidence(evidence)
-    print(f"{passed} of {len(evidence)} cross-tests are above the old self-test, measured with {answers}")
+    asked = len(next(iter(result.hits.values())))
+    kind = "pairs" if result.protocol == "verification" else "queries"
+    passed = int(compatible_cells(result.matrix).sum())
+    counted = cell_evidence(evidence)
+    print(f"{passed} of {len(evidence)} cross-tests are above the old self-test, measured with {asked:,} {kind}")
     print(
         f"with {100 * confidence:g} % confidence {counted.compatible} compatible, "
         f"{counted.incompatible} incompatible (x), {counted.not_decided} not decided (?)"
@@ -287,16 +308,23 @@ def methods(
     from fixstar.methods.advice import advise, parse_needs
 
     known = {name: factory() for name, factory in METHODS.items()}
-    advice = None if have is None else advise(parse_needs(have), known)
+    advice = None
+    if have is not None:
+        advice = advise(parse_needs(have), known)
     shown = [method for name, method in known.items() if advice is None or name in advice.possible]
     if as_json:
         plain = ("name", "summary", "scenario", "classifier", "source")
-        rows = [
-            {name: getattr(method, name) for name in plain}
-            | {"needs": sorted(method.needs), "cost": round(method.cost, 2), "options": dict(method.options)}
-            for method in shown
-        ]
-        print_json(rows if advice is None else {**advice._asdict(), "possible": rows})
+        rows = []
+        for method in shown:
+            row = {name: getattr(method, name) for name in plain}
+            row["needs"] = sorted(method.needs)
+            row["cost"] = round(method.cost, 2)
+            row["options"] = dict(method.options)
+            rows.append(row)
+        if advice is None:
+            print_json(rows)
+        else:
+            print_json({**advice._asdict(), "possible": rows})
         return
     print_list(
         (
@@ -309,8 +337,10 @@ def methods(
         "Below each name: what it does and where it comes from. Beside it: its cost (passes through a network, "
         "relative to plain training on the same images), its scenario, and what it needs from the past"
     )
-    if advice is not None:
-        print_wrapped(f"Use {advice.recommended}: {advice.reason}." if advice.recommended else f"{advice.reason}.")
+    if advice is not None and advice.recommended:
+        print_wrapped(f"Use {advice.recommended}: {advice.reason}.")
+    elif advice is not None:
+        print_wrapped(f"{advice.reason}.")
 
 
 @verb("fixstar backbones --json")
@@ -374,8 +404,12 @@ def _print_theorem(checks: list[DimensionCheck]) -> None:
     rows: list[Sequence[Cell]] = []
     for check in checks:
         for name, case in (("one class, 1a", check.same), ("two, 1b", check.different)):
-            kept, exact = f"{case.margin:+.5f}±{case.error:.5f}", f"{case.exact_margin:+.5f}"
-            numbers = (f"{case.old:.4f}", f"{case.cross:.4f}", kept, exact)
+            numbers = (
+                f"{case.old:.4f}",
+                f"{case.cross:.4f}",
+                f"{case.margin:+.5f}±{case.error:.5f}",
+                f"{case.exact_margin:+.5f}",
+            )
             rows.append((str(check.dimension), name, *numbers, verdicts[case.holds]))
     print_table(("d", "case", "E old-old", "E new-old", "margin", "exactly", ""), rows)
 
@@ -385,7 +419,9 @@ def _picture_path(out: Path, usual: str) -> Path:
 
     ``usual`` is the name to propose if ``out`` is a folder.
     """
-    path = out if out.suffix else out.with_name(f"{out.name}.png")
+    path = out
+    if not out.suffix:
+        path = out.with_name(f"{out.name}.png")
     for place in (out, path):
         if place.is_dir():
             raise InputError(f"--out {place} is a folder; name a file, like --out {place / usual}")
@@ -410,7 +446,17 @@ def picture2d(
 
     picture = _picture_path(out, "features.png")
     picture.parent.mkdir(parents=True, exist_ok=True)  # before minutes of training
-    result = run_picture2d(picture, data, backbone, per_class, epochs, seed, device, progress=not as_json, say=say)
+    result = run_picture2d(
+        picture,
+        data,
+        backbone=backbone,
+        per_class=per_class,
+        epochs=epochs,
+        seed=seed,
+        device=device,
+        progress=not as_json,
+        say=say,
+    )
     if as_json:
         print_json(asdict(result))
         return

@@ -114,13 +114,25 @@ def check(
         return
     if relevant is not None and (data is not None or name is not None):
         raise InputError("a check is judged by labels (--data, --name) or by --relevant; give one of them")
-    labelled = None if data is None or name is not None else open_images(data, split, label)
-    unlabelled = None if images is None else unlabelled_images(images)
-    fitting = FitOptions(unlabelled, pairs, sample, seed, refit)
-    rules = GateRules(confidence, tolerance, seed, weight)
+    labelled = None
+    if data is not None and name is None:
+        labelled = open_images(data, split, label)
+    fitting = FitOptions(
+        images=None if images is None else unlabelled_images(images),
+        pairs=pairs,
+        sample=sample,
+        seed=seed,
+        refit=refit,
+    )
+    rules = GateRules(
+        confidence=confidence,
+        tolerance=tolerance,
+        seed=seed,
+        weight=weight,
+    )
     with fixstar.Workspace(workspace, device) as space:
         if name is not None:
-            space.pin_images(name, data, split, label)
+            space.pin_images(name, data, split=split, label=label)
         if bridge is not None:
             space.install_translation(bridge, None, version or space.newest())
         found = space.check(
@@ -144,7 +156,8 @@ def _print_history(workspace: Path, version: str | None, as_json: bool) -> None:
     """All checks of a version, oldest first, the one that counts marked."""
     with fixstar.Workspace(workspace, "cpu") as space:
         version = version or space.newest()
-        checks, counting = space.check_history(version), space.last_check(version)
+        checks = space.check_history(version)
+        counting = space.last_check(version)
     counts = max((row for row, found in enumerate(checks) if found == counting), default=None)
     if as_json:
         print_json([{**found.to_json(), "counts": row == counts} for row, found in enumerate(checks)])
@@ -153,18 +166,21 @@ def _print_history(workspace: Path, version: str | None, as_json: bool) -> None:
         print(f"{version} was never checked")
         print(*next_lines([NextStep("check", {"version": version})], workspace), sep="\n")
         return
-    rows: list[tuple[Cell, ...]] = [
-        (
-            ("* " if row == counts else "  ") + found.when[:16].replace("T", " "),
-            found.outcome,
-            f"{found.queries:,}",
-            f"{found.classes:,}",
-            f"{100 * found.tolerance:g}",
-            ", ".join(found.against),
-            found.images,
+    rows: list[tuple[Cell, ...]] = []
+    for row, found in enumerate(checks):
+        mark = "*" if row == counts else " "
+        when = found.when[:16].replace("T", " ")
+        rows.append(
+            (
+                f"{mark} {when}",
+                found.outcome,
+                f"{found.queries:,}",
+                f"{found.classes:,}",
+                f"{100 * found.tolerance:g}",
+                ", ".join(found.against),
+                found.images,
+            )
         )
-        for row, found in enumerate(checks)
-    ]
     numbers = ("queries", "classes", "tolerance")
     print_table(("when (UTC)", "outcome", *numbers, "galleries", "measured on"), rows, right=numbers)
     print("* the check that counts. Tolerance in points")
@@ -193,17 +209,18 @@ def print_check(found: Check, workspace: Path, typed: Mapping[str, object]) -> N
             print_wrapped(f"Lost on {cell.version}'s gallery: {cell.negative_flips:,}, such as {named}")
     if found.report is not None:
         print(f"Report: {workspace / found.report}")
-    steps = found.next_steps
+    steps = list(found.next_steps)
     if found.outcome == "pass":
         print(f"PASS: {found.version} may be deployed")
-        steps += (NextStep("deploy", {"version": found.version}),) if found.cells else ()
+        if found.cells:
+            steps.append(NextStep("deploy", {"version": found.version}))
     elif found.outcome == "refuse":
         print(f"REFUSED: {found.version} finds fewer matches than the current model")
         forced = NextStep("deploy", {"version": found.version, "force": ...}, "deploy anyway, with a reason")
-        steps += (Registry(workspace).next_version("make a better one"), forced)
+        steps += [Registry(workspace).next_version("make a better one"), forced]
     else:
         print(f"MISSING EVIDENCE: {found.version} is neither passed nor refused")
-    for line in next_lines(steps, workspace, "check", typed):
+    for line in next_lines(steps, workspace, verb="check", typed=typed):
         print(line)
 
 
@@ -300,8 +317,8 @@ def deploy(
         print_json({**asdict(move), "searched_by": state.searched_by, "unreached": unreached})
         return
     old = sum(state.vectors[name] for name in state.searched_by if name != version)
-    stay = f"{plural(old, 'vector')} of other versions {'stays and is' if old == 1 else 'stay and are'} searched"
-    print_wrapped(f"{version} is deployed. {stay}")
+    stay = "stays and is" if old == 1 else "stay and are"
+    print_wrapped(f"{version} is deployed. {plural(old, 'vector')} of other versions {stay} searched")
     print_searched_by(state)
     _print_unreached(unreached, version)
     steps = [NextStep("rollback", {}, "to undo this")]
@@ -329,9 +346,13 @@ def rollback(
     if as_json:
         print_json({**asdict(move), "left": left, "unchecked": unchecked, "unreached": unreached})
         return
-    print_wrapped(f"{move.version} is deployed again" + (f", {left} no longer" if left != move.version else ""))
+    told = f"{move.version} is deployed again"
+    steps = []
+    if left != move.version:
+        told += f", {left} no longer"
+        steps.append(again)
+    print_wrapped(told)
     print_searched_by(state)
-    steps = [again] if left != move.version else []
     for name, count in unchecked.items():
         print_wrapped(f"{plural(count, 'vector')} made by {name}: searched by {move.version}'s queries too, unchecked")
     if unchecked:
@@ -368,7 +389,9 @@ def operator_name() -> str:
     try:
         return getpass.getuser()
     except (ImportError, KeyError, OSError):  # which of them depends on the system and on Python's version
-        return f"uid {os.getuid()}" if hasattr(os, "getuid") else "unknown"
+        if not hasattr(os, "getuid"):
+            return "unknown"
+        return f"uid {os.getuid()}"
 
 
 @verb(
@@ -417,15 +440,26 @@ def backfill(
 
     Pace(rate)  # refuses an impossible rate, even if nothing is left to do
     with fixstar.Workspace(workspace, device) as space:
-        labelled = None if data is None else open_images(data, label=label)
-        options = BackfillOptions(budget, order, rate, labelled, cluster, anyway=anyway)
+        options = BackfillOptions(
+            budget=budget,
+            order=order,
+            rate=rate,
+            data=None if data is None else open_images(data, label=label),
+            cluster=cluster,
+            anyway=anyway,
+        )
         planned = space.plan_backfill(options)
         picture = space.path / "state" / "backfill" / "curve.png"
         if planned.predicted is not None:
             draw_curves(picture, planned.predicted)
         if not as_json:
-            last = space.last_check(planned.plan.target)
-            _print_plan(planned, picture, plan_only, space.registry.reads(), last)
+            _print_plan(
+                planned,
+                picture,
+                plan_only=plan_only,
+                reads=space.registry.reads(),
+                last=space.last_check(planned.plan.target),
+            )
         done = None
         if not plan_only and planned.plan.ids:
             if not anyway:
@@ -434,11 +468,13 @@ def backfill(
                 done = space.backfill(options, advance, judged=planned.plan.token)
             if planned.predicted is not None or done.measured:
                 draw_curves(picture, planned.predicted, done.measured)
-        drawn = picture if planned.predicted is not None or (done is not None and done.measured) else None
+    is_measured = done is not None and bool(done.measured)
     if as_json:
-        print_json(_backfill_json(planned, done, drawn))
+        is_drawn = planned.predicted is not None or is_measured
+        print_json(_backfill_json(planned, done, picture if is_drawn else None))
     elif done is not None:
-        _print_backfilled(done, drawn if planned.predicted is None else None)  # else it was named with the plan
+        is_new = planned.predicted is None and is_measured  # else it was named with the plan
+        _print_backfilled(done, picture if is_new else None)
     elif planned.plan.ids:
         print("Nothing was embedded. Run the same command without --plan-only to do it")
     if done is not None and done.stopped:
@@ -446,7 +482,7 @@ def backfill(
 
 
 def _print_plan(
-    planned: PlannedBackfill, picture: Path, plan_only: bool, reads: Reads, last: Check | None = None
+    planned: PlannedBackfill, picture: Path, *, plan_only: bool, reads: Reads, last: Check | None = None
 ) -> None:
     plan = planned.plan
     if plan.without_image:
@@ -456,11 +492,12 @@ def _print_plan(
         other = "No other item" if plan.without_image else "No item"
         print_wrapped(f"{other} within the budget {plan.budget} has a vector older than {plan.target}'s")
         return
-    done = f"; {planned.position:,} are processed" if planned.position else ""
-    print_wrapped(
-        f"{len(plan.ids):,} of {plural(plan.old, 'item')} with older vectors, order: {plan.order}, with "
-        f"{plan.target}{done}"
+    told = (
+        f"{len(plan.ids):,} of {plural(plan.old, 'item')} with older vectors, order: {plan.order}, with {plan.target}"
     )
+    if planned.position:
+        told += f"; {planned.position:,} are processed"
+    print_wrapped(told)
     if planned.predicted is None:
         why = planned.unpredicted or "there are no labelled images. Give some with --data"
         print_wrapped(f"The gain is unknown: {in_words_of(reads, why)}")
@@ -487,8 +524,10 @@ def _print_prediction(planned_backfill: PlannedBackfill, predicted: PredictedCur
     rows = []
     for part in shown_shares(predicted.planned.shares.tolist(), share):
         planned, random = predicted.at(part)
-        mark = "  <- this plan" if part == share else ""
-        rows.append((f"{100 * part:.3g} %", f"{percent(planned)}{mark}", percent(random)))
+        accuracy = percent(planned)
+        if part == share:
+            accuracy += "  <- this plan"
+        rows.append((f"{100 * part:.3g} %", accuracy, percent(random)))
     print_table(("re-embedded", f"order: {predicted.order}", "random order"), rows)
 
 
@@ -509,11 +548,13 @@ def _print_backfilled(done: Backfilled, picture: Path | None) -> None:
         "with their old vectors": len(done.kept),
         "of this plan left": done.left,
     }
-    others = "".join(f", {count:,} {what}" for what, count in counts.items() if count)
-    finished = "" if done.left else ". This plan is done"
-    print_wrapped(
-        f"{plural(done.done, 'item')} re-embedded with {done.version} in {done.seconds:.1f} s{others}{finished}"
-    )
+    told = f"{plural(done.done, 'item')} re-embedded with {done.version} in {done.seconds:.1f} s"
+    for what, count in counts.items():
+        if count:
+            told += f", {count:,} {what}"
+    if not done.left:
+        told += ". This plan is done"
+    print_wrapped(told)
     for item in done.kept[:KEPT_SHOWN]:
         print(f"kept {item.id}: {item.reason}", file=sys.stderr)
     if len(done.kept) > KEPT_SHOWN:

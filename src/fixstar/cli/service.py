@@ -107,7 +107,10 @@ def _galleries(given: list[str]) -> dict[str, Path]:
     for text in given:
         name, equals, path = text.partition("=")
         if not equals or Path(text).is_dir():
-            name, path = "" if len(given) == 1 else Path(text).resolve().name, text
+            path = text
+            name = ""
+            if len(given) > 1:
+                name = Path(text).resolve().name
         if name in found:
             raise InputError(f"two workspaces have the name {name!r}; give one another: -w NAME=DIRECTORY")
         found[name] = Path(path)
@@ -136,10 +139,12 @@ def add_key(
     as_json: AsJson = False,
 ) -> None:
     """Make a key. It is printed once; only its hash is kept."""
-    key, kept, done = None, None, []
+    key = None
+    kept = None
+    done = []
     try:
         for book in [_keys(path) for path in workspace or [Path()]]:
-            key = book.add(name, cast("Role", role), days, key)
+            key = book.add(name, cast("Role", role), days=days, token=key)
             kept = book.find(key)
             done.append(book)
     except FixstarError:  # for all of them, or for none
@@ -150,8 +155,10 @@ def add_key(
         print_json({"name": name, "role": role, "key": key, "expires": kept and kept.expires})
         return
     print(key)
-    expiry = "" if kept is None else f" It {_expiry(kept)}."
-    print(f"This key is not shown again.{expiry} Send it as: Authorization: Bearer KEY", file=sys.stderr)
+    told = "This key is not shown again."
+    if kept is not None:
+        told += f" It {_expiry(kept)}."
+    print(f"{told} Send it as: Authorization: Bearer KEY", file=sys.stderr)
 
 
 @verb("fixstar keys list -w shop", group=keys, name="list")
@@ -173,7 +180,9 @@ def remove_key(name: KeyName, workspace: WorkspacePath = Path()) -> None:
 def _expiry(key: Key) -> str:
     if key.expires is None:
         return "does not expire"
-    return f"{'EXPIRED' if key.has_expired else 'expires'} at {key.expires}"
+    if key.has_expired:
+        return f"EXPIRED at {key.expires}"
+    return f"expires at {key.expires}"
 
 
 def _keys(workspace: Path) -> Keys:

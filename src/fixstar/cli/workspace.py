@@ -39,7 +39,7 @@ from fixstar.workspace.checks import checks_on_one_set
 from fixstar.workspace.registry import FIRST
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from fixstar.demo import DemoResult
     from fixstar.gallery import Hit, SearchResult
@@ -52,6 +52,7 @@ _SHOWN = 10  # ids that are named
 _SNIPPET = 72  # characters of a text that was found, where there is room
 _LEAST_SNIPPET = 24
 _ENOUGH = 100  # queries of a check, below which it is no measure of what has no match
+_COLOURS = {"pass": "green", "refuse": "red", "missing evidence": "yellow"}
 
 
 @verb("fixstar demo", "fixstar demo --out pictures --seed 1 --json")
@@ -108,10 +109,12 @@ def init(
     for module in trust or ():
         remember(path, module)
     registry = Registry(path)
-    if versions := registry.names():
+    versions = registry.names()
+    training = registry.unfinished()
+    if versions:
         print(f"workspace {path} exists already, with {', '.join(versions)}")
         print(f"Next: fixstar index CATALOGUE -w {path}\n      fixstar status -w {path}")
-    elif training := registry.unfinished():
+    elif training:
         print(f"workspace {path} exists already. {_unfinished(training)}")
     elif existed:
         print(f"workspace {path} exists already, with no version yet", *next_lines(FIRST, path), sep="\n")
@@ -172,12 +175,14 @@ def index(
         broken: list[DataError] = []
         version = space.deployed()  # once: embedder and gallery must agree, whatever is deployed meanwhile
         if labelled:
-            found = _labelled(space, items, prefix, label)
+            found = _labelled(space, items, prefix=prefix, label=label)
         else:
             found = _catalogue(space, items, prefix, label=label, text=text, key=key, on_bad=broken.append)
         if not replace:
             _ask_to_replace(space, found)
-        gone = vanished_items(space.gallery, items, prefix, found) if sync else []
+        gone: list[str] = []
+        if sync:
+            gone = vanished_items(space.gallery, items, prefix=prefix, items=found)
         if gone:
             print(f"No longer in {items}:", *_listed(gone), sep="\n", file=sys.stderr)
             confirm(yes, f"Delete {plural(len(gone), 'item')}?")
@@ -185,15 +190,21 @@ def index(
             _embedder(space, version, cluster) as embedder,
             progress_bar("embedding", len(found), "items", show=not as_json) as advance,
         ):
-            done = space.index(found, embedder, again, advance, version)
+            done = space.index(found, embedder, again=again, progress=advance, version=version)
         deleted = space.gallery.delete(gone)
         spent = _spent(space.serving.encoder(version))
         total = sum(space.gallery.count().values())
         done = dataclasses.replace(done, bad=(*_rows_left_out(broken), *done.bad))
-        _print_indexed(done, deleted, total, space.path, as_json, space.registry.reads())
+        for bad in done.bad:
+            print(f"left out {visible(bad.name)}: {bad.reason}", file=sys.stderr)
+        if as_json:
+            print_json(_indexed_json(done, deleted=deleted, total=total))
+        else:
+            _print_indexed(done, deleted=deleted, total=total, space=space)
         if spent and done.added and not as_json:
             print(spent)
-    raise typer.Exit(1 if done.bad and not (done.added or done.unchanged) else 0)
+    if done.bad and not (done.added or done.unchanged):
+        raise typer.Exit(1)
 
 
 def _rows_left_out(broken: Sequence[DataError]) -> list[ItemError]:
@@ -212,9 +223,11 @@ def _spent(encoder: Encoder) -> str:
     backbone = encoder.backbone
     if not isinstance(backbone, EndpointBackbone) or not backbone.tokens:
         return ""
+    counted = f"The server counted {backbone.tokens:,} tokens"
     cost = backbone.cost(backbone.tokens)
-    money = "" if cost is None else f", {cost:.6g} by the price per million tokens that was given"
-    return f"The server counted {backbone.tokens:,} tokens{money}"
+    if cost is None:
+        return counted
+    return f"{counted}, {cost:.6g} by the price per million tokens that was given"
 
 
 def _catalogue(
@@ -234,7 +247,7 @@ def _catalogue(
     if space.registry.reads() == "texts":
         if label is not None:
             raise InputError("--label is for folders of images; the label of a text is its field label")
-        return list(text_catalogue(items, prefix, text, key, on_bad))
+        return list(text_catalogue(items, prefix, text=text, key=key, on_bad=on_bad))
     if text is not None or key is not None:
         raise InputError(f"--text and --id are for texts, and the models of {space.path} read images")
     if items.is_file() and items.suffix.lower() in (TABLES | TEXT_EXTENSIONS) - {".csv"}:
@@ -249,17 +262,16 @@ def _ask_to_replace(space: Workspace, found: list[CatalogueItem]) -> None:
     """Continue only with consent if the gallery holds other images under some of these ids."""
     from fixstar.workspace.items import IMAGE, replaced_items
 
-    if not (twice := replaced_items(space.gallery, found)):
+    twice = replaced_items(space.gallery, found)
+    if not twice:
         return
     here = {item.id: item.payload.get(IMAGE) for item in found}
-    first = space.gallery.get(twice[:_SHOWN])
-    lines = [
-        f"  {name}: {item.payload.get(IMAGE, 'a vector')} would become {here[name]}" for name, item in first.items()
-    ]
-    lines += [f"  ... and {len(twice) - _SHOWN:,} more"] if len(twice) > _SHOWN else []
-    seen = "\n".join(
-        [f"the gallery holds other {space.registry.reads()} under {plural(len(twice), 'id')} of these:", *lines]
-    )
+    lines = [f"the gallery holds other {space.registry.reads()} under {plural(len(twice), 'id')} of these:"]
+    for name, item in space.gallery.get(twice[:_SHOWN]).items():
+        lines.append(f"  {name}: {item.payload.get(IMAGE, 'a vector')} would become {here[name]}")
+    if len(twice) > _SHOWN:
+        lines.append(f"  ... and {len(twice) - _SHOWN:,} more")
+    seen = "\n".join(lines)
     if not sys.stdin.isatty():
         raise InputError(
             seen,
@@ -271,20 +283,25 @@ def _ask_to_replace(space: Workspace, found: list[CatalogueItem]) -> None:
 
 
 def _listed(names: list[str]) -> list[str]:
-    more = [f"  ... and {len(names) - _SHOWN:,} more"] if len(names) > _SHOWN else []
-    return [*(f"  {name}" for name in names[:_SHOWN]), *more]
+    lines = [f"  {name}" for name in names[:_SHOWN]]
+    if len(names) > _SHOWN:
+        lines.append(f"  ... and {len(names) - _SHOWN:,} more")
+    return lines
 
 
-def _labelled(space: Workspace, data: Path, prefix: str, label: str | None) -> list[CatalogueItem]:
+def _labelled(space: Workspace, data: Path, *, prefix: str, label: str | None) -> list[CatalogueItem]:
     """The items of a dataset. Pixels without a file are kept in the workspace, to be embedded again later."""
     from fixstar.data import open_images
     from fixstar.workspace import labelled_items
     from fixstar.workspace.items import STAMP
 
-    return [
-        item if STAMP in item.payload else replace(item, payload={**item.payload, **space.images.keep(item.image)})
-        for item in labelled_items(open_images(data, label=label), prefix)
-    ]
+    items = []
+    for item in labelled_items(open_images(data, label=label), prefix):
+        if STAMP not in item.payload:
+            kept = space.images.keep(item.image)
+            item = replace(item, payload={**item.payload, **kept})
+        items.append(item)
+    return items
 
 
 def _embedder(space: Workspace, version: str, cluster: str | None) -> AbstractContextManager[Embedder | None]:
@@ -296,26 +313,38 @@ def _embedder(space: Workspace, version: str, cluster: str | None) -> AbstractCo
     return RayEmbedder(space.registry.directory(version).absolute(), cluster)
 
 
-def _print_indexed(done: Indexed, deleted: int, total: int, workspace: Path, as_json: bool, reads: str) -> None:
-    for image in done.bad:
-        print(f"left out {visible(image.name)}: {image.reason}", file=sys.stderr)
-    if as_json:
-        bad = [{"id": image.name, "reason": image.reason} for image in done.bad]
-        counts = {name: getattr(done, name) for name in ("added", "changed", "replaced", "unchanged", "updated")}
-        print_json({"version": done.version, **counts, "deleted": deleted, "items": total, "bad": bad})
-        return
+def _indexed_json(done: Indexed, deleted: int, total: int) -> dict[str, Any]:
+    return {
+        "version": done.version,
+        "added": done.added,
+        "changed": done.changed,
+        "replaced": done.replaced,
+        "unchanged": done.unchanged,
+        "updated": done.updated,
+        "deleted": deleted,
+        "items": total,
+        "bad": [{"id": item.name, "reason": item.reason} for item in done.bad],
+    }
+
+
+def _print_indexed(done: Indexed, deleted: int, total: int, space: Workspace) -> None:
+    unchanged = "unchanged"
+    if done.updated:
+        unchanged = f"unchanged (labels or fields of {done.updated:,} updated)"
     counts = {
         "new": done.added - done.changed - done.replaced,
         "changed": done.changed,
         "replaced": done.replaced,
-        "unchanged" + f" (labels or fields of {done.updated:,} updated)" * bool(done.updated): done.unchanged,
+        unchanged: done.unchanged,
         "unreadable": len(done.bad),
         "deleted": deleted,
     }
     told = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count) or "nothing to do"
     print_wrapped(f"{plural(done.added, 'item')} embedded with {done.version}: {told}. The gallery holds {total:,}")
+    reads = space.registry.reads()
     if done.added or done.unchanged:
-        print(f"Next: fixstar search {'TEXT' if reads == 'texts' else 'IMAGE'} -w {workspace}")
+        query = "TEXT" if reads == "texts" else "IMAGE"
+        print(f"Next: fixstar search {query} -w {space.path}")
     elif done.bad:
         print(f"Next: repair or replace the {reads} named above, then run the same command again")
 
@@ -357,7 +386,8 @@ def search(
     request = SearchRequest(k, parse_where(where), exact=not approximate, calibrate=not raw)
     with fixstar.Workspace(workspace, device) as space:
         if like is not None:
-            names, answer = [like], space.like(like, request)
+            names = [like]
+            answer = space.like(like, request)
         else:
             names = list(images or ())
             answer = space.search(_queries(space, names), request)
@@ -366,29 +396,39 @@ def search(
         if sheet is not None:
             from fixstar.workspace.contact_sheet import draw_result
 
-            draw_result(space.serving, names, answer, like is not None, sheet)
+            draw_result(space.serving, names, answer, stored=like is not None, path=sheet)
         asking = answer.models[0]
         trained = asking in space.versions()
-        last = space.last_check(asking) if trained else None
+        checked_on = 0
+        if trained:
+            last = space.last_check(asking)
+            if last is not None:
+                checked_on = last.queries
         reads = space.registry.reads()
-        unknown = [] if any(answer.hits) else unknown_fields(space.gallery, request.where or {})
+        unknown: Iterable[str] = ()
+        if not any(answer.hits):
+            unknown = unknown_fields(space.gallery, request.where or {})
     if as_json:
-        rows = [_hits_json(name, hits, answer) for name, hits in zip(names, answer.hits, strict=True)]
-        told = {"version": answer.version, "calibrated": answer.calibrated, "models": list(answer.models)}
-        told["thresholds"] = dict(answer.thresholds)
-        print_json({**told, "queries": rows, "left_out": list(answer.left_out)})
+        print_json(
+            {
+                "version": answer.version,
+                "calibrated": answer.calibrated,
+                "models": list(answer.models),
+                "thresholds": dict(answer.thresholds),
+                "queries": [_hits_json(name, hits, answer) for name, hits in zip(names, answer.hits, strict=True)],
+                "left_out": list(answer.left_out),
+            }
+        )
     else:
         _print_hits(names, answer)
-        asked = 0 if last is None else last.queries
-        if trained and not answer.thresholds and any(answer.hits) and asked < _ENOUGH:
+        if trained and not answer.thresholds and any(answer.hits) and checked_on < _ENOUGH:
             step = NextStep("check", {"version": asking, "data": ...}, f"with 100 labelled {reads} or more")
-            whose = f"{asking}'s queries"
-            said = f"Not measured: below which score {whose} probably have no match. A check does that"
+            said = f"Not measured: below which score {asking}'s queries probably have no match. A check does that"
             print(wrapped(said), *next_lines([step], workspace), sep="\n", file=sys.stderr)
     for field in unknown:
         print(f"No item has the field {field!r}", file=sys.stderr)
     for name in answer.left_out:
-        print(_left_out(name, answer.version, trained, workspace), file=sys.stderr)
+        print(_left_out(name, answer.version, trained=trained, workspace=workspace), file=sys.stderr)
     if sheet is not None and not as_json:
         print(f"\nPicture: {sheet}")
 
@@ -423,8 +463,9 @@ def parse_where(words: list[str] | None) -> dict[str, Any] | None:
                     f"'price={{\"lt\": 20}}'. If it is plain text, write it as a JSON string: {json.dumps(value)}"
                 ) from error
             known = value
-        plain = isinstance(known, (int, float)) or known is None
-        parsed[name] = {"in": [value, known]} if plain else known  # a folder named 5 gives the label "5"
+        if isinstance(known, (int, float)) or known is None:
+            known = {"in": [value, known]}  # a folder named 5 gives the label "5"
+        parsed[name] = known
     return parsed or None
 
 
@@ -448,20 +489,24 @@ def _print_hits(names: list[str], answer: SearchResult) -> None:
     from fixstar.workspace.items import text_of
 
     found = [hit for hits in answer.hits for hit in hits]
-    last = "text" if any(text_of(hit) is not None for hit in found) else "label"
-    heads = ("", "relative score" if answer.calibrated else "score", "item", last, "version")
+    shows_text = any(text_of(hit) is not None for hit in found)
+    score = "relative score" if answer.calibrated else "score"
+    heads = ("", score, "item", "text" if shows_text else "label", "version")
     room = _room_for_text(heads, found)
     for name, hits in zip(names, answer.hits, strict=True):
-        name = visible(name)
-        print(f"{name} (query by {' and '.join(answer.models)})" if hits else f"{name}: nothing found")
+        if not hits:
+            print(f"{visible(name)}: nothing found")
+            continue
+        print(f"{visible(name)} (query by {' and '.join(answer.models)})")
         rows = []
         for place, hit in enumerate(hits, start=1):
-            shown = str(hit.payload.get("label", "")) if last == "label" else _beginning(text_of(hit) or "", room)
+            shown = str(hit.payload.get("label", ""))
+            if shows_text:
+                shown = _beginning(text_of(hit) or "", room)
             rows.append((str(place), rounded(hit.score, 3), hit.id, shown, hit.version))
-        if hits and all(map(answer.is_unlikely, hits)):
+        if all(map(answer.is_unlikely, hits)):
             print("Probably not in the catalogue; the nearest:")
-        if rows:
-            print_table(heads, rows, right=heads[:2])
+        print_table(heads, rows, right=heads[:2])
     if answer.calibrated and any(answer.hits):
         print_wrapped(
             "Relative score: how much likelier the query's class is than another, if the gallery holds that class. It "
@@ -486,7 +531,9 @@ def _beginning(text: str, longest: int = _SNIPPET) -> str:
     ('one two', 'three w…')
     """
     line = visible(" ".join(text.split()))
-    return line if len(line) <= longest else f"{line[: longest - 1]}…"
+    if len(line) > longest:
+        return f"{line[: longest - 1]}…"
+    return line
 
 
 @verb("fixstar status -w shop", "fixstar status -w shop --json")
@@ -505,16 +552,22 @@ def status(workspace: WorkspacePath = Path(), as_json: AsJson = False) -> None:
 def _print_status(space: Workspace, state: Status) -> None:
     if not state.versions:
         print(f"{state.path}: no version yet")
-        print(*([_unfinished(state.training)] if state.training else next_lines(FIRST, space.path)), sep="\n")
+        if state.training:
+            print(_unfinished(state.training))
+        else:
+            print(*next_lines(FIRST, space.path), sep="\n")
         return
     heads = ("version", "from", "made", "method", "backbone", "classes", "vectors", "check", "alone", "on old")
     measured = {check.version: check for check in checks_on_one_set(space.path, state.versions)}
-    rows = [_status_row(space, state, name, measured.get(name)) for name in state.versions]
-    print_table(heads, rows, ("classes", "vectors", *heads[-2:]), optional=("made", "from", "classes"))
+    rows = [_status_row(space, state, name=name, measured=measured.get(name)) for name in state.versions]
+    print_table(heads, rows, right=("classes", "vectors", *heads[-2:]), optional=("made", "from", "classes"))
     move = space.rollout.current_move()
-    since = f" since {move.when[:16].replace('T', ' ')} UTC" if move.when else ""
-    by = f", by {move.by}" if move.by else ""
-    print_wrapped(f"{move.version} is deployed{since}{by}")
+    deployed = f"{move.version} is deployed"
+    if move.when:
+        deployed += f" since {move.when[:16].replace('T', ' ')} UTC"
+    if move.by:
+        deployed += f", by {move.by}"
+    print_wrapped(deployed)
     if move.reason is not None:
         print_wrapped(f"FORCED, without a passed check: {move.reason}")
     if measured:
@@ -534,26 +587,36 @@ def _print_status(space: Workspace, state: Status) -> None:
         print(_unfinished(state.training))
 
 
-def _status_row(space: Workspace, state: Status, name: str, measured: Check | None) -> tuple[Cell, ...]:
+def _status_row(space: Workspace, state: Status, *, name: str, measured: Check | None) -> tuple[Cell, ...]:
     """A version; ``measured`` is its check on the images that all figures are of."""
     card = space.registry.card(name)
     check = space.last_check(name)
     made = datetime.fromtimestamp(space.registry.card_file(name).stat().st_mtime, UTC)
-    outcome = "" if name == state.versions[0] else "not checked"
-    colours = {"pass": "green", "refuse": "red", "missing evidence": "yellow"}
-    alone = "" if measured is None or measured.self_test is None else percent(measured.self_test)
-    worst = min((cell.difference for cell in measured.cells), default=None) if measured else None
+    shown: Cell = name
+    if name == state.deployed:
+        shown = (f"{name} *", "bold")
+    outcome: Cell = "not checked"
+    if check is not None:
+        outcome = (check.outcome, _COLOURS[check.outcome])
+    elif name == state.versions[0]:
+        outcome = ""
+    alone = ""
+    worst = ""
+    if measured is not None and measured.self_test is not None:
+        alone = percent(measured.self_test)
+    if measured is not None and measured.cells:
+        worst = points(min(cell.difference for cell in measured.cells))
     return (
-        (f"{name} *" if name == state.deployed else name, "bold" if name == state.deployed else ""),
+        shown,
         card["about"].get("parent") or "",
         f"{made:%Y-%m-%d}",
         card["about"].get("method", {}).get("name", ""),
         card["backbone"]["name"],
         f"{len(card['slots']['by_class']):,}",
         f"{state.vectors.get(name, 0):,}",
-        (check.outcome, colours[check.outcome]) if check else outcome,
+        outcome,
         alone,
-        "" if worst is None else points(worst),
+        worst,
     )
 
 

@@ -92,8 +92,12 @@ class FixstarVectorStore(BasePydanticVectorStore):
         if strange := [node for node in nodes if not isinstance(node, ImageNode)]:
             raise InputError(f"fixstar stores images; {strange[0].node_id} is a {type(strange[0]).__name__}")
         images = {node.node_id: _image(node) for node in nodes}
-        documents = [{} if node.ref_doc_id is None else {_DOCUMENT: node.ref_doc_id} for node in nodes]
-        payloads = [{**node.metadata, **document} for node, document in zip(nodes, documents, strict=True)]
+        payloads = []
+        for node in nodes:
+            payload = dict(node.metadata)
+            if node.ref_doc_id is not None:
+                payload[_DOCUMENT] = node.ref_doc_id
+            payloads.append(payload)
         add_images(self._backend, images, payloads)
         return list(images)
 
@@ -128,7 +132,9 @@ class FixstarVectorStore(BasePydanticVectorStore):
 
     def _node(self, hit: Hit) -> ImageNode:
         path = image_path(self._backend, hit)
-        return ImageNode(id_=hit.id, image_path=None if path is None else str(path), metadata=metadata(hit))
+        if path is None:
+            return ImageNode(id_=hit.id, metadata=metadata(hit))
+        return ImageNode(id_=hit.id, image_path=str(path), metadata=metadata(hit))
 
 
 class FixstarRetriever(BaseRetriever):
@@ -136,7 +142,9 @@ class FixstarRetriever(BaseRetriever):
 
     def __init__(self, store: FixstarVectorStore, k: int = 10, **options: Any) -> None:
         super().__init__()
-        self._store, self._k, self._options = store, k, options
+        self._store = store
+        self._k = k
+        self._options = options
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         text = query_bundle.image_path or query_bundle.query_str

@@ -145,14 +145,17 @@ def _unsplit(read: Callable[..., ImageSet]) -> Callable[..., ImageSet]:
 def _existing_folder(path: str | Path) -> Path:
     folder = Path(path)
     if not folder.is_dir():
-        raise DataError(f"{folder}: {'a file, not a folder' if folder.exists() else 'no such folder'}")
+        seen = "a file, not a folder" if folder.exists() else "no such folder"
+        raise DataError(f"{folder}: {seen}")
     return folder
 
 
 def _listed(lines: Sequence[str]) -> str:
     """The first ten lines, and how many more there are."""
-    more = [f"... and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
-    return "".join("\n  " + line for line in [*lines[:_SHOWN], *more])
+    shown = list(lines[:_SHOWN])
+    if len(lines) > _SHOWN:
+        shown.append(f"... and {len(lines) - _SHOWN} more")
+    return "".join(f"\n  {line}" for line in shown)
 
 
 # One folder per class.
@@ -172,8 +175,9 @@ def image_folder(path: str | Path, label: str | None = "top") -> ImageSet:
     full = {below(root, image)[0] for image in images}
     empty = [name for name in folders if name not in full]
     if not images:
-        searched = f" in any of its {len(empty)} class folders ({', '.join(empty[:10])})"
-        where = searched if empty else " and no class folders"
+        where = " and no class folders"
+        if empty:
+            where = f" in any of its {len(empty)} class folders ({', '.join(empty[:10])})"
         raise DataError(f"{root}: no images{where}; {_FOLDER_LAYOUT.format(root=root)}")
     if empty:
         warnings.warn(f"{root}: classes left out because they have no image:{_listed(empty)}", stacklevel=2)
@@ -266,7 +270,10 @@ def list_images(root: Path) -> tuple[list[Path], list[Path]]:
     images = list[Path]()
     others = list[Path]()
     for path in _files(root):
-        (images if _has_image_extension(path.name) else others).append(path)
+        if _has_image_extension(path.name):
+            images.append(path)
+        else:
+            others.append(path)
     return images, others
 
 
@@ -484,8 +491,13 @@ def cifar100(path: str | Path, split: str, labels: Literal["fine", "coarse"] = "
     if labels not in ("fine", "coarse"):
         raise UnknownNameError("CIFAR-100 labels", labels, ("coarse", "fine"))
     folder = _find_cifar100(_existing_folder(path)) or _no_cifar(path, "CIFAR-100", "cifar-100-binary")
-    classes = _cifar_names(folder / f"{labels}_label_names.txt", 100 if labels == "fine" else 20)
-    images, numbers = _read_cifar([folder / f"{split}.bin"], 2, 1 if labels == "fine" else 0, classes)
+    count = 20
+    column = 0
+    if labels == "fine":
+        count = 100
+        column = 1
+    classes = _cifar_names(folder / f"{labels}_label_names.txt", count)
+    images, numbers = _read_cifar([folder / f"{split}.bin"], 2, column, classes)
     return ImageSet(images, numbers, classes, f"cifar100 {split}")
 
 

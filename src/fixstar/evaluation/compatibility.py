@@ -119,7 +119,10 @@ def compatible_cells(C: ArrayLike, ties: bool = False) -> NDArray[np.bool_]:
     [False, True]
     """
     matrix = _lower_triangle(C)
-    return np.tril((np.greater_equal if ties else np.greater)(matrix, matrix.diagonal()), -1)
+    above = matrix > matrix.diagonal()
+    if ties:
+        above = matrix >= matrix.diagonal()
+    return np.tril(above, -1)
 
 
 def lower_triangle(matrix: Matrix) -> list[list[float]]:

@@ -223,7 +223,9 @@ def _draw_curve(axes: Axes, x: NDArray[Any], y: Floats, name: str, number: int, 
     """Draw a curve with the colour and marker of its number; dashed when the colours repeat."""
     again = number >= len(COLOURS)
     look: dict[str, Any] = {"linewidth": 1.8, "markersize": 4.5, "markeredgewidth": 0}
-    look |= ({"linestyle": (0, (4, 2))} if again else {}) | style
+    if again:
+        look["linestyle"] = (0, (4, 2))
+    look |= style
     look |= {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
     axes.plot(x, y, label=name, gid="curve", **look)
 

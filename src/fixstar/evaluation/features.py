@@ -79,7 +79,9 @@ class VersionFeatures:
     @property
     def width(self) -> int:
         """The number of components of the full feature, d."""
-        return int(self.queries.shape[1] if self.projection is None else self.projection.shape[0])
+        if self.projection is None:
+            return int(self.queries.shape[1])
+        return int(self.projection.shape[0])
 
     @cached_property
     def basis(self) -> Floats | None:
@@ -331,10 +333,12 @@ def _read(files: str, names: Sequence[str], optional: Sequence[str] | None = ())
             raise DataError(f"{files} holds one bare array; save it with np.savez, or rename it to .npy")
         unknown = set() if optional is None else arrays.keys() - {*names, *optional}
         if unknown or not arrays.keys() >= set(names):
-            steps = [NextStep("repeat", {"labels": ...}, "if the labels are in another file")]
+            steps = []
+            if "query_labels" in names:
+                steps.append(NextStep("repeat", {"labels": ...}, "if the labels are in another file"))
             raise DataError(
                 f"{files} holds {', '.join(arrays) or 'nothing'}; it needs {' and '.join(names)}",
-                *(steps if "query_labels" in names else ()),
+                *steps,
             )
         return arrays
     paths = files.split(",")

@@ -65,7 +65,8 @@ def compatibility_heat_map(
     verdicts: Verdicts | None = None,
 ) -> Figure:
     """Draw one compatibility matrix; with ``path``, also write it there (PNG; SVG and PDF by their suffix)."""
-    return side_by_side({title: C}, path, names, None if verdicts is None else {title: verdicts})
+    by_title = None if verdicts is None else {title: verdicts}
+    return side_by_side({title: C}, path=path, names=names, verdicts=by_title)
 
 
 def side_by_side(
@@ -116,7 +117,12 @@ def _shown_names(names: Sequence[str] | None, T: int) -> list[str]:
     """The version names as printed, long ones cut; 1 to T without names."""
     if names is None:
         return [str(version) for version in range(1, T + 1)]
-    return [name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…" for name in names]
+    shown = []
+    for name in names:
+        if len(name) > LONGEST_NAME:
+            name = name[: LONGEST_NAME - 1] + "…"
+        shown.append(name)
+    return shown
 
 
 def _wrapped(title: str, width: float) -> list[str]:
@@ -236,7 +242,11 @@ def _square(axes: Axes, x: float, y: float, colour: Colour, cell: float, kind: s
 
 def _mark(axes: Axes, cells: Sequence[tuple[float, float]], kind: str, cell: float, *, corner: bool) -> None:
     """Mark (row, column) cells without colour: in the corner beside a number, else in the middle."""
-    shift, size = ((0.84, 0.16), 0.13) if corner else ((0.5, 0.5), 0.36)
+    shift = (0.5, 0.5)
+    size = 0.36
+    if corner:
+        shift = (0.84, 0.16)
+        size = 0.13
     marker, colour, gid = MARKS[kind]
     places = np.array(cells, dtype=np.float64).reshape(-1, 2)
     axes.plot(

@@ -48,7 +48,9 @@ def read_relevance(relevant: Relevance) -> Grades:
         return _read_file(_files(relevant)[0])
     found: Grades = {}
     for query, judged in relevant.items():
-        graded = judged if isinstance(judged, Mapping) else dict.fromkeys(judged, 1.0)
+        graded = dict.fromkeys(judged, 1.0)
+        if isinstance(judged, Mapping):
+            graded = dict(judged)
         found[str(query)] = {str(item): _grade(value, f"query {query!r}") for item, value in graded.items()}
     if not found:
         raise InputError("there is no query with relevant items; each needs at least one to judge a search")
@@ -214,7 +216,9 @@ def _read_file(path: Path) -> Grades:
                 "of the two lines"
             )
         lines[query, item] = number
-        grade = _grade(row[-1], where) if len(row) > 2 else 1.0
+        grade = 1.0
+        if len(row) > 2:
+            grade = _grade(row[-1], where)
         found.setdefault(query, {})[item] = grade
     if not found:
         raise DataError(f"{path} judges nothing: {_ALLOWED}")

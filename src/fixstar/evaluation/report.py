@@ -244,7 +244,9 @@ def verdict_sentences(test: CrossTest, evidence: Evidence, confidence: float) ->
 def _sentence(verdict: str, test: CrossTest, evidence: Evidence, older: Sequence[int], confidence: float) -> str:
     newest = len(test.names) - 1
     name = test.names[newest]
-    galleries = _listed([f"{test.names[k]}'s" for k in older]) + (" gallery" if len(older) == 1 else " galleries")
+    noun = "gallery" if len(older) == 1 else "galleries"
+    owners = _listed([f"{test.names[k]}'s" for k in older])
+    galleries = f"{owners} {noun}"
     begin = {
         "compatible": f"{name} can be deployed over {galleries}",
         "not decided": f"It is not decided whether {name} can be deployed over {galleries}",

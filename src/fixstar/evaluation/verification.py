@@ -62,8 +62,10 @@ class _RowFile:
         if arrays.keys() != cls._names():  # never advise deleting a good file of something else
             steps = [cls._evaluate(..., "with another file; a missing file is created")]
             other = next((kind for kind in (VerificationPairs, Split) if arrays.keys() == kind._names()), None)
-            steps += [other._evaluate(str(path), f"to use {path.name}")] if other else []
-            found = other.content if other else ", ".join(sorted(arrays)) or "nothing"
+            found = ", ".join(sorted(arrays)) or "nothing"
+            if other is not None:
+                found = other.content
+                steps.append(other._evaluate(str(path), f"to use {path.name}"))
             raise DataError(f"{path} holds {found}, not {cls.content}", *steps)
         try:
             return cls(**arrays)
@@ -373,7 +375,9 @@ def _best_threshold(scores: Scores, genuine: Same) -> float:
     if best == len(thresholds) - 1:
         return float(thresholds[best])
     halfway = (thresholds[best] + thresholds[best + 1]) / 2
-    return float(halfway if halfway > thresholds[best + 1] else thresholds[best])  # adjacent floats have no middle
+    if halfway > thresholds[best + 1]:
+        return float(halfway)
+    return float(thresholds[best])  # adjacent floats have no middle
 
 
 def _accepted(scores: Scores, genuine: Same) -> tuple[Scores, Rows, Rows]:

@@ -233,7 +233,8 @@ class SimplexClassifier(FixedClassifier):
                 raise InputError(f"an added simplex needs a capacity of at least {self.smallest}, got {extra}")
         self.capacities = (capacity, *self.added)
         self.parts = tuple(self.width(K) for K in self.capacities)
-        self.feature_dim, self.outputs = sum(self.parts), sum(self.capacities)
+        self.feature_dim = sum(self.parts)
+        self.outputs = sum(self.capacities)
         if self.added:
             self.options["added"] = list(self.added)
 

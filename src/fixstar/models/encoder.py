@@ -10,6 +10,7 @@ import hashlib
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -243,7 +244,9 @@ class Encoder(nn.Module):
             if not classes:
                 raise InputError(f"a {classifier} classifier has one output per class: pass classes")
             slots = Slots().assign(classes)
-            projection = None if width is None else _projection(body, width)
+            projection = None
+            if width is not None:
+                projection = _projection(body, width)
             sizes = {"feature_dim": width or body.feature_dim, "outputs": len(slots)}
             head = create_classifier(classifier, **{**sizes, **(classifier_options or {})})
         return cls(body, projection, head, slots, preprocessing)
@@ -306,7 +309,7 @@ class Encoder(nn.Module):
             body = _image_body(model, preprocessing, source=source, arguments=arguments, weights=weights, output=output)
         head = create_classifier("none", feature_dim=body.feature_dim)
         encoder = cls(body, None, head, Slots(), preprocessing or body.inputs).eval()
-        with trusting(*([] if encoder.code is None else [module_of(encoder.code)])):
+        with _trusting_own(encoder):
             _require_steady(encoder)
         return encoder
 
@@ -356,22 +359,30 @@ class Encoder(nn.Module):
         with torch.autocast(x.device.type, torch.bfloat16, enabled=bfloat16, cache_enabled=False):
             if bfloat16 or not x.is_cuda:
                 x = x.contiguous(memory_format=torch.channels_last)  # in float32 a GPU gets planes
-            seen: tuple[Tensor, ...] = self.backbone.maps(x) if maps else ()
-            h = self.backbone.pool(seen[-1]) if maps else self.backbone(x)
+            seen: tuple[Tensor, ...] = ()
+            if maps:
+                seen = self.backbone.maps(x)
+                h = self.backbone.pool(seen[-1])
+            else:
+                h = self.backbone(x)
         return self.heads(h.float(), targets, seen)
 
     def heads(self, h: Tensor, targets: Tensor | None = None, maps: tuple[Tensor, ...] = ()) -> Outputs:
         """The outputs for backbone features [B, m]."""
-        return Outputs(h, self.classifier, None if self.projection is None else self.projection.weight, targets, maps)
+        projection = None if self.projection is None else self.projection.weight
+        return Outputs(h, self.classifier, projection, targets=targets, maps=maps)
 
     def features(self, pixels: Tensor, form: Form = "full") -> Tensor:
         """Features of uint8 pixels, or of backbone features [B, m]: unit [B, d], short [B, min(d, m)], or raw z."""
         h = pixels
         if pixels.ndim != 2:
             x = self.normalise(pixels)
-            h = self.backbone(x if x.is_cuda else x.contiguous(memory_format=torch.channels_last))
+            if not x.is_cuda:
+                x = x.contiguous(memory_format=torch.channels_last)
+            h = self.backbone(x)
         if self.projection is not None:
-            h = h @ (self._short_factor() if form == "short" else self.projection.weight).T
+            matrix = self._short_factor() if form == "short" else self.projection.weight
+            h = h @ matrix.T
         if form == "raw":
             return h
         return unit(h)
@@ -416,7 +427,8 @@ class Encoder(nn.Module):
         rows = weight.new_zeros(extra - 1, weight.shape[1])
         self.projection.weight = nn.Parameter(torch.cat([weight.detach(), rows]), requires_grad=weight.requires_grad)
         self.projection.out_features = head.feature_dim
-        self.classifier, self.slots = head.train(self.classifier.training), self.slots.grown(extra)
+        self.classifier = head.train(self.classifier.training)
+        self.slots = self.slots.grown(extra)
 
     def project(self) -> None:
         """Put a projection after the backbone, if there is none: the identity at first, so no feature changes."""
@@ -559,8 +571,7 @@ class Encoder(nn.Module):
             for written in (partial / WEIGHTS, partial / CARD):
                 written.chmod(0o644)
                 flush(written)
-            code = self.code
-            with trusting(*([] if code is None else [module_of(code)])):  # it runs here already
+            with _trusting_own(self):
                 _load(partial)
             flush(partial)
             partial.replace(directory)  # also replaces an empty directory
@@ -659,14 +670,17 @@ def _image_body(
 ) -> Backbone:
     """The backbone of a model that reads images, as ``Encoder.wrap`` takes it."""
     if isinstance(model, str) and model.startswith("hf:"):
-        options = {} if preprocessing is None else {"preprocessing": preprocessing.to_json()}
-        return create_backbone(model, **options)
+        if preprocessing is None:
+            return create_backbone(model)
+        return create_backbone(model, preprocessing=preprocessing.to_json())
     if isinstance(model, str) and model in PRETRAINED:
         return create_backbone(model)
     if isinstance(model, str) and model.startswith((OPEN_CLIP, SENTENCE_TRANSFORMERS)):
         loaded = library_model(model)
         return foreign_backbone(loaded.module, preprocessing or loaded.preprocessing)
-    named = None if isinstance(model, nn.Module) else import_path(str(model), {})
+    named = None
+    if not isinstance(model, nn.Module):
+        named = import_path(str(model), {})
     with trusting(*(module_of(one) for one in (named, source) if one is not None)):
         return foreign_backbone(
             model=model,
@@ -833,6 +847,13 @@ def _apart(first: Vectors, second: Vectors) -> float:
     return float(np.linalg.norm(first - second, axis=1).max())
 
 
+def _trusting_own(encoder: Encoder) -> AbstractContextManager[None]:
+    """Trust the code that an encoder is made by, if any: it runs here already."""
+    if encoder.code is None:
+        return nullcontext()
+    return trusting(module_of(encoder.code))
+
+
 def _require_steady(encoder: Encoder) -> None:
     """Refuse a model whose vectors are constant, or change between calls or with the rest of the batch."""
     shown: Any = _CANARY_TEXTS if encoder.reads == "texts" else _canary_images(encoder.preprocessing)
@@ -901,7 +922,9 @@ def _build(card: dict[str, Any]) -> Encoder:
         else:
             projection = nn.Linear(shape["in"], shape["out"], bias=False)
         classifier = create_classifier(card["classifier"]["kind"], **card["classifier"]["options"])
-        adapter = None if card["adapter"] is None else Adapter(**card["adapter"])
+        adapter = None
+        if card["adapter"] is not None:
+            adapter = Adapter(**card["adapter"])
     slots = Slots(card["slots"]["capacity"], card["slots"]["by_class"])
     return Encoder(
         backbone=backbone,

@@ -95,7 +95,15 @@ def create_app(
         intake = Intake(settings, buckets)
         batcher = QueryBatcher(workspace, settings, metrics, intake)
         jobs = locked or Jobs(workspace, settings)
-        app.state.context = Context(workspace, settings, keys, intake, batcher, jobs, metrics)
+        app.state.context = Context(
+            workspace=workspace,
+            settings=settings,
+            keys=keys,
+            intake=intake,
+            batcher=batcher,
+            jobs=jobs,
+            metrics=metrics,
+        )
         batcher.start()
         jobs.start()
         reading = asyncio.create_task(_read_through(workspace, settings, metrics))
@@ -171,9 +179,12 @@ def readyz(context: Shared) -> Ready:
 def metrics(context: Shared) -> Response:
     """Metrics for Prometheus."""
     space = context.workspace
-    deployed = space.rollout.current() if space.versions() else None
+    deployed = None
+    if space.versions():
+        deployed = space.rollout.current()
     jobs = Counter(str(job.state) for job in context.jobs.all())
-    return Response(context.metrics.text(space.gallery.count(), deployed, jobs), media_type=CONTENT_TYPE)
+    text = context.metrics.text(space.gallery.count(), deployed, jobs)
+    return Response(text, media_type=CONTENT_TYPE)
 
 
 @router.get("/v1/status")
@@ -181,10 +192,13 @@ def status(context: Shared, caller: Reader) -> Status:
     """Versions, what is deployed, and which version made the vectors of the gallery."""
     seen = context.workspace.status()
     own = ("deployed", "previous", "versions", "retired", "vectors", "searched_by", "left_out")
+    folders: list[str] = []
+    if caller.may("admin"):
+        folders = training_folders(context.settings.training_images)
     return Status(
         name=context.settings.gallery or context.workspace.path.resolve().name,
         galleries=_beside(context),
-        training_images=tuple(training_folders(context.settings.training_images)) if caller.may("admin") else (),
+        training_images=tuple(folders),
         fixstar=__version__,
         reads=context.workspace.registry.reads(),
         **{name: getattr(seen, name) for name in own},
@@ -245,9 +259,12 @@ _NO_FILE = "Expected UploadFile"  # how FastAPI begins to say it
 
 def _validation_detail(one: Mapping[str, Any]) -> str:
     """What one field is, what it should be, and what came, if that is short."""
-    said, came = _SAID.get(one["type"], one["msg"]), one.get("input")
-    if said.startswith("Value error, "):  # which pydantic puts before messages that are not its own
-        said = "it must be a file, and is text" if _NO_FILE in said else said.removeprefix("Value error, ")
+    said = _SAID.get(one["type"], one["msg"])
+    came = one.get("input")
+    if _NO_FILE in said:
+        said = "it must be a file, and is text"
+    elif said.startswith("Value error, "):  # which pydantic puts before messages that are not its own
+        said = said.removeprefix("Value error, ")
     elif isinstance(came, str | int | float) and len(str(came)) <= 60 and one["type"] not in _SAID:
         said = f"{said}; got {json.dumps(came, ensure_ascii=False)}"
     return f"{'.'.join(map(str, one['loc']))}: {said}"
@@ -283,11 +300,16 @@ def _disk_problem(error: OSError) -> Problem:
 
 
 def _framework_problem(request: Request, error: HTTPException) -> Problem:
-    method, path = request.method, request.url.path
-    status, seen, headers = error.status_code, str(error.detail), error.headers
+    method = request.method
+    path = request.url.path
+    status = error.status_code
+    seen = str(error.detail)
+    headers = error.headers
     if status == 404:
         close = difflib.get_close_matches(path[:200], request.app.openapi()["paths"], n=1, cutoff=0.75)
-        hint = f"did you mean {close[0]}? All are listed at /v1/docs" if close else ""
+        hint = ""
+        if close:
+            hint = f"did you mean {close[0]}? All are listed at /v1/docs"
         return Problem("not-found", f"no operation has the path {path!r:.200}", hint, headers=headers)
     if status == 405:
         allowed = (headers or {}).get("Allow") or (headers or {}).get("allow") or "other methods"
@@ -342,7 +364,10 @@ def _completed(document: dict[str, Any]) -> dict[str, Any]:
             answers = one["responses"]
             if "HTTPValidationError" in str(answers.get("422")):  # FastAPI's own, which is never sent
                 del answers["422"]
-            for code in (*_EVERYWHERE, *(_WITH_BODY if "requestBody" in one else ())):
+            codes = list(_EVERYWHERE)
+            if "requestBody" in one:
+                codes.extend(_WITH_BODY)
+            for code in codes:
                 answers.setdefault(str(code), problem_responses(code)[code])
             if path not in _OPEN:
                 one["security"] = [{}, *({name: []} for name in _SECURITY)]  # {}: no keys, on this machine
@@ -358,13 +383,16 @@ def _docs_page(document: dict[str, Any]) -> HTMLResponse:
     topics: dict[str, list[str]] = {}
     for path, operations in document["paths"].items():
         for method, one in operations.items():
-            topics.setdefault(one.get("tags", ["other"])[0], []).append(_operation(document, method, path, one))
+            topic = one.get("tags", ["other"])[0]
+            shown = _operation(document, method=method, path=path, one=one)
+            topics.setdefault(topic, []).append(shown)
     problems = "".join(
         f'<tr><td>{kind.status}</td><td><a href="/problems/{name}">/problems/{name}</a></td>'
         f"<td>{escape(kind.title)}</td><td>{escape(kind.remedy)}</td></tr>"
         for name, kind in PROBLEMS.items()
     )
-    about, menu = document["info"], "".join(f'<a href="#{name}">{name}</a>' for name in (*topics, "problems"))
+    about = document["info"]
+    menu = "".join(f'<a href="#{name}">{name}</a>' for name in (*topics, "problems"))
     return html_page(
         f"{about['title']} {about['version']}",
         f"<p>{escape(about.get('description', ''))} "
@@ -394,7 +422,9 @@ def _operation(document: dict[str, Any], method: str, path: str, one: dict[str, 
         for name, place, kind, text, required in rows
     )
     head = "<thead><tr><th>field</th><th>in</th><th>type</th><th></th></tr></thead>"
-    table = f"<table>{head}<tbody>{fields}</tbody></table>" if rows else "<p>It takes no fields.</p>"
+    table = "<p>It takes no fields.</p>"
+    if rows:
+        table = f"<table>{head}<tbody>{fields}</tbody></table>"
     first, _, more = (one.get("description") or one.get("summary", "")).partition("\n\n")
     return (
         f'<details class="{method}"><summary><b>{method.upper()}</b> <code>{escape(path)}</code> '

@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, TypeVar, Unpack, cast
+from typing import Any, TypeVar, Unpack
 
 import numpy as np
 from fastapi.concurrency import run_in_threadpool
@@ -70,17 +70,22 @@ class _Query:
             self.answer.set_result(answer)
 
 
-def _group(request: SearchRequest, move: Move) -> tuple[int, int, str, bool, float]:
+def _group(request: SearchRequest, move: Move) -> tuple[int, int, str | None, bool, float | None]:
     """Queries of the same group are searched together."""
-    where = "" if request.where is None else filter_key(request.where)
-    return id(move), request.k, where, request.exact, -2.0 if request.min_score is None else request.min_score
+    where = None
+    if request.where is not None:
+        where = filter_key(request.where)
+    return id(move), request.k, where, request.exact, request.min_score
 
 
 class QueryBatcher:
     """Embeds images, and answers queries, in batches. For one event loop."""
 
     def __init__(self, workspace: Workspace, settings: ServiceSettings, metrics: Metrics, intake: Intake) -> None:
-        self._workspace, self._settings, self._metrics, self._intake = workspace, settings, metrics, intake
+        self._workspace = workspace
+        self._settings = settings
+        self._metrics = metrics
+        self._intake = intake
         self._queue: asyncio.Queue[_Query] = asyncio.Queue()
         self._inside = 0
         self._of_caller: Counter[str] = Counter()
@@ -119,7 +124,7 @@ class QueryBatcher:
     ) -> list[SearchResult | BaseException]:
         """The nearest items of each image, or why there are none: all by what is deployed now."""
         move, models = await run_in_threadpool(self._workspace.serving.asking)
-        asked = (self._answer_to(data, tuple(models), request, move) for data in images)
+        asked = (self._answer_to(data, tuple(models), request=request, move=move) for data in images)
         found: list[SearchResult | BaseException] = await asyncio.gather(*asked, return_exceptions=True)
         return found
 
@@ -142,12 +147,21 @@ class QueryBatcher:
         self._inside += 1
         self._of_caller[caller] += 1
         try:
-            if (wanted := self._known.get(models[0] if models else self._deployed)) is None:
+            first = models[0] if models else self._deployed
+            wanted = self._known.get(first)
+            if wanted is None:
                 wanted = await run_in_threadpool(self._inputs_of, models)  # may load a model
-            pixels = await self._read(data, wanted)
-            answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-            self._queue.put_nowait(_Query(data, pixels, wanted, models, request, move, answer))
-            return await answer
+            query = _Query(
+                data=data,
+                pixels=await self._read(data, wanted),
+                inputs=wanted,
+                models=models,
+                request=request,
+                move=move,
+                answer=asyncio.get_running_loop().create_future(),
+            )
+            self._queue.put_nowait(query)
+            return await query.answer
         finally:
             self._inside -= 1
             self._of_caller[caller] -= 1
@@ -202,7 +216,9 @@ class QueryBatcher:
     def _work(self, batch: Sequence[_Query]) -> tuple[Move, _Rows, list[_Answer] | None]:
         """Embed a batch, and search too if no other query waits to be embedded."""
         move, rows = self._vectors(batch)
-        return move, rows, self._answers(batch, move, rows) if self._queue.empty() else None
+        if not self._queue.empty():
+            return move, rows, None
+        return move, rows, self._answers(batch, move, rows)
 
     def _vectors(self, batch: Sequence[_Query]) -> tuple[Move, _Rows]:
         """What is deployed, and what the models make of each query: a vector each, or why there is none."""
@@ -218,8 +234,12 @@ class QueryBatcher:
             made = self._by_model(name, [batch[number] for number in numbers])
             for number, vector in zip(numbers, made, strict=True):
                 row = rows[number]
-                if isinstance(row, dict):
-                    rows[number] = vector if isinstance(vector, Exception) else {**row, name: vector}
+                if not isinstance(row, dict):
+                    continue  # another model could not embed it
+                if isinstance(vector, Exception):
+                    rows[number] = vector
+                else:
+                    row[name] = vector
         return move, rows
 
     def _by_model(self, name: str, queries: Sequence[_Query]) -> list[NDArray[np.float32] | Exception]:
@@ -246,7 +266,8 @@ class QueryBatcher:
 
     async def _search(self, batch: Sequence[_Query], move: Move, rows: _Rows) -> None:
         try:
-            self._deliver(batch, await _in(self._searching, functools.partial(self._answers, batch, move, rows)))
+            answers = await _in(self._searching, functools.partial(self._answers, batch, move, rows))
+            self._deliver(batch, answers)
         except BaseException as error:
             self._fail(batch, error)
             if not isinstance(error, Exception):
@@ -267,7 +288,8 @@ class QueryBatcher:
             try:
                 found = self._workspace.serving.search_queries(first.move or move, vectors, first.request)
             except Exception as error:
-                answers = [error if number in group else answer for number, answer in enumerate(answers)]
+                for number in group:
+                    answers[number] = error
                 continue
             for number, hits in zip(group, found.hits, strict=True):
                 answers[number] = found._replace(hits=[hits])
@@ -279,7 +301,10 @@ class QueryBatcher:
 
     def _fail(self, queries: Sequence[_Query], error: BaseException) -> None:
         for query in queries:
-            query.finish(error if isinstance(error, Exception) else _busy("the service is stopping"))
+            if isinstance(error, Exception):
+                query.finish(error)
+            else:
+                query.finish(_busy("the service is stopping"))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -297,7 +322,9 @@ def _embedded(encoder: Encoder, pixels: Sequence[Pixels | str]) -> list[NDArray[
     """The vector of each image or text. Where one makes the whole batch fail, each is tried alone."""
     if not pixels:
         return []
-    shown: Any = list(pixels) if encoder.reads == "texts" else np.stack(cast(Any, pixels))
+    shown: Any = list(pixels)
+    if encoder.reads != "texts":
+        shown = np.stack(shown)
     try:
         vectors = LocalEmbedder(encoder).one(shown, role="query").vectors
     except Exception as error:

@@ -73,16 +73,26 @@ class ServiceError(FixstarError):
         problem: str = "about:blank",
         next_steps: Iterable[NextStep] = (),
     ) -> None:
-        words = ". ".join(part for part in (": ".join(filter(None, (title, detail))), hint) if part)
-        super().__init__(words, *next_steps)
-        self.title, self.detail, self.hint, self.status, self.problem = title, detail, hint, status, problem
+        seen = ": ".join(filter(None, (title, detail)))
+        super().__init__(". ".join(filter(None, (seen, hint))), *next_steps)
+        self.title = title
+        self.detail = detail
+        self.hint = hint
+        self.status = status
+        self.problem = problem
 
     @classmethod
     def of(cls, body: Mapping[str, Any], status: int | None = None) -> ServiceError:
         """The error that a problem+json document describes."""
         steps = [NextStep.from_json(step) for step in body.get("next_steps", ()) if step["action"] in ACTIONS]
-        title, detail, hint = (str(body.get(name) or "") for name in ("title", "detail", "hint"))
-        return ServiceError(title, detail, hint, body.get("status", status), body.get("type", "about:blank"), steps)
+        return ServiceError(
+            title=str(body.get("title") or ""),
+            detail=str(body.get("detail") or ""),
+            hint=str(body.get("hint") or ""),
+            status=body.get("status", status),
+            problem=body.get("type", "about:blank"),
+            next_steps=steps,
+        )
 
 
 class ImagesLeftOutError(ServiceError):
@@ -95,14 +105,19 @@ class ImagesLeftOutError(ServiceError):
         self, added: tuple[str, ...], bad: tuple[BadImage, ...], status: int | None = 200, kind: str = "image"
     ) -> None:
         named = "; ".join(f"{one.title}: {one.reason}" for one in bad[:_NAMED])
-        more = f"; and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
-        stored = f"the other {len(added):,} are stored" if added else "nothing was stored"
-        hint = "send these again" if added else ""
+        if len(bad) > _NAMED:
+            named += f"; and {len(bad) - _NAMED} more"
+        stored = "nothing was stored"
+        hint = ""
+        if added:
+            stored = f"the other {len(added):,} are stored"
+            hint = "send these again"
         if added and kind == "image":
             hint += "; add(..., leave_out=True) names them in its answer instead"
         title = f"{len(bad):,} of {plural(len(added) + len(bad), kind)} cannot be used, {stored}"
-        super().__init__(title, named + more, hint, status)
-        self.added, self.bad = added, bad
+        super().__init__(title, detail=named, hint=hint, status=status)
+        self.added = added
+        self.bad = bad
 
 
 class Client:
@@ -128,9 +143,12 @@ class Client:
             raise MissingExtraError("httpx", "service", "the client") from None
         if gallery is not None:
             base_url = f"{base_url.rstrip('/')}/g/{quote(gallery, safe='')}"
-        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        headers = {}
+        if key is not None:
+            headers["Authorization"] = f"Bearer {key}"
         self._http = httpx.Client(base_url=base_url, headers=headers, timeout=timeout, transport=transport)
-        self._retries, self._patience = retries, patience
+        self._retries = retries
+        self._patience = patience
 
     # --- search
 
@@ -234,10 +252,14 @@ class Client:
 
         ``model`` is a version, or ``"v2->v1"`` for v2's queries in v1's space, which search v1's vectors elsewhere.
         """
-        wanted = {"model": model, "input": [base64.b64encode(_content(image)).decode() for image in images]}
-        body = {**wanted, "encoding_format": "base64"}
+        body = {
+            "model": model,
+            "input": [base64.b64encode(_content(image)).decode() for image in images],
+            "encoding_format": "base64",
+        }
         made = self._ask(EmbeddingResponse, "POST", "/v1/embeddings", again=True, json=body)
-        return np.stack([np.frombuffer(base64.b64decode(str(one.embedding)), "<f4") for one in made.data])
+        rows = [base64.b64decode(str(one.embedding)) for one in made.data]
+        return np.stack([np.frombuffer(row, "<f4") for row in rows])
 
     # --- items
 
@@ -252,7 +274,8 @@ class Client:
         ``ImagesLeftOutError`` where some cannot be used: the others are stored. With ``leave_out`` those are named in
         the answer's ``bad`` instead; where none at all can be used it is an error in any case.
         """
-        added = self._ask(Added, "POST", "/v1/items", isinstance(images, Mapping), **_upload(images, payloads))
+        again = isinstance(images, Mapping)  # with ids of its own a repeated call stores nothing twice
+        added = self._ask(Added, "POST", "/v1/items", again=again, **_upload(images, payloads))
         if added.bad and not leave_out:
             raise ImagesLeftOutError(added.added, added.bad)
         return added
@@ -267,11 +290,12 @@ class Client:
         named: list[tuple[str | None, str]] = [(None, text) for text in texts]
         if isinstance(texts, Mapping):
             named = list(texts.items())
-        items = [
-            {"id": name, "text": text, "payload": dict((payloads or {}).get(name or "", {}))} for name, text in named
-        ]
+        items = []
+        for name, text in named:
+            payload = (payloads or {}).get(name or "", {})
+            items.append({"id": name, "text": text, "payload": dict(payload)})
         again = isinstance(texts, Mapping)  # with ids of its own a repeated call stores nothing twice
-        added = self._ask(Added, "POST", "/v1/items/texts", again, json={"items": items})
+        added = self._ask(Added, "POST", "/v1/items/texts", again=again, json={"items": items})
         if added.bad:
             raise ImagesLeftOutError(added.added, added.bad, kind="text")
         return added
@@ -282,7 +306,8 @@ class Client:
         payloads: Mapping[str, Mapping[str, Any]] | Sequence[Mapping[str, Any]] | None = None,
     ) -> Job:
         """Hand over images to be stored by a job; they are safe when this returns, and found when the job is done."""
-        return self._ask(Job, "POST", "/v1/items/async", isinstance(images, Mapping), **_upload(images, payloads))
+        again = isinstance(images, Mapping)
+        return self._ask(Job, "POST", "/v1/items/async", again=again, **_upload(images, payloads))
 
     def item(self, item: str) -> Item:
         """One item."""
@@ -292,7 +317,7 @@ class Client:
         self, version: str | None = None, after: str | None = None, where: Mapping[str, Any] | None = None
     ) -> Iterator[Item]:
         """All items, or those of one version or with such a payload, sorted by id, behind ``after``."""
-        for page in self._pages(ItemPage, "/v1/items", where, after, version=version, limit=_PAGE):
+        for page in self._pages(ItemPage, "/v1/items", where, after=after, version=version, limit=_PAGE):
             yield from page.items
 
     def update(self, item: str, payload: Mapping[str, Any], revision: str | None = None) -> Item:
@@ -300,7 +325,9 @@ class Client:
 
         With the ``revision`` of an item nothing is changed if it has changed since (412).
         """
-        headers = {} if revision is None else {"If-Match": f'"{revision}"'}
+        headers = {}
+        if revision is not None:
+            headers["If-Match"] = f'"{revision}"'
         body = {"payload": dict(payload)}
         return self._ask(Item, "PATCH", "/v1/item", again=True, params={"id": item}, json=body, headers=headers)
 
@@ -322,7 +349,8 @@ class Client:
         while True:
             page = self._ask(kind, "GET", path, params=_given(where, after=after, **wanted))
             yield page
-            if (after := page.next) is None:
+            after = page.next
+            if after is None:
                 return
 
     def delete(self, *items: str) -> int:
@@ -416,13 +444,15 @@ class Client:
 
     def wait(self, job: str | Job, timeout: float | None = None, every: float = 0.5) -> Job:
         """The job once it is done. ``ServiceError`` where it failed or was cancelled, or takes longer than allowed."""
-        end = None if timeout is None else time.monotonic() + timeout
-        while not (seen := self.job(job)).has_ended:
-            if end is not None and time.monotonic() >= end:
+        began = time.monotonic()
+        seen = self.job(job)
+        while not seen.has_ended:
+            if timeout is not None and time.monotonic() >= began + timeout:
                 raise ServiceError(
                     "The job is still running", f"{seen.id} is {seen.state} after {timeout:g} s", "wait again"
                 )
             time.sleep(every)
+            seen = self.job(job)
         if seen.state != "done":
             if seen.error is not None:
                 raise ServiceError.of(seen.error.model_dump())
@@ -436,7 +466,9 @@ class Client:
         import httpx
         from pydantic import TypeAdapter
 
-        tries = 1 + (self._retries if again or method == "GET" else 0)
+        tries = 1
+        if again or method == "GET":
+            tries += self._retries
         end = time.monotonic() + self._patience
         while True:
             try:
@@ -470,44 +502,58 @@ def _answered(answer: httpx.Response) -> Any:
         return content
     if not isinstance(content, dict) or "title" not in content:
         content = {"title": f"The answer was {answer.status_code}, and not of a fixstar service"}
-    if bad := content.get("bad"):
+    if content.get("bad"):
+        bad = tuple(BadImage.model_validate(one) for one in content["bad"])
         kind = "text" if content.get("type") == "/problems/no-usable-text" else "image"
-        raise ImagesLeftOutError((), tuple(map(BadImage.model_validate, bad)), answer.status_code, kind)
+        raise ImagesLeftOutError(added=(), bad=bad, status=answer.status_code, kind=kind)
     raise ServiceError.of(content, answer.status_code)
 
 
 def _pause(answer: httpx.Response) -> float:
     """Seconds that the service asks to wait."""
     wanted = answer.headers.get("Retry-After", "")
-    return float(wanted) if wanted.isdecimal() else 1.0
+    if wanted.isdecimal():
+        return float(wanted)
+    return 1.0
 
 
 def _given(where: Mapping[str, Any] | None, **wanted: Any) -> dict[str, Any]:
     """Parameters of an address: those that are not None, the filter as JSON."""
-    filtered = None if where is None else json.dumps(dict(where))
-    return {name: value for name, value in {**wanted, "where": filtered}.items() if value is not None}
+    given = {name: value for name, value in wanted.items() if value is not None}
+    if where is not None:
+        given["where"] = json.dumps(dict(where))
+    return given
 
 
 def _upload(images: Any, payloads: Any) -> dict[str, Any]:
     """Images, ids and payloads as a form. Both by id, or both in order."""
-    names = list(images) if isinstance(images, Mapping) else None
-    if payloads is not None and isinstance(payloads, Mapping) != (names is not None):
+    if payloads is not None and isinstance(payloads, Mapping) != isinstance(images, Mapping):
         raise InputError("images and payloads are either both by id or both lists")
     data: dict[str, str] = {}
-    if names is not None:
-        if payloads is not None and (strange := [name for name in payloads if name not in images]):
-            raise InputError(f"there is a payload for {strange[0]!r}, but no image")
-        data["ids"] = json.dumps(names)
-        payloads = None if payloads is None else [payloads.get(name, {}) for name in names]
+    if isinstance(images, Mapping):
+        data["ids"] = json.dumps(list(images))
+        if payloads is not None:
+            payloads = _in_order(payloads, images)
+        images = images.values()
     if payloads is not None:
         data["payloads"] = json.dumps(list(payloads))
-    pictures = images.values() if isinstance(images, Mapping) else images
-    return {"files": [("images", (_file_name(one), _content(one))) for one in pictures], "data": data}
+    files = [("images", (_file_name(one), _content(one))) for one in images]
+    return {"files": files, "data": data}
+
+
+def _in_order(payloads: Mapping[str, Any], images: Mapping[str, Any]) -> list[Any]:
+    """Payloads by id, in the order of the images."""
+    for name in payloads:
+        if name not in images:
+            raise InputError(f"there is a payload for {name!r}, but no image")
+    return [payloads.get(name, {}) for name in images]
 
 
 def _file_name(image: Picture) -> str:
     """The name by which the service reports an image that it cannot use."""
-    return Path(image).name if isinstance(image, (str, Path)) else "image"
+    if isinstance(image, (str, Path)):
+        return Path(image).name
+    return "image"
 
 
 def _content(image: Picture) -> bytes:
@@ -524,4 +570,6 @@ def _content(image: Picture) -> bytes:
 
 
 def _job_name(job: str | Job) -> str:
-    return quote(job if isinstance(job, str) else job.id, safe="")
+    if not isinstance(job, str):
+        job = job.id
+    return quote(job, safe="")

@@ -56,7 +56,8 @@ def needs(role: Role) -> Callable[[Request], Awaitable[Caller]]:
 
 
 may_read = needs("read")
-READ, WRITE = [Depends(may_read)], [Depends(needs("write"))]
+READ = [Depends(may_read)]
+WRITE = [Depends(needs("write"))]
 Reader = Annotated[Caller, Depends(needs("read"))]
 Writer = Annotated[Caller, Depends(needs("write"))]
 Admin = Annotated[Caller, Depends(needs("admin"))]

@@ -46,7 +46,8 @@ def _redirecting(send: Send, prefix: str) -> Send:
     async def sent(message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
-            if (target := headers.get("location")) is not None:
+            target = headers.get("location")
+            if target is not None:
                 parts = urlsplit(target)
                 headers["location"] = urlunsplit(parts._replace(path=prefix + parts.path))
         await send(message)
@@ -58,7 +59,9 @@ class Galleries:
     """The application over several. One that is None could not be opened, and answers 503."""
 
     def __init__(self, apps: Mapping[str, FastAPI | None], keys: Mapping[str, Keys], settings: ServiceSettings) -> None:
-        self._apps, self._keys, self._settings = dict(apps), keys, settings
+        self._apps = dict(apps)
+        self._keys = keys
+        self._settings = settings
         self._buckets = TokenBuckets(settings.rate)
         self._own = SecurityHeaders(BodyLimit(self._answer, settings))
         self._lifespan = Router(lifespan=self._running)
@@ -72,10 +75,14 @@ class Galleries:
             return
         path: str = scope["path"]
         name, slash, rest = path.removeprefix("/g/").partition("/")
-        app = self._apps.get(name) if slash and path.startswith("/g/") else None
+        app = None
+        if slash and path.startswith("/g/"):
+            app = self._apps.get(name)
         if app is not None:
             inner = {key: value for key, value in scope.items() if key != "raw_path"}
-            await app({**inner, "path": f"/{rest}", GALLERY: f"/g/{name}"}, receive, _redirecting(send, f"/g/{name}"))
+            inner["path"] = f"/{rest}"
+            inner[GALLERY] = f"/g/{name}"
+            await app(inner, receive, _redirecting(send, f"/g/{name}"))
         elif path.startswith(_SAME):
             await next(filter(None, self._apps.values()))(scope, receive, send)
         else:
@@ -84,7 +91,8 @@ class Galleries:
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         problem = foreign_request(self._settings, scope["method"], Headers(scope=scope))
         if problem is None:
-            problem = too_often(self._buckets, self._settings, f"address {address(scope)}", scope["path"])
+            caller = f"address {address(scope)}"
+            problem = too_often(self._buckets, self._settings, caller=caller, path=scope["path"])
         try:
             if problem is not None:
                 raise problem
@@ -94,7 +102,9 @@ class Galleries:
         await answer(scope, receive, send)
 
     async def _response(self, method: str, path: str) -> Response:
-        name = path.removeprefix("/g/").partition("/")[0] if path.startswith("/g/") else None
+        name = None
+        if path.startswith("/g/"):
+            name = path.removeprefix("/g/").partition("/")[0]
         if name in self._apps and self._apps[name] is None:
             raise Problem("not-ready", f"the gallery {name} could not be opened when the service started")
         if name not in self._apps and path not in ("/", "/healthz", "/readyz"):
@@ -107,7 +117,9 @@ class Galleries:
             return JSONResponse(Health().model_dump())
         if path == "/readyz":
             return await self._ready()
-        return await run_in_threadpool(self._list) if name is None else RedirectResponse(f"/g/{name}/")
+        if name is None:
+            return await run_in_threadpool(self._list)
+        return RedirectResponse(f"/g/{name}/")
 
     async def _ready(self) -> Response:
         """Ready if one gallery is: another that is broken must not take it away from its users."""
@@ -125,8 +137,10 @@ class Galleries:
     def _list(self) -> Response:
         """The galleries that need no key; the names of others are for those who have one."""
         open_ = [name for name, keys in self._keys.items() if not keys.all()]
-        lines = "".join(f"<li>{_line(name, self._apps[name])}</li>" for name in open_)
-        listed = f'<ul class="galleries">{lines}</ul>' if open_ else "<p>None is open to everyone.</p>"
+        listed = "<p>None is open to everyone.</p>"
+        if open_:
+            lines = "".join(f"<li>{_line(name, self._apps[name])}</li>" for name in open_)
+            listed = f'<ul class="galleries">{lines}</ul>'
         closed = "A gallery that asks for a key is not listed: its address is /g/NAME/."
         return html_page("Galleries", f"{listed}<p>{closed}</p>")
 

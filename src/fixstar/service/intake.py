@@ -53,8 +53,11 @@ _SUFFIX: Final = {
     "AVIF": ".avif",
     "HEIF": ".heic",
 }
-_AVIF, _HEIF = (b"avif", b"avis"), (b"heic", b"heix", b"hevc", b"mif1", b"msf1")  # brands of files of boxes
-FORMATS = f"JPEG, PNG, WebP, AVIF, {'HEIC, ' * READS_HEIC}GIF, BMP or TIFF"
+_AVIF = (b"avif", b"avis")  # brands of files of boxes
+_HEIF = (b"heic", b"heix", b"hevc", b"mif1", b"msf1")
+FORMATS = "JPEG, PNG, WebP, AVIF, GIF, BMP or TIFF"
+if READS_HEIC:
+    FORMATS = FORMATS.replace("AVIF, ", "AVIF, HEIC, ")
 
 THUMBNAIL_SIZES = (64, 128, 256, 512, 1024)  # longer sides; few, so that the cache is hit
 _CACHED = 256  # thumbnails in memory: 10 KB each as the page asks for them, 300 KB at most
@@ -74,7 +77,11 @@ def image_kind(data: bytes) -> str | None:
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return "WEBP"
     if data[4:8] == b"ftyp":
-        return "AVIF" if data[8:12] in _AVIF else "HEIF" if READS_HEIC and data[8:12] in _HEIF else None
+        if data[8:12] in _AVIF:
+            return "AVIF"
+        if READS_HEIC and data[8:12] in _HEIF:
+            return "HEIF"
+        return None
     return next((kind for magic, kind in _MAGIC if data.startswith(magic)), None)
 
 
@@ -163,7 +170,8 @@ class Intake:
     async def read(self, data: bytes, preprocessing: Preprocessing) -> DecodedImage:
         """An image as a model takes it, or a problem."""
         kind = self._kind(data)
-        if wait := await self._pay(0.0):
+        wait = await self._pay(0.0)
+        if wait:
             raise come_again(self._settings, wait)
         decoded = await self.in_turn(partial(self._decoded, data, kind, preprocessing))
         return DecodedImage(decoded.pixels, preprocessing, _SUFFIX[kind])
@@ -186,7 +194,9 @@ class Intake:
 
     async def _pay(self, cost: float, owing: bool = False) -> float:
         take = partial(self._buckets.take, calling(), cost, owing)
-        return await run_in_threadpool(take) if self._settings.shared else take()  # may wait for a file's lock
+        if self._settings.shared:  # may wait for a file's lock
+            return await run_in_threadpool(take)
+        return take()
 
     def _kind(self, data: bytes) -> str:
         if len(data) > self._settings.upload_bytes:
@@ -194,7 +204,9 @@ class Intake:
         kind = image_kind(data)
         if kind is None:
             seen = f"its first bytes are not those of a {FORMATS} file"
-            raise Problem("unknown-format", seen if data else "the file is empty", f"send {FORMATS}")
+            if not data:
+                seen = "the file is empty"
+            raise Problem("unknown-format", seen, f"send {FORMATS}")
         return kind
 
     async def in_turn(self, work: Callable[[], Awaitable[Result]]) -> Result:
@@ -216,29 +228,32 @@ class Intake:
 
     def thumbnail(self, workspace: Workspace, item: Item, size: int) -> Picture:
         """An item's picture with its longer side at the next of ``THUMBNAIL_SIZES``, or smaller where the image is."""
+        unknown = Problem("unknown-picture", "its image is not known here, or gone")
         path = workspace.images.find(item)
+        if path is None:
+            raise unknown
         try:
-            seen = None if path is None else path.stat()
+            seen = path.stat()
         except OSError:
-            seen = None
-        if path is None or seen is None:
-            raise Problem("unknown-picture", "its image is not known here, or gone")
-        return self._drawn(path, seen.st_size, seen.st_mtime_ns, next(one for one in THUMBNAIL_SIZES if one >= size))
+            raise unknown from None
+        side = next(one for one in THUMBNAIL_SIZES if one >= size)
+        return self._drawn(path, seen.st_size, seen.st_mtime_ns, side)
 
     def _draw(self, path: Path, bytes_: int, modified: int, side: int) -> Picture:
         """The image on white, upright, without metadata."""
-        key = f"{path}|{bytes_}|{modified}|{side}"
-        etag = f'"{hashlib.blake2b(key.encode(errors="surrogateescape"), digest_size=12).hexdigest()}"'
+        key = f"{path}|{bytes_}|{modified}|{side}".encode(errors="surrogateescape")
+        digest = hashlib.blake2b(key, digest_size=12).hexdigest()
         try:
             width, height = self.processes.size(path)
             scale = min(1.0, side / max(width, height))
             size = (max(1, round(height * scale)), max(1, round(width * scale)))
-            pixels = self.processes.pixels(path, Preprocessing(size=size, mean=(0, 0, 0), std=(1, 1, 1), fit="squash"))
+            unchanged = Preprocessing(size=size, mean=(0, 0, 0), std=(1, 1, 1), fit="squash")
+            pixels = self.processes.pixels(path, unchanged)
         except ImageError as error:
             raise Problem("unknown-picture", f"its image cannot be read any more: {error.reason}") from error
         buffer = io.BytesIO()
         Image.fromarray(pixels).save(buffer, "JPEG", quality=85)
-        return Picture(buffer.getvalue(), etag)
+        return Picture(buffer.getvalue(), etag=f'"{digest}"')
 
     def close(self) -> None:
         """End what is being decoded."""

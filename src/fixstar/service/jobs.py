@@ -140,15 +140,23 @@ class Job:
     @classmethod
     def new(cls, kind: Kind, parameters: Mapping[str, Any], by: str | None = None, newest: str = "") -> Job:
         """A new job. Ids sort by time, and behind ``newest`` even if the clock was set back."""
-        total = len(parameters["items"]) if kind == "index" else None
+        total = None
+        if kind == "index":
+            total = len(parameters["items"])
         when = datetime.now(UTC)
-        stamp, last = f"{when:{_STAMP}}", newest.partition("-")[0]
+        stamp = f"{when:{_STAMP}}"
+        last = newest.partition("-")[0]
         if stamp <= last:
-            stamp = f"{datetime.strptime(last, _STAMP) + timedelta(microseconds=1):{_STAMP}}"
-        name = f"{stamp}-{uuid.uuid4().hex[:8]}"
-        created = when.isoformat(timespec="milliseconds")
+            next_free = datetime.strptime(last, _STAMP) + timedelta(microseconds=1)
+            stamp = f"{next_free:{_STAMP}}"
         return cls(
-            name, kind, parameters, total=total, message=_BEGINS[kind].format(**parameters), created=created, by=by
+            id=f"{stamp}-{uuid.uuid4().hex[:8]}",
+            kind=kind,
+            parameters=parameters,
+            total=total,
+            message=_BEGINS[kind].format(**parameters),
+            created=when.isoformat(timespec="milliseconds"),
+            by=by,
         )
 
     def __str__(self) -> str:
@@ -171,8 +179,10 @@ class Job:
 
     def awaits(self, ids: Collection[str]) -> bool:
         """Whether it may still store one of these items."""
-        items = () if self.has_ended else self.parameters.get("items", ())
-        return any(item["id"] in ids for item in items[self.done :])
+        if self.has_ended:
+            return False
+        pending = self.parameters.get("items", ())[self.done :]
+        return any(item["id"] in ids for item in pending)
 
     @property
     def overtaken(self) -> frozenset[str]:
@@ -210,22 +220,30 @@ class JobFiles:
         self._path(name).unlink(missing_ok=True)
 
     def load(self) -> list[Job]:
-        """All jobs, oldest first. One whose file is damaged counts as failed: nothing disappears in silence."""
-        paths = sorted(self.directory.glob("*.json")) if self.directory.is_dir() else []
-        return [_read_job(path) for path in paths]
+        """All jobs, oldest first. One whose file is damaged counts as failed: nothing disappears silently."""
+        if not self.directory.is_dir():
+            return []
+        return [_read_job(path) for path in sorted(self.directory.glob("*.json"))]
 
     def refresh(self, jobs: dict[str, Job], only: str | None = None) -> None:
         """Read what others wrote or deleted since: all jobs, or ``only`` a known one."""
-        there = [only] if only else [path.stem for path in self.directory.glob("*.json")]
-        for name in () if only else jobs.keys() - set(there):
+        if only:
+            self._refresh_one(jobs, only)
+            return
+        there = {path.stem for path in self.directory.glob("*.json")}
+        for name in jobs.keys() - there:
             del jobs[name]
         for name in sorted(there):
-            stamp = file_stamp(self._path(name))
-            if stamp is None:
-                jobs.pop(name, None)
-            elif stamp != self._stamps.get(name):
-                with contextlib.suppress(FileNotFoundError):
-                    jobs[name], self._stamps[name] = _read_job(self._path(name)), stamp
+            self._refresh_one(jobs, name)
+
+    def _refresh_one(self, jobs: dict[str, Job], name: str) -> None:
+        stamp = file_stamp(self._path(name))
+        if stamp is None:
+            jobs.pop(name, None)
+        elif stamp != self._stamps.get(name):
+            with contextlib.suppress(FileNotFoundError):
+                jobs[name] = _read_job(self._path(name))
+                self._stamps[name] = stamp
 
     def _path(self, name: str) -> Path:
         return self.directory / f"{name}.json"
@@ -245,8 +263,15 @@ def _read_job(path: Path) -> Job:
         _log.error("%s is damaged (%s); what it asked for was not finished, ask for it again", path, error)
     when = datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="milliseconds")
     problem = Problem("damaged-job", "what it asked for may not have been done").body()
-    message = "its file is damaged"
-    return Job(path.stem, "unknown", state="failed", message=message, error=problem, created=when, ended=when)
+    return Job(
+        id=path.stem,
+        kind="unknown",
+        state="failed",
+        message="its file is damaged",
+        error=problem,
+        created=when,
+        ended=when,
+    )
 
 
 class SignsOfLife:
@@ -261,13 +286,13 @@ class SignsOfLife:
         self.name = ""  # of this service
 
     def join(self) -> None:
-        """Be one of them, under a new name."""
+        """Register this service under a new name."""
         make_directory(self._directory)
         self.name = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         (self._directory / self.name).touch()
 
     def beat(self) -> None:
-        """Be alive. If others thought otherwise, its jobs are theirs now, and it joins again."""
+        """Touch this service's file. If others took the service for dead, they have its jobs, and it joins again."""
         try:
             os.utime(self._directory / self.name)
         except FileNotFoundError:
@@ -275,7 +300,7 @@ class SignsOfLife:
             self.join()
 
     def is_alive(self, name: str) -> bool:
-        """Whether a service, also this one, was alive in the last seconds, as far as one can see from here."""
+        """Whether a service (or this one) changed its file within the last ``LEASE`` seconds, as seen from here."""
         try:
             changed = (self._directory / name).stat().st_mtime_ns
         except FileNotFoundError:
@@ -287,7 +312,7 @@ class SignsOfLife:
         return bool(name) and (changed != known or now - since < LEASE)
 
     def bury(self, name: str) -> None:
-        """Make it known that a service is dead, to itself too."""
+        """Remove a dead service's file, from which it also learns that others took it for dead."""
         if name:  # else a service that did not share the workspace ran the job
             (self._directory / name).unlink(missing_ok=True)
             self._seen.pop(name, None)
@@ -308,7 +333,9 @@ class RunningJob:
     """A job seen from its own work."""
 
     def __init__(self, jobs: Jobs, job: Job) -> None:
-        self._jobs, self._name, self._runner = jobs, job.id, job.runner
+        self._jobs = jobs
+        self._name = job.id
+        self._runner = job.runner
         self.images = jobs._files.images(job.id)  # what a training job learns from
         self._patience = 0.0  # when the batch of a job that is to end is given up
         self._due = 0.0  # when other services are to see its progress
@@ -323,12 +350,20 @@ class RunningJob:
     def note(self, save: bool = False, **changes: Any) -> None:
         """Change what is reported about it; with ``save`` also on disk, where other services see it every second."""
         if self._runner and time.monotonic() >= self._due:
-            save, self._due = True, time.monotonic() + BEAT
-        with self._jobs._changing() if save else self._jobs._changed:
-            job = self.job()
-            if job.cancelling:
-                changes.pop("message", None)  # that it is about to end is what counts
-            self._jobs._keep(replace(job, **changes), save)
+            save = True
+            self._due = time.monotonic() + BEAT
+        if save:
+            with self._jobs._changing():
+                self._change(changes, save)
+        else:
+            with self._jobs._changed:
+                self._change(changes, save)
+
+    def _change(self, changes: dict[str, Any], save: bool) -> None:
+        job = self.job()
+        if job.cancelling:
+            changes.pop("message", None)  # that it is about to end is what counts
+        self._jobs._keep(replace(job, **changes), save)
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[Collection[str]]:
@@ -353,19 +388,30 @@ class RunningJob:
         raise StoppedError("it ended within a batch, of which nothing was stored")
 
 
+_NOTHING_INDEXED: Result = {
+    "added": 0,
+    "overtaken": 0,
+    "versions": {},
+    "bad": [],
+    "bad_count": 0,
+}
+
+
 def _index(space: Workspace, running: RunningJob) -> Result:
     """Embed images that the workspace keeps, with the version that is deployed when their batch comes."""
     job = running.job()
     items: Sequence[Mapping[str, Any]] = job.parameters["items"]
-    done, result = job.done, dict(job.result or {"added": 0, "overtaken": 0, "versions": {}, "bad": [], "bad_count": 0})
+    done = job.done
+    result = dict(job.result or _NOTHING_INDEXED)
     overtaken: list[str] = []
 
     def store(version: str, ids: Sequence[str], vectors: Vectors, payloads: Sequence[Payload]) -> None:
         with running.writing() as written:  # nobody writes between this look and the write
             own = [row for row, name in enumerate(ids) if name not in written]
             if own:
+                names = [ids[row] for row in own]
                 kept = [payloads[row] for row in own]
-                space.gallery.upsert(version, [ids[row] for row in own], vectors[own], kept)
+                space.gallery.upsert(version, names, vectors[own], kept)
         overtaken.extend(name for name in ids if name in written)
 
     while done < len(items):
@@ -380,7 +426,8 @@ def _index(space: Workspace, running: RunningJob) -> Result:
             continue
         bad = [_bad_image(one, done, rows) for one in stored.bad]
         added = stored.added - len(overtaken)
-        versions = {**result["versions"], stored.version: result["versions"].get(stored.version, 0) + added}
+        versions = dict(result["versions"])
+        versions[stored.version] = versions.get(stored.version, 0) + added
         result = {
             "added": result["added"] + added,
             "overtaken": result["overtaken"] + len(overtaken),
@@ -396,55 +443,95 @@ def _index(space: Workspace, running: RunningJob) -> Result:
 def _bad_image(image: ItemError, before: int, batch: Sequence[Mapping[str, Any]]) -> Result:
     """An image that was left out, as ``POST /v1/items`` names it."""
     row = next(number for number, one in enumerate(batch) if one["id"] == image.name)
-    return {"id": image.name, "index": before + row, "file": batch[row]["file"], "reason": image.reason}
+    return {
+        "id": image.name,
+        "index": before + row,
+        "file": batch[row]["file"],
+        "reason": image.reason,
+    }
 
 
 def _check(space: Workspace, running: RunningJob) -> Result:
     """Check a version against all live vectors, on the images of a name or those held out. The check is kept."""
     wanted = running.job().parameters
-    rules = GateRules(wanted["confidence"], wanted["tolerance"], wanted["seed"], wanted["weight"])
+    rules = GateRules(
+        confidence=wanted["confidence"],
+        tolerance=wanted["tolerance"],
+        seed=wanted["seed"],
+        weight=wanted["weight"],
+    )
 
     def embed(queries: ImageSet, gallery: ImageSet, names: Sequence[str]) -> list[VersionFeatures]:
         features: list[VersionFeatures] = []
-        for number, name in enumerate([*names, None]):  # the last step is the comparison
+        images = len(queries) + len(gallery)
+        steps = len(names) + 1  # the last one is the comparison
+
+        def begin(step: int, message: str) -> None:
             if running.stopped():
                 raise StoppedError("nothing was decided")
-            message = "comparing" if name is None else f"embedding {len(queries) + len(gallery):,} images with {name}"
-            running.note(done=number, total=len(names) + 1, message=message)
-            if name is not None:
-                features += space.features(queries, gallery, [name], space.device, progress=False)
+            running.note(done=step, total=steps, message=message)
+
+        for step, name in enumerate(names):
+            begin(step, f"embedding {images:,} images with {name}")
+            features += space.features(queries, gallery, [name], device=space.device, progress=False)
+        begin(len(names), "comparing")
         return features
 
-    fitting = FitOptions(refit=wanted["refit"], sample=wanted["sample"], seed=wanted["seed"])
+    fitting = FitOptions(
+        refit=wanted["refit"],
+        sample=wanted["sample"],
+        seed=wanted["seed"],
+    )
     check = space.check(
-        wanted["version"], rules=rules, fitting=fitting, data=wanted["data"], progress=False, embed=embed
+        wanted["version"],
+        rules=rules,
+        fitting=fitting,
+        data=wanted["data"],
+        progress=False,
+        embed=embed,
     )
     running.note(done=running.job().total or 0, message=f"{check.version}: {check.outcome}")
-    steps = [to_step(step) for step in check.next_steps]
-    return {"version": check.version, "outcome": check.outcome, "reasons": list(check.reasons), "next_steps": steps}
+    return {
+        "version": check.version,
+        "outcome": check.outcome,
+        "reasons": list(check.reasons),
+        "next_steps": [to_step(step) for step in check.next_steps],
+    }
 
 
 def _backfill(space: Workspace, running: RunningJob) -> Result:
     """Re-embed older items with the version that was deployed when the job was asked for, or not at all."""
     wanted = running.job().parameters
     options = BackfillOptions(
-        wanted["budget"],
-        wanted["order"],
-        wanted["rate"],
+        budget=wanted["budget"],
+        order=wanted["order"],
+        rate=wanted["rate"],
         stop=running.stopped,
         target=require_target(space.serving, wanted["target"]),
         anyway=wanted["anyway"],
     )
-    known, files = dict(running.job().result or {}), PlanFiles(space.path)
+    known = dict(running.job().result or {})
+    files = PlanFiles(space.path)
     _await_predecessor(files.exclusive, running)
-    if (finished := _finished_plan(files, wanted)) is not None:
-        counts = _counts(files, finished, wanted["counted"])
-        return {**known, **counts, **_kept_items(files.kept(finished)), "left": 0, "stopped": None}
+    finished = _finished_plan(files, wanted)
+    if finished is not None:
+        return {
+            **known,
+            **_counts(files, finished, wanted["counted"]),
+            **_kept_items(files.kept(finished)),
+            "left": 0,
+            "stopped": None,
+        }
     planned = space.plan_backfill(options, predict="predicted" not in known)
     if "predicted" not in known:
         known["predicted"] = planned.predicted and planned.predicted.to_json()
     plan = planned.plan
-    known |= {"version": plan.target, "planned": len(plan.ids), "old": plan.old, "without_image": plan.without_image}
+    known |= {
+        "version": plan.target,
+        "planned": len(plan.ids),
+        "old": plan.old,
+        "without_image": plan.without_image,
+    }
     if planned.loses and plan.ids and not options.anyway:
         running.note(result=known)  # saved only with the refusal: a prediction on disk is not judged again
         raise _loses(planned)
@@ -458,7 +545,8 @@ def _backfill(space: Workspace, running: RunningJob) -> Result:
         done=0,
         message=_REEMBEDDING.format(**vars(plan)),
     )
-    done, started = 0, time.monotonic()
+    done = 0
+    started = time.monotonic()
 
     def advance(count: int = 1, note: str | None = None) -> None:  # noqa: ARG001
         nonlocal done
@@ -482,7 +570,7 @@ def _backfill(space: Workspace, running: RunningJob) -> Result:
 
 
 def _await_predecessor(hold: Callable[[], AbstractContextManager[None]], running: RunningJob) -> None:
-    """Wait for a service that was taken for dead: when it wakes up, it notices, and lets go what it holds."""
+    """Wait for a service that was taken for dead: when it wakes up, it notices, and releases its locks."""
     while running.job().runner and running.job().attempts > 1:
         try:
             with hold():
@@ -496,8 +584,9 @@ def _await_predecessor(hold: Callable[[], AbstractContextManager[None]], running
 def _loses(planned: PlannedBackfill) -> Problem:
     """The refusal of a plan that is predicted to lose accuracy."""
     seen = f"this plan is predicted to {planned.loss}, and the old vectors would not be kept; nothing was embedded"
-    larger = ", ".join(planned.larger_budgets)
-    instead = f', send a larger "budget" ({larger})' if larger else " (no larger budget is predicted to gain, either)"
+    instead = " (no larger budget is predicted to gain, either)"
+    if planned.larger_budgets:
+        instead = f', send a larger "budget" ({", ".join(planned.larger_budgets)})'
     hint = f'leave everything as it is{instead}, or send "anyway": true to do it nevertheless'
     steps = [NextStep("backfill", {"budget": budget}) for budget in planned.larger_budgets]
     return Problem("backfill-loses", seen, hint, *steps, NextStep("backfill", {"anyway": True}, "despite this"))
@@ -510,7 +599,9 @@ def _finished_plan(files: PlanFiles, wanted: Mapping[str, Any]) -> BackfillPlan 
     plan = files.plan()
     if plan is None or plan.token != wanted["token"]:
         raise StoppedError("another backfill has taken its place")
-    return plan if files.position(plan) >= len(plan.ids) else None
+    if files.position(plan) < len(plan.ids):
+        return None
+    return plan
 
 
 def _counts(files: PlanFiles, plan: BackfillPlan, before: Mapping[str, int]) -> Result:
@@ -532,13 +623,15 @@ def _snapshot(space: Workspace, running: RunningJob) -> Result:
             raise StoppedError("the older snapshot is as it was")
         running.note(done=files)
 
-    target, itself = Path(job.parameters["folder"]), f"state/jobs/{job.id}.json"
+    target = Path(job.parameters["folder"])
+    itself = f"state/jobs/{job.id}.json"
     return take_snapshot(space.path, target, advance, without=(itself,))._asdict()
 
 
 def require_no_training(space: Workspace) -> None:
     """Refuse to train while another training, such as one from the command line, is under way or was interrupted."""
-    if (name := space.registry.unfinished()) is not None:
+    name = space.registry.unfinished()
+    if name is not None:
         raise Problem("training-unfinished", f"the training of {name} has begun and has not finished")
 
 
@@ -546,49 +639,81 @@ def planned_training(
     space: Workspace, kind: str, wanted: Mapping[str, Any]
 ) -> Callable[[ImageSet, Callable[[str], object]], Version]:
     """The training that is asked for, ready to run; refused here if it cannot. It loads the training code."""
+    backbone = wanted["backbone"]
+    if backbone is not None and backbone not in backbone_names():
+        raise UnknownNameError("backbone", backbone, backbone_names())
+    names = space.versions()
+    if kind == "train":
+        if names:
+            raise InputError(f"there is {names[-1]} already", NextStep("upgrade", {}))
+        return _planned_first(space, wanted)
+    if not names:
+        raise InputError("there is no version yet", NextStep("train", {"data": ...}))
+    return _planned_upgrade(space, wanted)
+
+
+def _planned_first(
+    space: Workspace, wanted: Mapping[str, Any]
+) -> Callable[[ImageSet, Callable[[str], object]], Version]:
+    """The training of the first version."""
     from fixstar.methods import create_method
     from fixstar.training import Settings, paper_recipe
+
+    method = create_method(wanted["method"] or "vega", **wanted["options"])
+    recipe = paper_recipe(method.scenario)
+    if wanted["epochs"] is not None:
+        recipe = recipe.shortened(wanted["epochs"])
+    if wanted["learning_rate"] is not None:
+        recipe = replace(recipe, learning_rate=wanted["learning_rate"])
+    settings = Settings(
+        wanted["backbone"],
+        capacity=wanted["capacity"],
+        recipe=recipe,
+        bad_images="skip",
+        seed=wanted["seed"],
+        device=space.device,
+    )
+    share = wanted["hold_out"]
+    if share is None:
+        share = 0.1
+    return lambda images, _: space.train(images, settings, method, progress=False, hold_out=share)
+
+
+def _planned_upgrade(
+    space: Workspace, wanted: Mapping[str, Any]
+) -> Callable[[ImageSet, Callable[[str], object]], Version]:
+    """The training of the next version, with the last one's method and recipe unless others are asked for."""
+    from fixstar.methods import create_method
     from fixstar.workspace.training import UpgradeOptions, checked_trials
 
-    names, backbone = space.versions(), wanted["backbone"]
-    if backbone is not None and backbone not in (known := backbone_names()):
-        raise UnknownNameError("backbone", backbone, known)
-    if (kind == "train") == bool(names):
-        seen = f"there is {names[-1]} already" if names else "there is no version yet"
-        raise InputError(seen, NextStep("upgrade" if names else "train", {} if names else {"data": ...}))
-    last = space.method() if names else None
-    name, options = wanted["method"], wanted["options"]
-    if name is None and last is not None:
-        name, options = last.name, {**last.options, **options}
-    method = create_method(name or "vega", **options)
-    recipe = paper_recipe(method.scenario) if kind == "train" else space.settings().recipe
-    recipe = recipe if wanted["epochs"] is None else recipe.shortened(wanted["epochs"])
-    rate, share = wanted["learning_rate"], wanted["hold_out"]
-    if kind == "train":
-        settings = Settings(
-            backbone,
-            capacity=wanted["capacity"],
-            recipe=recipe if rate is None else replace(recipe, learning_rate=rate),
-            bad_images="skip",
-            seed=wanted["seed"],
-            device=space.device,
-        )
-        return lambda images, _: space.train(images, settings, method, False, hold_out=0.1 if share is None else share)
+    last = space.method()
+    name = wanted["method"]
+    options = wanted["options"]
+    if name is None:
+        name = last.name
+        options = {**last.options, **options}
+    method = create_method(name, **options)  # refused here if it cannot be made
+    settings = space.settings()
+    recipe = None
+    if wanted["epochs"] is not None:
+        recipe = settings.recipe.shortened(wanted["epochs"])
+    share = wanted["hold_out"]
     if share is None:
-        share = 0.1 if space.settings().replay_per_class else 0.0  # else images may not be kept
+        share = 0.1 if settings.replay_per_class else 0.0  # else images may not be kept
+    is_other_method = wanted["method"] is not None or bool(wanted["options"])
     upgrade = UpgradeOptions(
-        recipe=None if wanted["epochs"] is None else recipe,
-        method=None if wanted["method"] is None and not wanted["options"] else method,
-        learning_rate=rate,
+        recipe=recipe,
+        method=method if is_other_method else None,
+        learning_rate=wanted["learning_rate"],
         seed=wanted["seed"],
         device=space.device,
         bad_images="skip",
-        replace=backbone,
+        replace=wanted["backbone"],
         hold_out=share,
         progress=False,
     )
     trials = checked_trials(wanted["trials"])
-    return lambda images, say: space.upgrade(images, upgrade, trials, say)
+    return lambda images, say: space.upgrade(images, upgrade, trials=trials, say=say)
 
 
 def _train(space: Workspace, running: RunningJob) -> Result:
@@ -596,7 +721,8 @@ def _train(space: Workspace, running: RunningJob) -> Result:
     from fixstar.training.run_directory import RunDirectory
     from fixstar.workspace.training import AlreadyTrainedError
 
-    job, resumes = running.job(), running.images.exists()
+    job = running.job()
+    resumes = running.images.exists()
     _await_predecessor(RunDirectory(space.path).locked, running)
     if not resumes:
         require_no_training(space)
@@ -618,22 +744,31 @@ def _train(space: Workspace, running: RunningJob) -> Result:
     name = space.newest()
     about = space.registry.card(name)["about"]
     running.note(message=f"{name} is trained")
-    steps = [to_step(NextStep("check", {"version": name}))] if job.kind == "upgrade" else []
-    known = {field: about["data"][field] for field in ("images", "classes")}
-    loss = sum(about["loss"].values())
-    return {"version": name, **known, "loss": loss, "trials": about.get("trials", []), "next_steps": steps}
+    steps = []
+    if job.kind == "upgrade":
+        steps.append(to_step(NextStep("check", {"version": name})))
+    return {
+        "version": name,
+        "images": about["data"]["images"],
+        "classes": about["data"]["classes"],
+        "loss": sum(about["loss"].values()),
+        "trials": about.get("trials", []),
+        "next_steps": steps,
+    }
 
 
 def _training_images(space: Workspace, folder: str | None) -> Result:
     """A folder, or the images of stored items by label: what is stored later is left out, also after a restart."""
     if folder is not None:
         return {"folder": folder}
-    found = {
-        (label, str(path.absolute()))
-        for item in space.gallery.iterate()
-        if (label := known_label(item.payload.get("label"))) is not None
-        and (path := space.images.find(item)) is not None
-    }
+    found = set()
+    for item in space.gallery.iterate():
+        label = known_label(item.payload.get("label"))
+        if label is None:
+            continue
+        path = space.images.find(item)
+        if path is not None:
+            found.add((label, str(path.absolute())))
     if not found:
         raise InputError("no stored item has a label and an image to train on", NextStep("upgrade", {"data": ...}))
     return {"images": sorted(found)}
@@ -648,7 +783,12 @@ def _opened(file: Path) -> ImageSet:
     classes = sorted(set(labels))
     numbers = {name: number for number, name in enumerate(classes)}
     targets = np.array([numbers[label] for label in labels], np.int64)
-    return ImageSet(tuple(map(Path, paths)), targets, tuple(classes), "stored items")
+    return ImageSet(
+        images=tuple(Path(path) for path in paths),
+        labels=targets,
+        classes=tuple(classes),
+        name="stored items",
+    )
 
 
 WORK: dict[str, Callable[[Workspace, RunningJob], Result]] = {
@@ -677,11 +817,14 @@ class Jobs:
         self._jobs: dict[str, Job] = {}
         self._changed = threading.Condition()
         self._write = threading.Lock()  # taken before _changed where both are
-        self._shared, self._fresh = limits.shared, False
-        self._alive, self._over = SignsOfLife(workspace.path), threading.Event()
+        self._shared = limits.shared
+        self._fresh = False  # whether what other services changed has just been read
+        self._alive = SignsOfLife(workspace.path)
+        self._over = threading.Event()
         self._stopping = True  # until it is started
         self._threads: list[threading.Thread] = []
-        self._lock, self._is_locked = contextlib.ExitStack(), False
+        self._lock = contextlib.ExitStack()
+        self._is_locked = False
 
     def lock(self) -> None:
         """Become the only process that runs the jobs of this workspace, or refuse. ``start`` does it too."""
@@ -754,7 +897,7 @@ class Jobs:
         with self._changing():
             self.require_room(kind)
             newest = max((one.id for one in self._jobs.values() if one.kind in KINDS), default="")
-            job = Job.new(kind, parameters, by, newest)
+            job = Job.new(kind, parameters, by=by, newest=newest)
             self._files.save(job)
             self._jobs[job.id] = job
             self._changed.notify_all()
@@ -771,11 +914,15 @@ class Jobs:
         with self._changed:
             self._look()
             older = [job.id for job in self._jobs.values() if job.awaits(ids)]
-        with self._writing() if older else contextlib.nullcontext():
-            yield bool(older)
+        if not older:
+            yield False
+            return
+        with self._writing():
+            yield True
             with self._changing():
-                for job in [job for job in self._jobs.values() if job.id in older and job.awaits(ids)]:
-                    self._keep(job.overtaken_by(ids))
+                for job in [self._jobs[name] for name in older if name in self._jobs]:
+                    if job.awaits(ids):
+                        self._keep(job.overtaken_by(ids))
 
     def get(self, name: str) -> Job:
         """A job by its id."""
@@ -825,10 +972,13 @@ class Jobs:
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
         """Held while items are written that a job was to store, or by that job."""
-        busy = Problem("busy", "another service is writing these items", headers={"Retry-After": "1"})
-        others = exclusive(self._files.directory / "writing", _WAIT, busy)
-        with self._write, others if self._shared else contextlib.nullcontext():
-            yield
+        with self._write:
+            if not self._shared:
+                yield
+                return
+            busy = Problem("busy", "another service is writing these items", headers={"Retry-After": "1"})
+            with exclusive(self._files.directory / "writing", _WAIT, busy):
+                yield
 
     def _look(self, only: str | None = None) -> None:
         """Read what other services changed."""
@@ -868,7 +1018,8 @@ class Jobs:
         with self._changed:
             while not self._stopping:
                 self._look()
-                if (job := self._waiting(lane)) is None:
+                job = self._waiting(lane)
+                if job is None:
                     self._changed.wait(BEAT if self._shared else None)
                     continue
                 try:
@@ -924,7 +1075,8 @@ class Jobs:
     def _finish(self, job: Job, result: Result | None, error: Exception | None = None) -> None:
         """Record how a job ended, unless another service has it now."""
         with self._changing():
-            if (now := self._jobs.get(job.id)) is None or now.runner != job.runner:
+            now = self._jobs.get(job.id)
+            if now is None or now.runner != job.runner:
                 _log.warning("%s was taken over by another service", job)
             elif error is None:
                 self._end(now, state="done", result=result)
@@ -940,7 +1092,8 @@ class Jobs:
     def _leave(self, name: str, message: str, result: Result | None = None) -> None:
         """It ended early: for good, or until the next start."""
         job = self.get(name)
-        result = job.result if result is None else result
+        if result is None:
+            result = job.result
         if self._stopping and not job.cancelling:
             self._keep(replace(job, result=result, attempts=0))
         else:
@@ -974,11 +1127,15 @@ class Jobs:
             try:
                 self._keep(ended)
             finally:
-                over = sorted((one.ended or "", name) for name, one in self._jobs.items() if one.has_ended)[:-KEPT]
-                for _, name in over:
-                    self._files.delete(name)
-                    del self._jobs[name]
+                self._forget_oldest()
         return ended
+
+    def _forget_oldest(self) -> None:
+        """Delete ended jobs beyond the ``KEPT`` newest."""
+        ended = [(job.ended or "", job.id) for job in self._jobs.values() if job.has_ended]
+        for _, name in sorted(ended)[:-KEPT]:
+            self._files.delete(name)
+            del self._jobs[name]
 
     def _discard_training(self) -> None:
         """Leave nothing of a training that will not resume."""
@@ -1015,7 +1172,9 @@ class History:
     """Counts vectors by version every few seconds; state/history.json has a sample per change. Threads may share it."""
 
     def __init__(self, workspace: Workspace, interval: float = 5.0, most: int = 1000) -> None:
-        self._workspace, self._interval, self._most = workspace, interval, most
+        self._workspace = workspace
+        self._interval = interval
+        self._most = most
         self._path = workspace.path / "state" / "history.json"
         self._samples: WatchedFile[tuple[HistoryPoint, ...]] = WatchedFile(self._path, _parsed_samples, ())
         self._stopped = threading.Event()
@@ -1044,7 +1203,8 @@ class History:
         vectors = {name: count for name, count in self._workspace.gallery.count().items() if count}
         with exclusive(self._path.with_suffix(""), _WAIT):  # other threads and services count too
             known = list(self._samples.content())
-            if (known[-1].vectors if known else {}) == vectors:
+            last = known[-1].vectors if known else {}
+            if last == vectors:
                 return
             known.append(HistoryPoint(_now(), vectors))
             if len(known) > self._most:  # the distant past is kept more coarsely

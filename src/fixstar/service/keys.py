@@ -92,10 +92,19 @@ class Keys:
         if days is not None and not 0 < days <= _MAX_DAYS:
             raise InputError(f"a key is valid for more than 0 and up to {_MAX_DAYS:,} days, got {days:g}")
         now = datetime.now(UTC)
-        expires = None if days is None else (now + timedelta(days=days)).isoformat(timespec="seconds")
+        expires = None
+        if days is not None:
+            expires = (now + timedelta(days=days)).isoformat(timespec="seconds")
         token = token or _PREFIX + secrets.token_urlsafe(32)
         salt = secrets.token_hex(16)
-        key = Key(name, role, salt, _hash(salt, token), now.isoformat(timespec="seconds"), expires)
+        key = Key(
+            name=name,
+            role=role,
+            salt=salt,
+            hash=_hash(salt, token),
+            created=now.isoformat(timespec="seconds"),
+            expires=expires,
+        )
         with self._locked():
             keys = self.all()
             if any(other.name == name for other in keys):
@@ -123,7 +132,9 @@ class Keys:
     def who(self, token: str) -> Caller | None:
         """Whose key this is, if it is valid now."""
         key = self.find(token)
-        return None if key is None or key.has_expired else Caller(key.name, key.role)
+        if key is None or key.has_expired:
+            return None
+        return Caller(key.name, key.role)
 
     def _locked(self) -> AbstractContextManager[None]:
         busy = InputError(f"another process has been changing {self._directory} for {_WAIT:.0f} s")
@@ -141,14 +152,16 @@ def _parsed(file: Path) -> tuple[Key, ...]:
             _ = key.has_expired  # an unreadable time is damage too
     except (ValueError, KeyError, TypeError) as error:
         raise ModelError(f"{file} is damaged ({error}); restore it from a copy") from error
-    if wrong := [key.role for key in keys if key.role not in ROLES]:
-        raise ModelError(f"{file} is damaged: no role {wrong[0]!r}; restore it from a copy")
+    for key in keys:
+        if key.role not in ROLES:
+            raise ModelError(f"{file} is damaged: no role {key.role!r}; restore it from a copy")
     return keys
 
 
 def _hash(salt: str, token: str | bytes) -> str:
-    content = token.encode() if isinstance(token, str) else token
-    return hashlib.sha256(bytes.fromhex(salt) + content).hexdigest()
+    if isinstance(token, str):
+        token = token.encode()
+    return hashlib.sha256(bytes.fromhex(salt) + token).hexdigest()
 
 
 def identify(
@@ -157,14 +170,23 @@ def identify(
     """Who is calling; None for a stranger. Looked up once per request: the rate limit and the route both ask."""
     state = scope.setdefault("state", {})
     if _CALLER not in state:
-        if keys.all():
-            token = _presented_key(headers)
-            state[_CALLER] = None if token is None else keys.who(token)
-        else:
-            forwarded = settings.names or any(name in headers for name in _FORWARDED)
-            local = settings.loopback and not forwarded and _is_local(scope)
-            state[_CALLER] = Caller("local", "admin") if local else None
+        state[_CALLER] = _caller(scope, headers, keys=keys, settings=settings)
     return identified(scope)
+
+
+def _caller(
+    scope: MutableMapping[str, Any], headers: Mapping[str, str], *, keys: Keys, settings: ServiceSettings
+) -> Caller | None:
+    """The owner of a valid key; without any keys, whoever is on this machine."""
+    if keys.all():
+        token = _presented_key(headers)
+        if token is None:
+            return None
+        return keys.who(token)
+    forwarded = settings.names or any(name in headers for name in _FORWARDED)
+    if settings.loopback and not forwarded and _is_local(scope):
+        return Caller("local", "admin")
+    return None
 
 
 def calling() -> str:
@@ -187,14 +209,18 @@ def missing_key(headers: Mapping[str, str], keys: Keys) -> Problem:
     """The answer to a caller without a valid key."""
     token = _presented_key(headers)
     if token is None:
-        seen = "the request carries no key"
-    elif (key := keys.find(token)) is not None and key.has_expired:
-        seen = f"the key of {key.name!r} expired at {key.expires}"
-    elif elsewhere := [name for name, other in keys.others.items() if other.who(token) is not None]:
+        return _no_key("the request carries no key")
+    key = keys.find(token)
+    if key is not None and key.has_expired:
+        return _no_key(f"the key of {key.name!r} expired at {key.expires}")
+    elsewhere = [name for name, other in keys.others.items() if other.who(token) is not None]
+    if elsewhere:
         seen = f"this key is for {', '.join(elsewhere)}, not for this gallery"
         return Problem("not-allowed", seen, "ask the operator for a key of this gallery")
-    else:
-        seen = "this key is not known here, or was removed"
+    return _no_key("this key is not known here, or was removed")
+
+
+def _no_key(seen: str) -> Problem:
     return Problem("no-key", seen, headers={"WWW-Authenticate": 'Bearer realm="fixstar"'})
 
 

@@ -55,7 +55,8 @@ _HEADERS: Final = {
 }
 _SAFE = ("GET", "HEAD", "OPTIONS")
 _HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[0-9a-zA-Z._-]+)(:[0-9]{1,5})?")  # one name, and perhaps a port
-_ONE_IMAGE, _IMAGES = ("/v1/search", "/v1/item"), ("/v1/items", "/v1/items/async", "/v1/search/batch")
+_ONE_IMAGE = ("/v1/search", "/v1/item")
+_IMAGES = ("/v1/items", "/v1/items/async", "/v1/search/batch")
 _EMBEDDED = ("/v1/embeddings", "/v1/search/examples")
 _JSON_IMAGES = 4  # times the largest image: JSON with images is read into memory as a whole
 _JSON_WEIGHT = 3  # bytes of memory for each of a JSON body
@@ -106,14 +107,17 @@ class TokenBuckets:
     """So many requests per minute for each caller, in bursts if they like."""
 
     def __init__(self, rate: int, clock: Callable[[], float] = time.monotonic, most: int = 10_000) -> None:
-        self._rate, self._clock, self._most = rate, clock, most
+        self._rate = rate
+        self._clock = clock
+        self._most = most
         self._filled: dict[str, tuple[float, float]] = {}  # tokens left, when
         self._lock = threading.Lock()
 
     def take(self, caller: str, cost: float = 1.0, owing: bool = False) -> float:
         """0 where the caller may proceed, else the seconds until it may. ``owing``: it has done so, and now pays."""
         with self._lock:
-            wait, self._filled[caller] = self._taken(self._filled.get(caller), cost, owing)
+            wait, bucket = self._taken(self._filled.get(caller), cost, owing)
+            self._filled[caller] = bucket
             if len(self._filled) > self._most:
                 self._forget(self._clock())
             return wait
@@ -127,18 +131,28 @@ class TokenBuckets:
         elif when > now:
             when = now  # this one was set back
         left = min(self._rate, left + (now - when) * self._rate / 60)
-        wait = 0.0 if owing else max(0.0, (cost - left) * 60 / self._rate)
-        return wait, (left if wait else left - cost, now)
+        wait = max(0.0, (cost - left) * 60 / self._rate)
+        if owing or not wait:
+            return 0.0, (left - cost, now)
+        return wait, (left, now)
 
     def _forget(self, now: float) -> None:
         """Drop callers whose bucket is full again, else the half that was absent longest."""
-        full = [c for c, (left, when) in self._filled.items() if left + (now - when) * self._rate / 60 >= self._rate]
-        for caller in full or sorted(self._filled, key=lambda c: self._filled[c][1])[: self._most // 2]:
+        forgotten = []
+        for caller, (left, when) in self._filled.items():
+            if left + (now - when) * self._rate / 60 >= self._rate:
+                forgotten.append(caller)
+        if not forgotten:
+            by_absence = sorted(self._filled, key=lambda caller: self._filled[caller][1])
+            forgotten = by_absence[: self._most // 2]
+        for caller in forgotten:
             del self._filled[caller]
 
 
 _BUCKET = struct.Struct("<16sdd")  # a digest of the caller, tokens left, when
-_PLACES, _SETS = 8, 2048
+_PLACES = 8  # buckets in a set
+_SETS = 2048
+_SET_SIZE = _PLACES * _BUCKET.size
 
 
 class SharedBuckets(TokenBuckets):
@@ -157,27 +171,40 @@ class SharedBuckets(TokenBuckets):
         """0 where the caller may proceed, else the seconds until it may. ``owing``: it has done so, and now pays."""
         import fcntl
 
-        tag, file = hashlib.blake2b(caller.encode(), digest_size=16).digest(), self._file.fileno()
-        start, size = int.from_bytes(tag[:4]) % _SETS * _PLACES * _BUCKET.size, _PLACES * _BUCKET.size
+        tag = hashlib.blake2b(caller.encode(), digest_size=16).digest()
+        file = self._file.fileno()
         try:
             with self._lock:
                 fcntl.flock(file, fcntl.LOCK_EX)
                 try:
-                    places = list(_BUCKET.iter_unpack(os.pread(file, size, start).ljust(size, b"\0")))
-                    own = [place for place, bucket in enumerate(places) if bucket[0] == tag]
-                    place = own[0] if own else min(range(_PLACES), key=lambda one: places[one][2])
-                    wait, bucket = self._taken(places[place][1:] if own else None, cost, owing)
-                    os.pwrite(file, _BUCKET.pack(tag, *bucket), start + place * _BUCKET.size)
+                    return self._take_from(file, tag, cost, owing=owing)
                 finally:
                     fcntl.flock(file, fcntl.LOCK_UN)
-                return wait
         except OSError:
             return super().take(caller, cost, owing)
+
+    def _take_from(self, file: int, tag: bytes, cost: float, *, owing: bool) -> float:
+        """The wait of the caller with this digest; the file is locked."""
+        start = int.from_bytes(tag[:4]) % _SETS * _SET_SIZE
+        stored = os.pread(file, _SET_SIZE, start).ljust(_SET_SIZE, b"\0")
+        places = list(_BUCKET.iter_unpack(stored))
+        tags = [bucket[0] for bucket in places]
+        known = None
+        if tag in tags:
+            place = tags.index(tag)
+            known = places[place][1:]
+        else:
+            place = min(range(_PLACES), key=lambda one: places[one][2])  # absent longest
+        wait, bucket = self._taken(known, cost, owing)
+        os.pwrite(file, _BUCKET.pack(tag, *bucket), start + place * _BUCKET.size)
+        return wait
 
 
 def rate_buckets(settings: ServiceSettings, state: Path) -> TokenBuckets:
     """The buckets of a service; those of services that share a workspace are in its state."""
-    return SharedBuckets(settings.rate, state / ".rates") if settings.shared else TokenBuckets(settings.rate)
+    if settings.shared:
+        return SharedBuckets(settings.rate, state / ".rates")
+    return TokenBuckets(settings.rate)
 
 
 class Admission:
@@ -188,7 +215,10 @@ class Admission:
     """
 
     def __init__(self, app: ASGIApp, settings: ServiceSettings, keys: Keys, buckets: TokenBuckets) -> None:
-        self._app, self._settings, self._keys, self._buckets = app, settings, keys, buckets
+        self._app = app
+        self._settings = settings
+        self._keys = keys
+        self._buckets = buckets
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on, or refuse."""
@@ -209,7 +239,7 @@ class Admission:
         """The answer to a caller that asks too often, or has no key."""
         path: str = scope["path"]
         caller = identify(scope, headers, self._keys, self._settings)
-        problem = too_often(self._buckets, self._settings, _caller_name(scope), path)
+        problem = too_often(self._buckets, self._settings, caller=_caller_name(scope), path=path)
         if problem is None and caller is None and path.startswith("/v1/") and path not in _OPEN:
             return missing_key(headers, self._keys)
         return problem
@@ -218,15 +248,22 @@ class Admission:
 def _caller_name(scope: Scope) -> str:
     """A name for who is calling: that of a valid key, else the address."""
     caller = identified(scope)
-    return f"address {address(scope)}" if caller is None else f"key {caller.name}"
+    if caller is None:
+        return f"address {address(scope)}"
+    return f"key {caller.name}"
 
 
 def too_often(buckets: TokenBuckets, settings: ServiceSettings, caller: str, path: str) -> Problem | None:
     """The answer to a caller that asks more often than allowed, whatever the path; None if it does not."""
-    small = not path.startswith(("/v1", "/metrics")) or path == "/v1/item/image" or path.endswith(".png")
-    name = f"probe {caller}" if path in _PROBES else caller
-    wait = buckets.take(name, _SMALL_COST if small else 1.0)
-    return come_again(settings, wait) if wait else None
+    cost = 1.0
+    if not path.startswith(("/v1", "/metrics")) or path == "/v1/item/image" or path.endswith(".png"):
+        cost = _SMALL_COST
+    if path in _PROBES:
+        caller = f"probe {caller}"
+    wait = buckets.take(caller, cost)
+    if not wait:
+        return None
+    return come_again(settings, wait)
 
 
 def come_again(settings: ServiceSettings, wait: float) -> Problem:
@@ -242,7 +279,8 @@ def come_again(settings: ServiceSettings, wait: float) -> Problem:
 
 def foreign_request(settings: ServiceSettings, method: str, headers: Headers) -> Problem | None:
     """The answer to a request for another host, or from another site's page."""
-    host, names = ", ".join(headers.getlist("host")), settings.names
+    host = ", ".join(headers.getlist("host"))
+    names = settings.names
     known = (*LOOPBACK, settings.host, *names)
     if settings.loopback and (not _HOST.fullmatch(host) or _site(f"//{host}")[1] not in known):
         own = ", ".join(("localhost", *names))
@@ -271,7 +309,9 @@ def address(scope: Scope) -> str:
         seen = ipaddress.ip_address(scope["client"][0])
     except (KeyError, TypeError, ValueError):
         return "unknown"
-    return str(ipaddress.ip_network(f"{seen}/64", strict=False)) if seen.version == 6 else str(seen)
+    if seen.version == 6:
+        return str(ipaddress.ip_network(f"{seen}/64", strict=False))
+    return str(seen)
 
 
 # --- size
@@ -322,7 +362,10 @@ class BodyLimit:
         idle: float = _IDLE,
         slowest: float = _SLOWEST,
     ) -> None:
-        self._app, self._settings, self._idle, self._slowest = app, settings, idle, slowest
+        self._app = app
+        self._settings = settings
+        self._idle = idle
+        self._slowest = slowest
         self._budget = budget or ByteBudget(settings.memory_bytes)
 
     def allowed(self, path: str) -> int:
@@ -333,7 +376,9 @@ class BodyLimit:
             return self._settings.request_bytes + _BESIDE_IMAGES
         if path in _EMBEDDED:
             return _JSON_IMAGES * self._settings.upload_bytes + _BESIDE_IMAGES
-        return (self._settings.upload_bytes if path in _ONE_IMAGE else 0) + _BESIDE_IMAGES
+        if path in _ONE_IMAGE:
+            return self._settings.upload_bytes + _BESIDE_IMAGES
+        return _BESIDE_IMAGES
 
     def too_large(self, path: str) -> Problem:
         """The answer to a larger body: the limit of an image, and of what comes beside it."""
@@ -356,20 +401,22 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        most, headers = self.allowed(scope["path"]), Headers(scope=scope)
-        told = headers.get("content-length", "0")
-        length = int(told) if told.isascii() and told.isdigit() else 0
+        most = self.allowed(scope["path"])
+        headers = Headers(scope=scope)
+        length = _content_length(headers)
         if length > most or (not most and "transfer-encoding" in headers):
             if most:  # else anybody may send it, and nobody waits for it
                 await _drain(receive, most)
             await problem_response(self.too_large(scope["path"]))(scope, receive, send)
             return
-        caller, weight = _caller_name(scope), self._weight(scope["path"], headers)
+        caller = _caller_name(scope)
+        weight = self._weight(scope["path"], headers)
         held = weight * length
         if held and not self._budget.take(caller, held):
             await problem_response(_no_room())(scope, receive, send)
             return
-        seen, whole = 0, False
+        seen = 0
+        whole = False
         waited = 0.0  # for the body: what the service itself takes is not the caller's fault
         problem: Problem | None = None
 
@@ -390,7 +437,8 @@ class BodyLimit:
             if seen > most:
                 problem = self.too_large(scope["path"])
                 raise _RefusedError
-            if (more := weight * seen - held) > 0:  # its length was not told
+            more = weight * seen - held
+            if more > 0:  # its length was not told
                 if not self._budget.take(caller, more):
                     problem = _no_room()
                     raise _RefusedError
@@ -413,8 +461,17 @@ class BodyLimit:
 
     def _weight(self, path: str, headers: Headers) -> int:
         """How much memory a byte of a body takes, roughly: JSON is held as it came, as text, and parsed."""
-        is_json = path in _EMBEDDED or "json" in headers.get("content-type", "").lower()
-        return _JSON_WEIGHT if is_json else 1
+        if path in _EMBEDDED or "json" in headers.get("content-type", "").lower():
+            return _JSON_WEIGHT
+        return 1
+
+
+def _content_length(headers: Headers) -> int:
+    """The length that a request claims; 0 if it claims none."""
+    told = headers.get("content-length", "0")
+    if told.isascii() and told.isdigit():
+        return int(told)
+    return 0
 
 
 def _no_room() -> Problem:
@@ -436,7 +493,7 @@ async def _drain(receive: Callable[[], Awaitable[Message]], most: int) -> None:
 
 
 class FormRoute(APIRoute):
-    """A route whose form may hold as many files, and fields as long, as the settings allow (FastAPI: 1 MB a field)."""
+    """A route whose form may have as many files and as long fields as the settings allow (FastAPI: 1 MB per field)."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """The handler, with a request that knows our limits."""
@@ -475,9 +532,10 @@ class _FormRequest(Request):
 
 
 class WellFormed:
-    """Answers 422 to an address that is not UTF-8, and to a body that claims to be JSON and is not.
+    """Answers 422 to an address that is not UTF-8, and to a body that claims to be JSON but is not.
 
-    Frameworks guess: two ids become one, or a number one that no store can hold. After ``BodyLimit``: JSON is small.
+    Frameworks guess: two ids become one, or a number becomes one that no store can hold. After ``BodyLimit``, so that
+    the JSON is small.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -500,7 +558,7 @@ class WellFormed:
 
 def _check_query(query: bytes) -> None:
     try:
-        (unquote_to_bytes(query) if b"%" in query else query).decode()
+        unquote_to_bytes(query).decode()
     except UnicodeDecodeError as error:
         seen = f"the query string is not UTF-8: {error.reason} at byte {error.start}"
         hint = "write ids and other text as UTF-8, and escape each byte that is not a letter or digit as %XX"
@@ -514,12 +572,17 @@ async def _checked_body(receive: Receive) -> Receive:
         messages.append(await receive())
     body = b"".join(message.get("body", b"") for message in messages)
     if body and messages[-1]["type"] == "http.request":
-        await run_in_threadpool(_check_body, body) if len(body) > _QUICK else _check_body(body)
+        if len(body) > _QUICK:
+            await run_in_threadpool(_check_body, body)
+        else:
+            _check_body(body)
     held = iter(messages)
 
     async def again() -> Message:
         message = next(held, None)
-        return await receive() if message is None else message
+        if message is None:
+            return await receive()
+        return message
 
     return again
 
@@ -557,8 +620,9 @@ def _finite(text: str) -> float:
 def _depth(value: Any, level: int = 0) -> int:
     if level > _MAX_DEPTH or not isinstance(value, (dict, list)):
         return level
-    inner = value.values() if isinstance(value, dict) else value
-    return max((_depth(one, level + 1) for one in inner), default=level + 1)
+    if isinstance(value, dict):
+        value = value.values()
+    return max((_depth(one, level + 1) for one in value), default=level + 1)
 
 
 def parse_filter(text: str | None) -> Where | None:
@@ -577,7 +641,8 @@ def check_filter(where: Where) -> None:
         filter_key(where)
     except GalleryError as error:
         raise Problem("invalid-request", f"where: {error}", _FILTERS) from error
-    if hidden := [field for field in HIDDEN_FIELDS if field in where]:
+    hidden = [field for field in HIDDEN_FIELDS if field in where]
+    if hidden:
         seen = f"where: the field {hidden[0]!r} names files of the service, and cannot be asked for"
         raise Problem("invalid-request", seen, "filter by other payload fields")
 
@@ -594,16 +659,26 @@ async def known_parameters(request: Request) -> None:
     if not request.url.path.startswith("/v1/"):  # probes may add what they like
         return
     if request.query_params:
-        known = {one["name"]: one["schema"] for one in operation(request).get("parameters", ()) if one["in"] == "query"}
-        _refuse_unknown("query parameter", "in the address", request.query_params, known)
-    if fields := _form_fields(request):
-        kind, file = request.headers.get("content-type", ""), next(iter(fields))
-        if not kind.lower().startswith(_FORM):
-            hint = f"send {_FORM} with a file in the field {file}, as curl -F {file}=@FILE does; see /v1/docs"
-            seen = f"the content type is {kind:.80}, not {_FORM}" if kind else "the request has no content type"
-            raise Problem("invalid-request", seen, hint)
+        parameters = operation(request).get("parameters", ())
+        known = {one["name"]: one["schema"] for one in parameters if one["in"] == "query"}
+        _refuse_unknown("query parameter", place="in the address", given=request.query_params, known=known)
+    fields = _form_fields(request)
+    if fields:
+        _require_form(request.headers.get("content-type", ""), file=next(iter(fields)))
         place = f"in the form ({_FORM}, as curl -F sends it)"
-        _refuse_unknown("form field", place, await request.form(), fields)  # FastAPI has read it, and keeps it
+        form = await request.form()  # FastAPI has read it, and keeps it
+        _refuse_unknown("form field", place=place, given=form, known=fields)
+
+
+def _require_form(kind: str, file: str) -> None:
+    """Refuse a content type other than that of a form; ``file`` is a field of the form."""
+    if kind.lower().startswith(_FORM):
+        return
+    seen = "the request has no content type"
+    if kind:
+        seen = f"the content type is {kind:.80}, not {_FORM}"
+    hint = f"send {_FORM} with a file in the field {file}, as curl -F {file}=@FILE does; see /v1/docs"
+    raise Problem("invalid-request", seen, hint)
 
 
 def operation(request: Request) -> dict[str, Any]:
@@ -625,14 +700,18 @@ def _form_fields(request: Request) -> dict[str, Any]:
 def _refuse_unknown(
     kind: str, place: str, given: ImmutableMultiDict[str, Any], known: Mapping[str, dict[str, Any]]
 ) -> None:
-    if unknown := [name for name in given if name not in known]:
-        raise Problem("invalid-request", f"there is no {kind} {unknown[0]!r:.80}", known_hint(place, unknown[0], known))
+    for name in given:
+        if name not in known:
+            raise Problem("invalid-request", f"there is no {kind} {name!r:.80}", known_hint(place, name, known))
     if len(given.multi_items()) == len(given):
         return
     for name in given:
-        if (times := len(given.getlist(name))) > 1 and known[name].get("type") != "array":
+        times = len(given.getlist(name))
+        if times > 1 and known[name].get("type") != "array":
             about = known[name].get("description")
-            hint = f"send it once; /v1/docs says of it: {about}" if about else "send it once; see /v1/docs"
+            hint = "send it once; see /v1/docs"
+            if about:
+                hint = f"send it once; /v1/docs says of it: {about}"
             raise Problem("invalid-request", f"the {kind} {name!r} came {times} times", hint)
 
 

@@ -79,13 +79,15 @@ class LogThrottle:
     """
 
     def __init__(self, log: logging.Logger, every: float = 60.0) -> None:
-        self._log, self._every = log, every
+        self._log = log
+        self._every = every
         self._held: dict[str, tuple[int, str]] = {}  # how often since the last line, and what to say
 
     def warn(self, key: str, message: str) -> None:
         """Write ``message``, or count it where a line for this key was written a moment ago."""
         if key not in self._held and len(self._held) >= _MAX_KEYS:
-            key, message = "others", f"{message}, and similar for others"
+            key = "others"
+            message = f"{message}, and similar for others"
         if key in self._held:
             self._held[key] = self._held[key][0] + 1, message
             return
@@ -118,7 +120,10 @@ class RequestMonitor:
         access: bool = False,
         every: float = 60.0,
     ) -> None:
-        self._app, self._metrics, self._documented, self._access = app, metrics, documented, access
+        self._app = app
+        self._metrics = metrics
+        self._documented = documented
+        self._access = access
         self._refusals = LogThrottle(logging.getLogger("fixstar.service"), every)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -126,7 +131,8 @@ class RequestMonitor:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        began, status = time.perf_counter(), 0
+        began = time.perf_counter()
+        status = 0
 
         async def recorded(message: Message) -> None:
             nonlocal status
@@ -175,6 +181,10 @@ class RequestMonitor:
 def _access_line(scope: Scope, status: int, seconds: float) -> str:
     """One line, without the query string: it holds ids."""
     caller = identified(scope)
-    name, role = ("-", "-") if caller is None else (json.dumps(caller.name), caller.role)
+    name = "-"
+    role = "-"
+    if caller is not None:
+        name = json.dumps(caller.name)
+        role = caller.role
     asked = f"method={quote(scope['method'])} path={quote(scope.get(GALLERY, '') + scope['path'])}"
     return f"address={address(scope)} caller={name} role={role} {asked} status={status} ms={1000 * seconds:.1f}"

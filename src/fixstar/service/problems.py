@@ -156,7 +156,9 @@ def to_step(step: NextStep) -> dict[str, Any]:
     content = step.to_json()
     request = _request(step.action, content["arguments"])
     if request is None:
-        content["note"] = f"{step.note} (the operator can do this)" if step.note else "the operator can do this"
+        content["note"] = "the operator can do this"
+        if step.note:
+            content["note"] = f"{step.note} (the operator can do this)"
     return {**content, "request": request}
 
 
@@ -164,7 +166,9 @@ def _request(action: str, arguments: dict[str, Any]) -> dict[str, Any] | None:
     if action not in REQUESTS:
         return None
     method, path, fields = REQUESTS[action]
-    body = {("ids" if name == "id" else name): [value] if name == "id" else value for name, value in arguments.items()}
+    body = dict(arguments)
+    if "id" in body:
+        body["ids"] = [body.pop("id")]
     if "{version}" in path:
         path = path.format(version=quote(str(body.pop("version", "VERSION")), safe=""))
     if any(name not in fields for name in body):
@@ -189,8 +193,12 @@ class Problem(Exception):  # noqa: N818 (the name of the media type)
     ) -> None:
         super().__init__(detail)
         known = PROBLEMS[kind]
-        self.kind, self.title, self.detail, self.hint = kind, known.title, detail, hint or known.remedy
-        self.next_steps, self.headers = next_steps, dict(headers or {})
+        self.kind = kind
+        self.title = known.title
+        self.detail = detail
+        self.hint = hint or known.remedy
+        self.next_steps = next_steps
+        self.headers = dict(headers or {})
         self.status = known.status if status is None else status
         self.more: dict[str, Any] = {}
 
@@ -225,7 +233,9 @@ class Problem(Exception):  # noqa: N818 (the name of the media type)
         if status not in (500, 503):
             return cls(kind, str(error), "", *error.next_steps)
         _log.error("%s: %s", title, error)
-        return cls(kind, _HIDDEN, headers={"Retry-After": "5"} if status == 503 else None)
+        if status == 503:
+            return cls(kind, _HIDDEN, headers={"Retry-After": "5"})
+        return cls(kind, _HIDDEN)
 
 
 def numbered(name: str, results: Iterable[Result | BaseException]) -> list[Result]:

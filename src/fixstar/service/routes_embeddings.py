@@ -57,10 +57,12 @@ async def embeddings(context: Shared, wanted: EmbeddingRequest) -> EmbeddingResp
     await context.intake.count(len(texts))
     vectors = np.stack([one[model.version] for one in good])
     rows = await run_in_threadpool(_searching, context.workspace, model, vectors)
-    data = [
-        Embedding(index=index, embedding=_base64(row) if wanted.encoding_format == "base64" else row.tolist())
-        for index, row in enumerate(rows)
-    ]
+    data = []
+    for index, row in enumerate(rows):
+        content: str | list[float] = row.tolist()
+        if wanted.encoding_format == "base64":
+            content = _base64(row)
+        data.append(Embedding(index=index, embedding=content))
     usage = EmbeddingUsage(prompt_tokens=len(data), total_tokens=len(data))
     return EmbeddingResponse(data=tuple(data), model=wanted.model, usage=usage)
 
@@ -68,11 +70,14 @@ async def embeddings(context: Shared, wanted: EmbeddingRequest) -> EmbeddingResp
 def _chosen(space: Workspace, name: str) -> _Model:
     """The model of that name, loaded; else a problem that lists those that there are."""
     version, arrow, target = name.partition("->")
-    if version not in (known := space.versions()):
-        error, listed = space.no_encoder(version), ", ".join(known) or "none yet"
-        seen, steps = (f"no model {version!r}", ()) if error is None else (str(error), error.next_steps)
+    known = space.versions()
+    if version not in known:
+        listed = ", ".join(known) or "none yet"
         hint = f"there are: {listed}; VERSION->OTHER makes queries for OTHER's vectors"
-        raise Problem("unknown-version", seen, hint, *steps)
+        error = space.no_encoder(version)
+        if error is not None:
+            raise Problem("unknown-version", str(error), hint, *error.next_steps)
+        raise Problem("unknown-version", f"no model {version!r}", hint)
     space.serving.encoder(version)  # here, and not within the time that an image may take
     if not arrow or target == version:
         return _Model(version, version)

@@ -8,7 +8,7 @@ import re
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -83,6 +83,7 @@ router = APIRouter(prefix="/v1", route_class=FormRoute)
 COUNTED = 100_000  # items that one answer counts, at most
 LISTED = 4 << 20  # characters of payloads, or of values, in one answer, roughly
 SCANNED = 5000  # items that a filter is compared with for one page, at most
+IMMUTABLE = "private, max-age=31536000, immutable"  # the header of a picture whose address has a stamp
 _REPEATED = 30  # items of one label in a row, after which a sample goes to the next folder
 _MAX_ID = 1024
 _MAX_FILE_NAME = 255
@@ -108,6 +109,7 @@ Exact = Annotated[
 ]
 
 Model = TypeVar("Model", bound=BaseModel)
+Value = TypeVar("Value")
 
 MinScore = Annotated[float | None, Query(ge=-1, le=1, description="Leave out hits with a lower score.")]
 
@@ -115,7 +117,12 @@ MinScore = Annotated[float | None, Query(ge=-1, le=1, description="Leave out hit
 async def _options(
     context: Shared, k: Count = None, where: FilterText = None, exact: Exact = None, min_score: MinScore = None
 ) -> SearchRequest:
-    return SearchRequest(_count(context, k or 10), parse_filter(where), exact is not False, min_score=min_score)
+    return SearchRequest(
+        k=_count(context, k or 10),
+        where=parse_filter(where),
+        exact=exact is not False,
+        min_score=min_score,
+    )
 
 
 Options = Annotated[SearchRequest, Depends(_options)]
@@ -170,14 +177,34 @@ async def _asked(request: Request) -> tuple[SearchParameters, SearchForm]:
     """The options of a search. As parameters, FastAPI would look at the type of each again for every request."""
     form = await request.form()
     given = {name: value for name, value in form.items() if value != ""}
-    return _checked(SearchParameters, "query", dict(request.query_params)), _checked(SearchForm, "body", given)
+    address = _checked(SearchParameters, "query", dict(request.query_params))
+    return address, _checked(SearchForm, "body", given)
 
 
 def _checked(kind: type[Model], place: str, given: Mapping[str, Any]) -> Model:
     try:
         return kind.model_validate(given)
     except ValidationError as error:
-        raise RequestValidationError([{**one, "loc": (place, *one["loc"])} for one in error.errors()]) from error
+        mistakes = [{**one, "loc": (place, *one["loc"])} for one in error.errors()]
+        raise RequestValidationError(mistakes) from error
+
+
+def _merged(context: Context, address: SearchParameters, form: SearchForm) -> SearchRequest:
+    """The options of a search; those in the address count before form fields."""
+    where = parse_filter(_first(address.where, form.where))
+    return SearchRequest(
+        k=_count(context, address.k or form.k or 10),
+        where=where,
+        exact=_first(address.exact, form.exact) is not False,
+        min_score=_first(address.min_score, form.min_score),
+    )
+
+
+def _first(value: Value | None, other: Value | None) -> Value | None:
+    """The first of two values that is given."""
+    if value is None:
+        return other
+    return value
 
 
 async def search(http: Request) -> Response:
@@ -192,24 +219,34 @@ async def search(http: Request) -> Response:
     address, form = await _asked(http)
     began = time.perf_counter()
     context: Context = http.app.state.context
-    exact = address.exact if address.exact is not None else form.exact
-    where = parse_filter(address.where if address.where is not None else form.where)
-    least = address.min_score if address.min_score is not None else form.min_score
-    k = _count(context, address.k or form.k or 10)
-    request = SearchRequest(k, where, exact is not False, min_score=least)
-    if (form.image is None) == (form.text is None):
-        raise _invalid("a search takes an image or a text, one of them", "send image, or text, as a form field")
-    data = form.text if form.image is None else await read_upload(form.image, context.settings)
-    assert data is not None
+    request = _merged(context, address, form)
+    data = await _image_or_text(context, form)
     version = address.version
     if version is None:
-        return _as_json(await _answered(context, request, await context.batcher.search(data, request), began))
+        found = await context.batcher.search(data, request)
+    else:
+        found = await _found_by(context, version, data, request=request)
+    return _as_json(await _answered(context, request, found, began=began))
+
+
+async def _image_or_text(context: Context, form: SearchForm) -> bytes | str:
+    """What is searched for: the bytes of an image, or a text."""
+    if form.image is not None and form.text is None:
+        return await read_upload(form.image, context.settings)
+    if form.text is not None and form.image is None:
+        return form.text
+    raise _invalid("a search takes an image or a text, one of them", "send image, or text, as a form field")
+
+
+async def _found_by(context: Context, version: str, data: bytes | str, request: SearchRequest) -> SearchResult:
+    """What a version finds that embeds the query alone."""
     space = context.workspace
-    if version not in (known := await run_in_threadpool(space.versions)):
+    known = await run_in_threadpool(space.versions)
+    if version not in known:
         raise Problem("unknown-version", f"no version {version!r}", f"there are: {', '.join(known) or 'none'}")
-    vectors = (await context.batcher.embed(data, (version,)))[version]
-    found = await run_in_threadpool(space.serving.search_vectors, version, vectors[None], request)
-    return _as_json(await _answered(context, request, found, began))
+    vectors = await context.batcher.embed(data, (version,))
+    search_vectors = partial(space.serving.search_vectors, version, vectors[version][None], request)
+    return await run_in_threadpool(search_vectors)
 
 
 router.add_api_route(
@@ -239,7 +276,7 @@ async def search_batch(context: Shared, images: Images, request: Options) -> lis
     data = [await read_upload(image, context.settings) for image in images]
     found = numbered("image", await context.batcher.search_together(data, request))
     await context.intake.count(len(images))
-    return [await _answered(context, request, one, began) for one in found]
+    return [await _answered(context, request, one, began=began) for one in found]
 
 
 @router.post("/search/examples", tags=["search"], dependencies=READ, responses=problem_responses(404, 413, 415))
@@ -247,20 +284,25 @@ async def search_examples(context: Shared, query: ExampleQuery) -> SearchRespons
     """The items most like the positive examples and unlike the negative ones, these left out."""
     began = time.perf_counter()
     request = _request(context, query)
-    if (count := len(query.positive.images) + len(query.negative.images)) > context.settings.items_at_once:
+    count = len(query.positive.images) + len(query.negative.images)
+    if count > context.settings.items_at_once:
         raise _invalid(f"{count} images; up to {context.settings.items_at_once} may come at once", "send fewer")
     positive = await _examples(context, "positive", query.positive)
     negative = await _examples(context, "negative", query.negative)
-    search, decode = context.workspace.search_examples, context.intake.processes.pixels
-
-    async def work() -> SearchResult:
-        return await run_in_threadpool(search, positive, negative, request, decode)
+    search_now = partial(
+        context.workspace.search_examples,
+        positive,
+        negative,
+        request,
+        decode=context.intake.processes.pixels,
+    )
 
     if not count:
-        return await _answered(context, request, await work(), began)
-    found = await context.intake.in_turn(work)  # it decodes in its thread
-    await context.intake.count(count)
-    return await _answered(context, request, found, began)
+        found = await run_in_threadpool(search_now)
+    else:
+        found = await context.intake.in_turn(lambda: run_in_threadpool(search_now))  # it decodes in its thread
+        await context.intake.count(count)
+    return await _answered(context, request, found, began=began)
 
 
 async def _examples(context: Context, side: str, given: ExampleList) -> Examples:
@@ -270,7 +312,7 @@ async def _examples(context: Context, side: str, given: ExampleList) -> Examples
     numbered(f"{side} image", checked)
     for name in given.ids:
         await run_in_threadpool(_find_item, context, name)
-    return Examples(given.ids, images)
+    return Examples(ids=given.ids, images=images)
 
 
 @router.post("/search/vector", tags=["search"], dependencies=READ, responses=problem_responses(404))
@@ -294,7 +336,7 @@ def search_vector(context: Shared, query: VectorQuery) -> SearchResponse:
     request = _request(context, query)
     row = unit(vector[None] / largest)  # scaled first: squares of very large or small numbers overflow
     found = space.serving.search_vectors(version, row.astype(np.float32), request)
-    return _search_response(context, request, found, began)
+    return _search_response(context, request, found, began=began)
 
 
 @router.get("/item/similar", tags=["search"], dependencies=READ, responses=problem_responses(404))
@@ -302,13 +344,19 @@ def similar(context: Shared, item_id: ItemId, request: Options) -> SearchRespons
     """The items nearest to a stored one, itself left out."""
     began = time.perf_counter()
     _find_item(context, item_id)
-    return _search_response(context, request, context.workspace.like(item_id, request), began)
+    found = context.workspace.like(item_id, request)
+    return _search_response(context, request, found, began=began)
 
 
 def _request(context: Context, query: SearchQuery) -> SearchRequest:
     if query.where is not None:
         check_filter(query.where)
-    return SearchRequest(_count(context, query.k), query.where, query.exact, min_score=query.min_score)
+    return SearchRequest(
+        k=_count(context, query.k),
+        where=query.where,
+        exact=query.exact,
+        min_score=query.min_score,
+    )
 
 
 def _count(context: Context, k: int) -> int:
@@ -318,25 +366,25 @@ def _count(context: Context, k: int) -> int:
     return k
 
 
-async def _answered(context: Context, request: SearchRequest, found: SearchResult, began: float) -> SearchResponse:
+async def _answered(context: Context, request: SearchRequest, found: SearchResult, *, began: float) -> SearchResponse:
     """The response; made by a thread where the filter is compared with the items once more."""
+    make_response = partial(_search_response, context, request, found, began=began)
     if found.hits[0] or not request.where:
-        return _search_response(context, request, found, began)
-    return await run_in_threadpool(_search_response, context, request, found, began)
+        return make_response()
+    return await run_in_threadpool(make_response)
 
 
-def _search_response(context: Context, request: SearchRequest, found: SearchResult, began: float) -> SearchResponse:
-    unknown = () if found.hits[0] else unknown_fields(context.workspace.gallery, request.where or {})
+def _search_response(context: Context, request: SearchRequest, found: SearchResult, *, began: float) -> SearchResponse:
+    unknown: Iterable[str] = ()
+    if not found.hits[0]:
+        unknown = unknown_fields(context.workspace.gallery, request.where or {})
+    hits = []
+    for hit in found.hits[0]:
+        fields = item_fields(hit.id, hit.version, hit.payload)
+        hits.append(Hit(score=hit.score, unlikely=found.is_unlikely(hit), **fields))
     return SearchResponse(
         version=found.version,
-        hits=tuple(
-            Hit(
-                score=hit.score,
-                unlikely=found.is_unlikely(hit),
-                **item_fields(hit.id, hit.version, hit.payload),
-            )
-            for hit in found.hits[0]
-        ),
+        hits=tuple(hits),
         calibrated=found.calibrated,
         left_out=found.left_out,
         models=found.models,
@@ -348,7 +396,8 @@ def _search_response(context: Context, request: SearchRequest, found: SearchResu
 
 def item_fields(name: str, version: str, payload: Payload) -> dict[str, Any]:
     """An item as JSON, without the payload fields that name files of this machine."""
-    label, picture = payload.get(LABEL), None
+    label = payload.get(LABEL)
+    picture = None
     if payload.get(IMAGE):  # a new picture has a new address, so caches may keep it
         stamp = quote_plus(str(payload.get(STAMP, "")))
         picture = f"/v1/item/image?id={quote_plus(name)}&size=256&stamp={stamp}"
@@ -375,11 +424,14 @@ def items(
     """Page through all items. With ``where`` a page ends after 5,000 items were looked at; ``next`` continues."""
     gallery = context.workspace.gallery
     _require_vectors(gallery, version)
-    return item_page(gallery, limit, version, after, parse_filter(where))
+    return item_page(gallery, limit, version=version, after=after, where=parse_filter(where))
 
 
 def _require_vectors(gallery: Gallery, version: str | None) -> None:
-    if version is not None and version not in (known := [space.name for space in gallery.versions()]):
+    if version is None:
+        return
+    known = [space.name for space in gallery.versions()]
+    if version not in known:
         hint = f"there are: {', '.join(known) or 'none yet'}"
         raise Problem("unknown-version", f"the gallery has no vectors of {version!r}", hint)
 
@@ -390,12 +442,15 @@ def item_page(
     """Up to ``limit`` items after ``after`` that pass. A page costs about the same however few items do."""
     passes = payload_test(where or {})
     found: list[Item] = []
-    looked_at, characters, last = 0, 0, after
+    looked_at = 0
+    characters = 0
+    last = after
     with closing(cast(Any, gallery.iterate(version, after))) as source:
         for item in cast(Iterator[StoredItem], source):
             if len(found) == limit or looked_at == SCANNED or characters > LISTED:
                 return ItemPage(items=tuple(found), next=last, looked_at=looked_at)
-            looked_at, last = looked_at + 1, item.id
+            looked_at += 1
+            last = item.id
             if passes(item.payload):
                 found.append(_shown_item(item))
                 characters += len(str(item.payload))
@@ -418,14 +473,19 @@ def item_sample(gallery: Gallery, limit: int) -> list[StoredItem]:
     after: str | None = None
     looked_at = 0
     while looked_at < SCANNED and len(by_label) < limit:
-        repeated, jump = 0, None
+        repeated = 0
+        jump = None
         with closing(cast(Any, gallery.iterate(None, after))) as source:
             for item in cast(Iterator[StoredItem], source):
-                looked_at, after = looked_at + 1, item.id
+                looked_at += 1
+                after = item.id
                 kept = by_label.setdefault(item.payload.get(LABEL), [])
                 if len(kept) < limit:
                     kept.append(item)
-                repeated = repeated + 1 if len(kept) > 1 else 0
+                if len(kept) > 1:
+                    repeated += 1
+                else:
+                    repeated = 0
                 folder, slash, _ = item.id.rpartition("/")
                 if repeated >= _REPEATED and slash:
                     jump = f"{folder}{slash}{chr(sys.maxunicode)}"
@@ -452,8 +512,21 @@ def count(
         raise _invalid(f"the field {field!r} names files of the service, and cannot be asked for", "use another field")
     gallery = context.workspace.gallery
     _require_vectors(gallery, version)
-    found = count_items(gallery, parse_filter(where), version, field, after, COUNTED, LISTED)
-    return ItemCount(count=found.total, values=dict(found.values), looked_at=found.looked_at, next=found.next)
+    found = count_items(
+        gallery,
+        where=parse_filter(where),
+        version=version,
+        field=field,
+        after=after,
+        most=COUNTED,
+        most_characters=LISTED,
+    )
+    return ItemCount(
+        count=found.total,
+        values=dict(found.values),
+        looked_at=found.looked_at,
+        next=found.next,
+    )
 
 
 @router.get("/item", tags=["items"], dependencies=READ, responses=problem_responses(404))
@@ -486,7 +559,7 @@ async def item_image(
     picture = await context.intake.in_turn(lambda: run_in_threadpool(draw))
     headers = {
         "ETag": picture.etag,
-        "Cache-Control": "private, max-age=31536000, immutable" if stamp else "private, no-cache",
+        "Cache-Control": IMMUTABLE if stamp else "private, no-cache",
     }
     if picture.etag in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
@@ -502,8 +575,12 @@ def change_payload(
     Fields that others change at the same time are kept.
     """
     expected = _revision(if_match)
-    changes, most = _checked_payload(change.payload), context.settings.payload_bytes
-    stored = context.workspace.update_payload(item_id, changes, expected, most)
+    stored = context.workspace.update_payload(
+        item_id,
+        changes=_checked_payload(change.payload),
+        revision=expected,
+        max_bytes=context.settings.payload_bytes,
+    )
     return _with_etag(response, _shown_item(stored))
 
 
@@ -603,8 +680,10 @@ async def put_item(
     expected = _revision(if_match)
 
     def plan() -> list[_Upload]:
-        content = {} if payload is None else parse_json("payload", payload, _PAYLOAD)
-        return _plan_uploads(context.settings, [image], [content], [item_id], 1)
+        content = {}
+        if payload is not None:
+            content = parse_json("payload", payload, _PAYLOAD)
+        return _plan_uploads(context.settings, images=[image], payloads=[content], ids=[item_id], most=1)
 
     stored = await _add_items(context, await run_in_threadpool(plan), expected)
     if stored.rejected:
@@ -622,7 +701,7 @@ async def add_items(context: Shared, images: Images, payloads: Payloads = None, 
     If none can be used the answer is a problem, which names them too.
     """
     most = context.settings.items_at_once
-    uploads = await run_in_threadpool(_plan_list, context.settings, images, payloads, ids, most)
+    uploads = await _plan_list(context, images, payloads=payloads, ids=ids, most=most)
     return await _added(context, uploads)
 
 
@@ -649,15 +728,19 @@ async def _added(context: Context, uploads: Sequence[_Upload]) -> Added:
 
 def _plan_texts(settings: ServiceSettings, items: Sequence[TextItem]) -> list[_Upload]:
     """Texts with their ids and payloads; refused before anything is stored if one does not fit."""
-    names = _checked_ids([uuid.uuid4().hex if item.id is None else item.id for item in items])
+    names = _checked_ids([_new_id() if item.id is None else item.id for item in items])
     uploads = []
     for number, (name, item) in enumerate(zip(names, items, strict=True)):
         content = _checked_payload(item.payload)
         if TEXT in content:
             raise _invalid(f"the payload of {name!r:.80} has a field text", "send the text beside the payload, once")
         _require_small(settings, name, content)
-        uploads.append(_Upload(name, content, None, number, item.text))
+        uploads.append(_Upload(name, content, file=None, index=number, text=item.text))
     return uploads
+
+
+def _new_id() -> str:
+    return uuid.uuid4().hex
 
 
 @router.post("/items/async", tags=["items"], status_code=202, responses=problem_responses(413, 415))
@@ -666,18 +749,27 @@ async def add_items_later(
 ) -> Job:
     """Keep images on disk, and embed them in a job. All must be images of an allowed format and size."""
     most = context.settings.images_a_job
-    uploads = await run_in_threadpool(_plan_list, context.settings, images, payloads, ids, most)
+    uploads = await _plan_list(context, images, payloads=payloads, ids=ids, most=most)
     await context.intake.count(len(images))
     await run_in_threadpool(context.jobs.require_room, "index")
     kept = await _keep_images(context, uploads)
-    job = await run_in_threadpool(context.jobs.submit, "index", {"items": kept}, caller.name)
+    job = await run_in_threadpool(context.jobs.submit, "index", {"items": kept}, by=caller.name)
     return Job.model_validate(job)
 
 
-def _plan_list(
-    settings: ServiceSettings, images: list[UploadFile], payloads: str | None, ids: str | None, most: int
+async def _plan_list(
+    context: Context, images: list[UploadFile], *, payloads: str | None, ids: str | None, most: int
 ) -> list[_Upload]:
-    return _plan_uploads(settings, images, _parsed_list("payloads", payloads), _parsed_list("ids", ids), most)
+    def plan() -> list[_Upload]:
+        return _plan_uploads(
+            context.settings,
+            images=images,
+            payloads=_parsed_list("payloads", payloads),
+            ids=_parsed_list("ids", ids),
+            most=most,
+        )
+
+    return await run_in_threadpool(plan)
 
 
 def _parsed_list(name: str, text: str | None) -> list[Any] | None:
@@ -691,6 +783,7 @@ def _parsed_list(name: str, text: str | None) -> list[Any] | None:
 
 def _plan_uploads(
     settings: ServiceSettings,
+    *,
     images: Sequence[UploadFile],
     payloads: Sequence[Any] | None,
     ids: Sequence[Any] | None,
@@ -704,15 +797,22 @@ def _plan_uploads(
         if given is not None and len(given) != len(images):
             seen = f"{plural(len(given), name[:-1])} for {plural(len(images), 'image')}; one per image is needed"
             raise _invalid(seen, f"send as many as images, in their order, such as {_EXAMPLES[name]}")
-    names = [uuid.uuid4().hex for _ in images] if ids is None else _checked_ids(ids)
-    contents = [{} for _ in images] if payloads is None else [_checked_payload(content) for content in payloads]
-    for name, content in zip(names, contents, strict=True):
+    if ids is None:
+        ids = [_new_id() for _ in images]
+    if payloads is None:
+        payloads = [{} for _ in images]
+    names = _checked_ids(ids)
+    contents = [_checked_payload(content) for content in payloads]
+    uploads = []
+    for number, (name, content, image) in enumerate(zip(names, contents, images, strict=True)):
         _require_small(settings, name, content)
-    return list(map(_Upload, names, contents, images, range(len(images))))
+        uploads.append(_Upload(name, content, file=image, index=number))
+    return uploads
 
 
 def _require_small(settings: ServiceSettings, name: str, payload: Mapping[str, Any]) -> None:
-    if (size := len(json.dumps(payload, ensure_ascii=False).encode())) > settings.payload_bytes:
+    size = len(json.dumps(payload, ensure_ascii=False).encode())
+    if size > settings.payload_bytes:
         seen = f"the payload of {name!r:.80} has {size:,} bytes; {settings.payload_bytes:,} are allowed"
         raise Problem("too-large", seen, "store less with the item, such as the address of the rest")
 
@@ -722,15 +822,17 @@ def _checked_ids(ids: Sequence[Any]) -> list[str]:
         names = checked_ids(list(ids))
     except GalleryError as error:
         raise _invalid(str(error), f"send such as {_EXAMPLES['ids']}") from error
-    if too_long := [name for name in names if len(name) > _MAX_ID]:
-        raise _invalid(f"an id has up to {_MAX_ID} characters, got {len(too_long[0])}", "send a shorter one")
+    for name in names:
+        if len(name) > _MAX_ID:
+            raise _invalid(f"an id has up to {_MAX_ID} characters, got {len(name)}", "send a shorter one")
     return names
 
 
 def _checked_payload(payload: Any) -> dict[str, Any]:
     if not isinstance(payload, dict):
         raise _invalid(f"a payload is a JSON object, got {payload!r:.80}", _PAYLOAD)
-    if reserved := set(HIDDEN_FIELDS) & payload.keys():
+    reserved = set(HIDDEN_FIELDS) & payload.keys()
+    if reserved:
         seen = f"the payload field {min(reserved)!r} is reserved: the service stores there where the image is"
         raise _invalid(seen, "give the field another name")
     return payload
@@ -756,15 +858,31 @@ async def _add_items(context: Context, uploads: Sequence[_Upload], expected: int
         revisions.update(zip(ids, made, strict=True))
 
     def store() -> _Stored:
-        items = [one for one in decoded if isinstance(one, CatalogueItem)]
-        problems = {upload.id: one for upload, one in zip(uploads, decoded, strict=True) if isinstance(one, Problem)}
+        items = []
+        problems = {}
+        for upload, one in zip(uploads, decoded, strict=True):
+            if isinstance(one, Problem):
+                problems[upload.id] = one
+            else:
+                items.append(one)
         with space.registry.using(version):
-            done = index_items(space.gallery, version, LocalEmbedder(encoder), items, again=True, store=write)
+            done = index_items(
+                space.gallery,
+                version,
+                embedder=LocalEmbedder(encoder),
+                items=items,
+                again=True,
+                store=write,
+            )
         context.metrics.embedded.labels(version, "item").inc(done.added)
-        problems.update({one.name: Problem(f"unreadable-{encoder.reads[:-1]}", one.reason) for one in done.bad})
-        payloads = {item.id: dict(item.payload) for item in items if item.id not in problems}
-        rejected = [(one, problems[one.id]) for one in uploads if one.id in problems]
-        return _Stored(version, payloads, rejected, revisions)
+        for bad in done.bad:
+            problems[bad.name] = Problem(f"unreadable-{encoder.reads[:-1]}", bad.reason)
+        return _Stored(
+            version=version,
+            payloads={item.id: dict(item.payload) for item in items if item.id not in problems},
+            rejected=[(one, problems[one.id]) for one in uploads if one.id in problems],
+            revisions=revisions,
+        )
 
     return await run_in_threadpool(store)
 
@@ -787,9 +905,13 @@ async def _decoded(context: Context, upload: _Upload, encoder: Encoder) -> Catal
 
 def _nothing_added(kind: str, problems: Sequence[Problem], bad: Sequence[BadImage]) -> Problem:
     """The answer where no image, or no text, could be used: the status that they all share, else 422."""
-    first, alike = problems[0], len({problem.status for problem in problems}) == 1
+    first = problems[0]
     seen = f"nothing was stored, of {len(bad)} sent; {bad[0].title}: {first.detail}"
-    problem = Problem(f"no-usable-{kind}", seen, first.hint if alike else "", status=first.status if alike else None)
+    alike = len({problem.status for problem in problems}) == 1
+    if alike:
+        problem = Problem(f"no-usable-{kind}", seen, first.hint, status=first.status)
+    else:
+        problem = Problem(f"no-usable-{kind}", seen)
     problem.more = {"bad": [one.model_dump() for one in bad]}
     return problem
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import threading
+from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal
 
@@ -17,7 +18,7 @@ from fixstar.service import jobs as work
 from fixstar.service.context import READ, Admin, Context, Reader, Shared, Writer
 from fixstar.service.keys import Caller
 from fixstar.service.problems import Problem, to_step
-from fixstar.service.routes_items import item_fields
+from fixstar.service.routes_items import IMMUTABLE, item_fields
 from fixstar.service.schemas import (
     BackfillRequest,
     BackfillState,
@@ -60,6 +61,7 @@ from fixstar.workspace.checks import (
     last_check,
     listed_flips,
 )
+from fixstar.workspace.drift import DriftPoint as MovedItem
 from fixstar.workspace.drift import drift_map
 from fixstar.workspace.registry import version_number
 
@@ -83,8 +85,9 @@ _log = logging.getLogger("fixstar.service")
 def versions(context: Shared) -> list[Version]:
     """All versions, oldest first; also retired ones."""
     space = context.workspace
-    counts, deployed = space.gallery.count(), space.rollout.current()
-    return [Version(**_version_fields(space, name, counts, deployed)) for name in _all(space)]
+    counts = space.gallery.count()
+    deployed = space.rollout.current()
+    return [Version(**_version_fields(space, name, counts=counts, deployed=deployed)) for name in _all(space)]
 
 
 @router.get("/versions/{name}", tags=["versions"], dependencies=READ, responses=problem_responses(404))
@@ -95,16 +98,18 @@ def version(context: Shared, name: Name) -> VersionCard:
     about = card.get("about", {})
     details = {key: card.get(key) for key in ("classifier", "projection", "preprocessing", "weights")}
     details |= {key: about.get(key) for key in ("method", "loss", "selected_epoch")}
+    details["recipe"] = about.get("settings", {}).get("recipe")
     found = last_check(space.path, name)
     try:
         lineage = space.registry.lineage(name)
     except FixstarError:  # an ancestor is gone
         lineage = [name]
+    fields = _version_fields(space, name, counts=space.gallery.count(), deployed=space.rollout.current())
     return VersionCard(
-        **_version_fields(space, name, space.gallery.count(), space.rollout.current()),
+        **fields,
         lineage=tuple(lineage),
         slots=card["slots"]["by_class"],
-        details={**details, "recipe": about.get("settings", {}).get("recipe")},
+        details=details,
         last_check=None if found is None else _check_body(found),
     )
 
@@ -136,12 +141,17 @@ def _version_fields(space: Workspace, name: str, counts: dict[str, int], deploye
 
 def _gain(found: SavedCheck | None) -> Gain | None:
     """What a check measured among the vectors that gain least, on one scale."""
-    cells = [] if found is None else [cell for cell in found.cells if cell.reembedded is not None]
+    if found is None:
+        return None
+    cells = [cell for cell in found.cells if cell.reembedded is not None]
     if not cells:
         return None
     worst = min(cells, key=lambda cell: cell.difference)
     return Gain(
-        version=worst.version, now=worst.self_test, at_once=worst.cross_test, reembedded=worst.reembedded or 0.0
+        version=worst.version,
+        now=worst.self_test,
+        at_once=worst.cross_test,
+        reembedded=worst.reembedded or 0.0,
     )
 
 
@@ -151,11 +161,13 @@ def _all(space: Workspace) -> list[str]:
 
 def _known(space: Workspace, name: str) -> str:
     """A version of the registry; no other name ever becomes part of a path."""
-    if name not in (names := _all(space)):
-        if (error := space.no_encoder(name)) is not None:
-            raise Problem("unknown-version", str(error), "", *error.next_steps)
-        raise Problem("unknown-version", f"no version {name!r}", f"there are: {', '.join(names) or 'none'}")
-    return name
+    names = _all(space)
+    if name in names:
+        return name
+    error = space.no_encoder(name)
+    if error is not None:
+        raise Problem("unknown-version", str(error), "", *error.next_steps)
+    raise Problem("unknown-version", f"no version {name!r}", f"there are: {', '.join(names) or 'none'}")
 
 
 def _existing(space: Workspace, name: str) -> str:
@@ -199,11 +211,10 @@ def flips(
 ) -> list[Flip]:
     """Queries that an older version answered correctly and this one does not, or the reverse: some of each class."""
     found = _checked(context, name)
-    chosen = [
-        _flip(found, number, cell, kind, one)
-        for number, (cell, which, one) in enumerate(listed_flips(found))
-        if which == kind and against in (None, cell.version)
-    ]
+    chosen = []
+    for number, (cell, which, one) in enumerate(listed_flips(found)):
+        if which == kind and against in (None, cell.version):
+            chosen.append(_flip(found, number, cell=cell, kind=kind, one=one))
     return chosen[:limit]
 
 
@@ -225,12 +236,13 @@ def flip_image(
     stamp: Annotated[str, Query(max_length=100, description="Makes the answer one that caches may keep.")] = "",
 ) -> Response:
     """A picture of a negative flip: the query, what the old version found, or what the new one finds."""
-    pixels = flip_picture(context.workspace.path, _checked(context, name), number, which)
+    found = _checked(context, name)
+    pixels = flip_picture(context.workspace.path, found, number=number, which=which)
     if pixels is None:
         raise Problem("unknown-picture", f"no flip {number} of {name}", f"see /v1/versions/{name}/flips")
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, "PNG")
-    cached = "private, max-age=31536000, immutable" if stamp else "private, no-cache"
+    cached = IMMUTABLE if stamp else "private, no-cache"
     return Response(buffer.getvalue(), media_type="image/png", headers={"Cache-Control": cached})
 
 
@@ -251,20 +263,14 @@ def drift(
         _existing(space, name)
     revision = space.gallery.revision()
     key = (str(space.path), old, new, limit, revision)
-    if revision is not None and (known := _drift_maps.get(key)):
+    known = _drift_maps.get(key)
+    if revision is not None and known is not None:
         return known
     if not _drift_lock.acquire(blocking=False):  # waiting would hold a thread that others need
         raise Problem("busy", "another drift map is being made", headers={"Retry-After": "5"})
     try:
-        points = tuple(
-            DriftPoint(
-                **item_fields(point.item.id, point.item.version, point.item.payload),
-                old=point.old,
-                new=point.new,
-                moved=point.moved,
-            )
-            for point in drift_map(space.serving, old, new, limit, context.intake.processes.pixels)
-        )
+        moved = drift_map(space.serving, old, new, limit=limit, decode=context.intake.processes.pixels)
+        points = tuple(_drift_point(point) for point in moved)
         made = DriftMap(old=old, new=new, points=points)
         if revision is not None:
             _forget_drift_maps(str(space.path), revision)
@@ -272,6 +278,15 @@ def drift(
         return made
     finally:
         _drift_lock.release()
+
+
+def _drift_point(point: MovedItem) -> DriftPoint:
+    return DriftPoint(
+        **item_fields(point.item.id, point.item.version, point.item.payload),
+        old=point.old,
+        new=point.new,
+        moved=point.moved,
+    )
 
 
 def _forget_drift_maps(path: str, revision: int) -> None:
@@ -325,7 +340,11 @@ def _flip(found: SavedCheck, number: int, cell: CheckedCell, kind: str, one: Fli
         stamp = PurePath(found.pictures).stem.removeprefix("flips-")
         return f"/v1/versions/{found.version}/flips/{number}/{which}.png?stamp={stamp}"
 
-    old, new = (one.label, one.found) if kind == "lost" else (one.found, one.label)
+    old = one.found
+    new = one.label
+    if kind == "lost":
+        old = one.label
+        new = one.found
     return Flip(
         number=number,
         label=one.label,
@@ -342,7 +361,9 @@ def _matrix_cells(found: SavedCheck) -> list[MatrixCell]:
             query_version=query, gallery_version=gallery, accuracy=accuracy, check=found.version, **crossed
         )
 
-    cells = [] if found.self_test is None else [cell(found.version, found.version, found.self_test)]
+    cells = []
+    if found.self_test is not None:
+        cells.append(cell(found.version, found.version, found.self_test))
     for one in found.cells:
         cells.append(cell(one.version, one.version, one.self_test))
         crossed = {name: getattr(one, name) for name in ("difference", "low", "high", "verdict")}
@@ -367,7 +388,13 @@ def deploy(context: Shared, wanted: DeployRequest, caller: Admin) -> Deployment:
     space.rollout.require_deployed(wanted.deployed)
     if space.is_deployed(wanted.version, wanted.queries):
         raise Problem("already-deployed", f"{wanted.version} answers queries")
-    move = space.deploy(wanted.version, wanted.force, caller.name, wanted.deployed, wanted.queries)
+    move = space.deploy(
+        wanted.version,
+        force=wanted.force,
+        by=caller.name,
+        deployed=wanted.deployed,
+        queries=wanted.queries,
+    )
     _record(context, move)
     return Deployment(**vars(move), unreached=space.unreachable_vectors(move.version))
 
@@ -375,7 +402,8 @@ def deploy(context: Shared, wanted: DeployRequest, caller: Admin) -> Deployment:
 @router.post("/rollback", tags=["lifecycle"], responses=problem_responses(409))
 def rollback(context: Shared, caller: Admin, wanted: RollbackRequest | None = None) -> Rollback:
     """Back to the version deployed before, at once. A backfill to another version ends."""
-    space, wanted = context.workspace, wanted or RollbackRequest()
+    space = context.workspace
+    wanted = wanted or RollbackRequest()
     if space.versions():
         space.rollout.require_deployed(wanted.deployed)
     _previous(space)
@@ -425,19 +453,27 @@ def _previous(space: Workspace) -> str:
 
 def _record(context: Context, move: SavedMove) -> None:
     left = context.workspace.rollout.left_by(move)
-    more = f", translations {dict(move.translations)}" if move.translations else ""
-    more += f", forced: {move.reason!r}" if move.reason else ""
-    AuditLog(context.settings.gallery).info("%s from %s to %s by %s%s", move.kind, left, move.version, move.by, more)
+    more = ""
+    if move.translations:
+        more += f", translations {dict(move.translations)}"
+    if move.reason:
+        more += f", forced: {move.reason!r}"
+    log = AuditLog(context.settings.gallery)
+    log.info("%s from %s to %s by %s%s", move.kind, left, move.version, move.by, more)
 
 
 def _active_backfill(context: Context) -> work.Job | None:
     job = context.jobs.latest("backfill")
-    return None if job is None or job.has_ended else job
+    if job is None or job.has_ended:
+        return None
+    return job
 
 
 def _ended_by(job: work.Job | None, version: str) -> str | None:
     """The id of a backfill that ends when ``version`` is deployed."""
-    return None if job is None or job.parameters["target"] == version else job.id
+    if job is None or job.parameters["target"] == version:
+        return None
+    return job.id
 
 
 # --- backfill and history
@@ -463,15 +499,18 @@ def start_backfill(context: Shared, caller: Admin, wanted: BackfillRequest | Non
 @router.get("/backfill", tags=["lifecycle"], dependencies=READ)
 def backfill(context: Shared) -> BackfillState:
     """The last backfill plan: its progress, what was predicted and measured; and what another could do."""
-    space, job = context.workspace, context.jobs.latest("backfill")
-    result = {} if job is None or job.result is None else job.result
-    state: dict[str, Any] = {
-        "job": None if job is None else Job.model_validate(job),
-        "predicted": result.get("predicted") or None,
-        "measured": result.get("measured", ()),
-    }
+    space = context.workspace
+    job = context.jobs.latest("backfill")
+    state: dict[str, Any] = {"job": None}
+    result: Mapping[str, Any] = {}
+    if job is not None:
+        state["job"] = Job.model_validate(job)
+        result = job.result or {}
+    state["predicted"] = result.get("predicted") or None
+    state["measured"] = result.get("measured", ())
     files = PlanFiles(space.path)
-    if (plan := files.plan(with_ids=False)) is not None:
+    plan = files.plan(with_ids=False)
+    if plan is not None:
         state |= {name: getattr(plan, name) for name in ("order", "budget", "old", "planned", "when")}
         state |= {"version": plan.target, "position": files.position(plan), "kept": len(files.kept(plan))}
     if space.versions() and _active_backfill(context) is None:
@@ -503,7 +542,7 @@ def start_snapshot(context: Shared, caller: Admin) -> Job:
 @router.post("/train", tags=["lifecycle"], status_code=202, responses=problem_responses(404, 409))
 def start_training(context: Shared, caller: Admin, wanted: TrainRequest) -> Job:
     """Train the first version on a folder of labelled images, in a job."""
-    return _start_training(context, "train", wanted, caller)
+    return _start_training(context, "train", wanted, caller=caller)
 
 
 @router.post("/upgrade", tags=["lifecycle"], status_code=202, responses=problem_responses(404, 409))
@@ -514,7 +553,7 @@ def start_upgrade(context: Shared, caller: Admin, wanted: UpgradeRequest | None 
     method that trains freely also from images of earlier trainings whose files are still there. Images that cannot be
     read are left out.
     """
-    return _start_training(context, "upgrade", wanted or UpgradeRequest(), caller)
+    return _start_training(context, "upgrade", wanted or UpgradeRequest(), caller=caller)
 
 
 def _start_training(
@@ -542,7 +581,8 @@ def _training_folder(allowed: Path | None, name: str) -> Path:
         raise Problem("no-training-images", "no folder of labelled images is set")
     known = training_folders(allowed)
     parts = name.split("/")
-    if parts[0] not in known or ".." in parts or not (chosen := allowed / name).is_dir():
+    chosen = allowed / name
+    if parts[0] not in known or ".." in parts or not chosen.is_dir():
         raise Problem("unknown-folder", f"no folder {name!r}", f"there are: {', '.join(known[:20]) or 'none'}")
     if not chosen.resolve().is_relative_to(allowed.resolve()):
         raise Problem("unknown-folder", f"{name!r} leads out of the folder that the operator chose")

@@ -246,7 +246,9 @@ class BadImage(_Response):
     @property
     def title(self) -> str:
         """Which one it is, for people."""
-        return f"image {self.index} ({self.file})" if self.file else f"item {self.index}"
+        if self.file:
+            return f"image {self.index} ({self.file})"
+        return f"item {self.index}"
 
 
 class Added(_Response):

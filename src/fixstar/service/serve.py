@@ -55,8 +55,12 @@ def serve(workspace: Workspace | Mapping[str, Workspace], settings: ServiceSetti
     Several workspaces, by name, are each under /g/NAME. Then one whose gallery or version does not open is left out.
     """
     alone = isinstance(workspace, Workspace)
-    spaces = {"": workspace} if isinstance(workspace, Workspace) else dict(workspace)
-    own = {name: settings if alone else _settings_of(name, settings) for name in spaces}
+    if isinstance(workspace, Workspace):
+        spaces = {"": workspace}
+        own = {"": settings}
+    else:
+        spaces = dict(workspace)
+        own = {name: _settings_of(name, settings) for name in spaces}
     keys = {name: _required_keys(space, settings) for name, space in spaces.items()}
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     usable = _usable(spaces, own)
@@ -67,9 +71,16 @@ def serve(workspace: Workspace | Mapping[str, Workspace], settings: ServiceSetti
         for name, space in usable.items():
             jobs = Jobs(space, own[name])
             jobs.lock()  # here, where a refusal is still one line
-            apps[name] = create_app(space, own[name], keys[name], jobs, budget)
+            apps[name] = create_app(space, own[name], keys=keys[name], locked=jobs, budget=budget)
+        app: FastAPI | Galleries
+        if alone:
+            app = apps[""]
+            served = {"": usable[""].path}
+        else:
+            app = Galleries({name: apps.get(name) for name in spaces}, keys, settings)
+            served = {f"/g/{name}/": space.path for name, space in usable.items()}
         config = uvicorn.Config(
-            apps[""] if alone else Galleries({name: apps.get(name) for name in spaces}, keys, settings),
+            app,
             http=_guarded_protocol(most, settings.header_seconds),
             ws="none",
             backlog=accepted_at_once(most),
@@ -82,7 +93,6 @@ def serve(workspace: Workspace | Mapping[str, Workspace], settings: ServiceSetti
             lifespan="on",
             timeout_graceful_shutdown=_FINISH,
         )
-        served = {"" if alone else f"/g/{name}/": space.path for name, space in usable.items()}
         _Server(config, served).run(sockets=[listener])
 
 
@@ -102,9 +112,9 @@ def _settings_of(name: str, settings: ServiceSettings) -> ServiceSettings:
 def _required_keys(workspace: Workspace, settings: ServiceSettings) -> Keys:
     keys = Keys(workspace.path)
     if not keys.all() and (settings.names or not settings.loopback):
-        where = f"callers of {settings.names[0]}" if settings.loopback else f"callers of {settings.host}"
+        host = settings.names[0] if settings.loopback else settings.host
         raise InputError(
-            f"{where} may be on other machines, and the workspace has no keys. Make one first: "
+            f"callers of {host} may be on other machines, and the workspace has no keys. Make one first: "
             f"fixstar keys add NAME --role admin -w {workspace.path}"
         )
     if settings.shared and "://" not in gallery_url(workspace.path):
@@ -210,7 +220,9 @@ def _open_files_allowed() -> int:
     except ImportError:  # no such limit on this system
         return 2 * _MAX_CONNECTIONS
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return 4 * _MAX_CONNECTIONS if allowed == resource.RLIM_INFINITY else allowed
+    if allowed == resource.RLIM_INFINITY:
+        return 4 * _MAX_CONNECTIONS
+    return allowed
 
 
 def accepted_at_once(connections: int) -> int:
@@ -244,7 +256,8 @@ class _LimitedHeaders(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
 
     def on_message_begin(self) -> None:
         """httptools sees the first byte of a request."""
-        self._head, self._admitted = 0, False
+        self._head = 0
+        self._admitted = False
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -254,7 +267,8 @@ class _LimitedHeaders(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
 
     def on_headers_complete(self) -> None:
         """httptools has all headers."""
-        self._head, self._admitted = None, True
+        self._head = None
+        self._admitted = True
         super().on_headers_complete()
 
     def on_chunk_header(self) -> None:
@@ -390,11 +404,20 @@ def _guarded_protocol(most: int, seconds: float) -> type[_GuardedProtocol]:
 
 def _replaceable(connections: Iterable[Any]) -> Any | None:
     """The connection that makes room for a new one; None if all are asked something by callers with a valid key."""
-    places = [(one, one.client[0] if one.client else "") for one in connections]
-    held = Counter(address for _, address in places)
-    ranked = [(one.precedence(), -held[address], one.since, one) for one, address in places]
-    strangers = [rank for rank in ranked if rank[0] != (True, True)]
-    return min(strangers, key=lambda rank: rank[:3])[3] if strangers else None
+    open_now = list(connections)
+    held = Counter(_address(one) for one in open_now)
+    strangers = [one for one in open_now if one.precedence() != (True, True)]
+    return min(
+        strangers,
+        key=lambda one: (one.precedence(), -held[_address(one)], one.since),
+        default=None,
+    )
+
+
+def _address(connection: Any) -> str:
+    if not connection.client:
+        return ""
+    return str(connection.client[0])
 
 
 def _throttle_accept_errors(loop: asyncio.AbstractEventLoop) -> None:

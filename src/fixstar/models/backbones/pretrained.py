@@ -99,7 +99,9 @@ class _Block(nn.Module):
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, expansion: int) -> None:
         super().__init__()
         wide = inputs * expansion
-        layers: list[nn.Module] = [_convolution(inputs, wide, 1)] if expansion > 1 else []
+        layers: list[nn.Module] = []
+        if expansion > 1:
+            layers.append(_convolution(inputs, wide, 1))
         layers.append(_convolution(wide, wide, kernel, stride, groups=wide))
         layers.append(_convolution(wide, outputs, 1)[:2])  # no ReLU6
         self.layers = nn.Sequential(*layers)

@@ -100,11 +100,17 @@ class ResNet(Backbone):
         if feature_dim is not None and feature_dim < 1:
             raise InputError(f"resnet{depth} needs feature_dim >= 1, or None for the pooled feature; got {feature_dim}")
         options: dict[str, Any] = {"stem": stem, "in_channels": in_channels}
-        embedded = {} if feature_dim is None else {"feature_dim": feature_dim}
-        options |= embedded | ({"final_relu": True} if final_relu else {})
+        if feature_dim is not None:
+            options["feature_dim"] = feature_dim
+        if final_relu:
+            options["final_relu"] = True
         pooled = 512 * block.expansion
         super().__init__(f"resnet{depth}", options, feature_dim or pooled, preprocessing)
-        kernel, stride = (3, 1) if stem == "cifar" else (7, 2)
+        kernel = 7
+        stride = 2
+        if stem == "cifar":
+            kernel = 3
+            stride = 1
         self.conv1 = nn.Conv2d(in_channels, 64, kernel, stride, padding=kernel // 2, bias=False)
         self.bn1 = nn.BatchNorm2d(64)
         self.maxpool = nn.Identity() if stem == "cifar" else nn.MaxPool2d(3, 2, padding=1)

@@ -180,7 +180,9 @@ def text_backbone(model: str, prompts: Prompts | None = None, pooling: TokenPool
     """The text model that ``hf:NAME_OR_FOLDER`` or ``st:NAME_OR_FOLDER`` means."""
     kind, _, source = model.partition(":")
     transformers = hf_library()
-    extra = (_TOKENIZER, *(_ST_FILES if kind == "st" else ()))
+    extra = [_TOKENIZER]
+    if kind == "st":
+        extra += _ST_FILES
     with quiet(transformers):
         folder = model_folder(transformers, source, weights=True, more=extra)
     if kind == "st":

@@ -59,7 +59,10 @@ class Line:
     @property
     def label(self) -> str:
         """The method and how it differs from the catalogue."""
-        return " ".join([self.method, *self.special, *([f"({self.orders})"] if self.orders else [])])
+        words = [self.method, *self.special]
+        if self.orders:
+            words.append(f"({self.orders})")
+        return " ".join(words)
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,7 +155,8 @@ def _special(benchmark: Benchmark, result: RunResult) -> tuple[str, ...]:
     asked = result.settings["method"]["options"]
     words = [f"{key}={value}" for key, value in asked.items() if usual.get(key) != value]
     capacity = result.settings["capacity"]
-    words += [f"K={capacity}"] if capacity != usual_capacity(benchmark, result.method) else []
+    if capacity != usual_capacity(benchmark, result.method):
+        words.append(f"K={capacity}")
     words += translation_words(benchmark, result.method, result.settings.get("translation", {}).get("weight"))
     return (*words, *(f"{key}={value}" for key, value in changed_settings(benchmark, result.settings).items()))
 

@@ -73,10 +73,8 @@ class DatasetFile:
                 return [f"{self.path}: {found:,} class folders with images, expected {self.classes:,}"]
             return []
         lacking = [name for name in self.classes if not _has_image(place / name)]
-        more = ", ..." if len(lacking) > _SHOWN else ""
-        shown = ", ".join(lacking[:_SHOWN]) + more
         if lacking:
-            return [f"{self.path}: {len(lacking)} of {len(self.classes)} classes missing: {shown}"]
+            return [f"{self.path}: {len(lacking)} of {len(self.classes)} classes missing: {_first_of(lacking)}"]
         return []
 
 
@@ -167,7 +165,9 @@ def imagenet_list(listed: bool) -> Loader:
     def load(folder: Path, split: str) -> ImageSet:
         images = _imagenet(folder, split)
         lines = (folder / "imagenet" / "imagenet100.txt").read_text(encoding="utf-8").split()
-        return images.of_classes(lines if listed else [name for name in images.classes if name not in set(lines)])
+        if listed:
+            return images.of_classes(lines)
+        return images.of_classes([name for name in images.classes if name not in set(lines)])
 
     return load
 
@@ -221,7 +221,8 @@ def _table(file: Path, columns: int, separator: str | None = None, header: bool 
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file} cannot be read as text ({error}); copy it again") from error
     rows = [(number, line.split(separator)) for number, line in enumerate(lines, start=1) if line.strip()]
-    rows = rows[1:] if header else rows
+    if header:
+        rows = rows[1:]
     for number, cells in rows:
         if len(cells) != columns:
             raise DataError(f"{file}: line {number} has {len(cells)} columns, expected {columns}; copy the file again")
@@ -230,12 +231,19 @@ def _table(file: Path, columns: int, separator: str | None = None, header: bool 
     return [cells for _, cells in rows]
 
 
+def _first_of(names: Sequence[object]) -> str:
+    """The first names of a list that may be long."""
+    shown = [str(name) for name in names[:_SHOWN]]
+    if len(names) > _SHOWN:
+        shown.append("...")
+    return ", ".join(shown)
+
+
 def _listed_images(paths: Sequence[Path], labels: Sequence[str], source: Path, name: str) -> ImageSet:
     """Images that a file lists, with the label of each; all must be there. Classes are sorted by name."""
     lacking = [path for path in paths if not path.is_file()]
     if lacking:
-        shown = ", ".join(str(path) for path in lacking[:_SHOWN]) + (", ..." if len(lacking) > _SHOWN else "")
-        raise DataError(f"{source} lists {plural(len(lacking), 'missing image')}: {shown}")
+        raise DataError(f"{source} lists {plural(len(lacking), 'missing image')}: {_first_of(lacking)}")
     classes, numbers = np.unique(np.array(labels), return_inverse=True)
     return ImageSet(tuple(paths), numbers.astype(np.int64), tuple(str(one) for one in classes), name)
 
@@ -345,8 +353,12 @@ def gldv2_solution(folder: Path) -> dict[str, list[str]]:
 def met(folder: Path, split: str) -> ImageSet:
     """The Met's exhibits: studio photographs as "train", visitors' photographs of them as "test"."""
     check_split(split)
-    file = folder / "met" / "ground_truth" / ("mini_MET_database.json" if split == "train" else "testset.json")
-    key = "id" if split == "train" else "MET_id"
+    listed = "testset.json"
+    key = "MET_id"
+    if split == "train":
+        listed = "mini_MET_database.json"
+        key = "id"
+    file = folder / "met" / "ground_truth" / listed
     try:
         entries = [(entry["path"], str(entry[key])) for entry in json.loads(file.read_text()) if key in entry]
     except (OSError, ValueError, TypeError, KeyError) as error:

@@ -41,7 +41,9 @@ class Folders:
     def not_judged(self, run: Run) -> list[str]:
         """The benchmark's protocols that a finished run was not measured by."""
         path = self.result(run)
-        known = RunResult.load(path).protocols if path.exists() else run.benchmark.protocols
+        if not path.exists():
+            return []
+        known = RunResult.load(path).protocols
         return [protocol for protocol in run.benchmark.protocols if protocol not in known]
 
     def log(self, run: Run) -> Path:
@@ -158,9 +160,14 @@ def _look(job: QueuedRun, folders: Folders) -> bool:
             job.seconds_at_share = job.seconds
         job.stage = state.stage
     if code is not None:
-        done = code == 0 and folders.result(job.run).exists()
-        job.state, job.stage, job.share = ("done", "", 1.0) if done else ("failed", "", job.share)
-        job.note = "" if done else _last_line(folders.log(job.run)) or f"exit code {code}"
+        job.stage = ""
+        if code == 0 and folders.result(job.run).exists():
+            job.state = "done"
+            job.share = 1.0
+            job.note = ""
+        else:
+            job.state = "failed"
+            job.note = _last_line(folders.log(job.run)) or f"exit code {code}"
     return (job.state, job.stage) != before
 
 
@@ -241,8 +248,9 @@ def _print_change(_: Sequence[QueuedRun], job: QueuedRun | None) -> None:
         else:
             words = " ".join([job.state, job.note]).strip()
         left = job.seconds_left()
-        rest = "" if left is None else f", about {clock(left)} left"
-        print(f"{clock(job.seconds):>8}  {job.run.name}: {words}{rest}", file=sys.stderr, flush=True)
+        if left is not None:
+            words += f", about {clock(left)} left"
+        print(f"{clock(job.seconds):>8}  {job.run.name}: {words}", file=sys.stderr, flush=True)
 
 
 def table_of(jobs: Sequence[QueuedRun]) -> Table:

@@ -54,8 +54,9 @@ class Look:
 def default_path() -> Path:
     """The ledger of the source tree; where fixstar is installed without one, that of the working folder."""
     tree = Path(__file__).parents[4]
-    root = tree if (tree / "benchmarks" / "results").is_dir() else Path()
-    return root / "benchmarks" / "looks.json"
+    if not (tree / "benchmarks" / "results").is_dir():
+        tree = Path()
+    return tree / "benchmarks" / "looks.json"
 
 
 def digest(entry: Mapping[str, Any], previous: str) -> str:

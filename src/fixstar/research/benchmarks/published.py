@@ -45,11 +45,17 @@ class Figure:
         >>> Figure(Decimal("48.21"), "percent").fraction
         0.4821
         """
-        return float(self.printed / 100 if self.unit == "percent" else self.printed)
+        if self.unit == "percent":
+            return float(self.printed / 100)
+        return float(self.printed)
 
     def __str__(self) -> str:
-        deviation = "" if self.deviation is None else f" ± {self.deviation}"
-        return f"{'<' * self.below}{self.printed}{deviation}"
+        text = str(self.printed)
+        if self.below:
+            text = f"<{text}"
+        if self.deviation is not None:
+            text += f" ± {self.deviation}"
+        return text
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,9 @@ class Row:
     @property
     def source(self) -> str:
         """Where the row is printed, such as "HOC, table 2"."""
-        return f"{self.paper}, {self.table if self.table.startswith('section') else 'table ' + self.table}"
+        if self.table.startswith("section"):
+            return f"{self.paper}, {self.table}"
+        return f"{self.paper}, table {self.table}"
 
 
 def published(paper: str | None = None, benchmark: str | None = None, method: str | None = None) -> list[Row]:

@@ -84,7 +84,9 @@ class SearchedImages:
         source = dataset(benchmark.evaluation)
         gallery = source.open(data, benchmark.gallery_split)
         same = benchmark.query_split == benchmark.gallery_split
-        queries = gallery if same else source.open(data, benchmark.query_split)
+        queries = gallery
+        if not same:
+            queries = source.open(data, benchmark.query_split)
         if benchmark.pairs is not None:
             pairs, drawn = (
                 draw(gallery.labels, *benchmark.pairs, seed=PAIRS_SEED) for draw in (sample_pairs, draw_pairs)
@@ -105,7 +107,9 @@ class SearchedImages:
     @property
     def images(self) -> int:
         """The number of images that every version embeds."""
-        return len(self.gallery) + (0 if self.queries is self.gallery else len(self.queries))
+        if self.queries is self.gallery:
+            return len(self.gallery)
+        return len(self.gallery) + len(self.queries)
 
     def matrix(
         self, versions: Sequence[VersionFeatures], protocol: str, device: str | None = None
@@ -235,7 +239,9 @@ def scenario_options(run: Run, data: Path, work: Path, settings: Settings, progr
         return {}
     later = {}
     for number, changes in entry.later_models.items():
-        changed = {"backbone_options": {}, **changes} if "backbone" in changes else changes
+        changed = dict(changes)
+        if "backbone" in changed:
+            changed.setdefault("backbone_options", {})
         later[number] = replace(settings, **changed)
         if "recipe" in changes:
             later[number] = replace(later[number], recipe=run.shortened(changes["recipe"]))
@@ -391,9 +397,14 @@ def _run(run: Run, data: Path, folder: Path, device: str, progress: bool) -> Run
                 weight=run.weight,
             )
             record.setdefault("seconds_translating", round(time.monotonic() - started, 2))
-        state.save(f"training v{version.number + 1}" if version.number < len(stream) else "measuring")
+        if version.number < len(stream):
+            state.save(f"training v{version.number + 1}")
+        else:
+            state.save("measuring")
     started = time.monotonic()
-    found_on = str(settings.torch_device()) if settings.torch_device().type == "cuda" else None
+    found_on = None
+    if settings.torch_device().type == "cuda":
+        found_on = str(settings.torch_device())
     matrices = {name: searched.matrix(features, name, found_on) for name in run.benchmark.protocols}
     if run.translated:
         plain = {name: matrix for name, matrix in matrices.items() if name in SEARCHES}

@@ -29,15 +29,18 @@ def table_of(
 ) -> tuple[list[str], list[list[str]]]:
     """Head and rows: method, runs, the papers' figures (protocol None), and ours by protocol; the best are bold."""
     places = [(one, name) for one in protocols or (None, *comparison.benchmark.protocols) for name in columns]
-    lines = comparison.lines if protocols is None else [x for x in comparison.lines if x.ours.keys() & set(protocols)]
+    lines = list(comparison.lines)
+    if protocols is not None:
+        lines = [line for line in lines if line.ours.keys() & set(protocols)]
     cells = [[_cell(comparison, line, *place) for place in places] for line in lines]
     kept = [i for i in range(len(places)) if any(row[i] != _NOTHING for row in cells)]
     head = ["method", "runs", "epochs", *(f"{places[i][0] or 'paper'}: {places[i][1]}" for i in kept)]
-    body = [
-        [line.label, *((str(len(line.runs)), str(line.epochs)) if line.runs else (_NOTHING, _NOTHING))]
-        + [row[i] for i in kept]
-        for line, row in zip(lines, cells, strict=True)
-    ]
+    body = []
+    for line, row in zip(lines, cells, strict=True):
+        runs = [_NOTHING, _NOTHING]
+        if line.runs:
+            runs = [str(len(line.runs)), str(line.epochs)]
+        body.append([line.label, *runs, *(row[i] for i in kept)])
     return head, body
 
 
@@ -75,14 +78,18 @@ def markdown(
     entry = comparison.benchmark
     runs = [run for line in comparison.lines for run in line.runs]
     parts = [f"## {entry.name}: {entry.title}", _caption(comparison, runs)]
-    parts += ["```bash\n" + "\n".join(commands) + "\n```"] if commands else []
+    if commands:
+        parts.append("```bash\n" + "\n".join(commands) + "\n```")
     for title, head, body in tables_of(comparison):
-        parts += [title] if title else []
+        if title:
+            parts.append(title)
         lines = [f"| {' | '.join(row)} |" for row in (head, *body)]
         parts.append("\n".join([lines[0], f"|---{'|---:' * (len(head) - 1)}|", *lines[1:]]))
     parts += ["What differs from the paper:", "\n".join(f"- {line}" for line in what_differs(comparison))]
     for path in pictures:
-        place = path if relative_to is None else Path(os.path.relpath(path, relative_to))
+        place = path
+        if relative_to is not None:
+            place = Path(os.path.relpath(path, relative_to))
         parts.append(f"![{path.stem}]({place.as_posix()})")
     return "\n\n".join(parts) + "\n"
 
@@ -113,7 +120,9 @@ def what_differs(comparison: Comparison) -> list[str]:
     """What the paper leaves open, and where our runs differ from its recipe, in sentences."""
     entry = comparison.benchmark
     lines = [line for line in comparison.lines if line.runs]
-    found = [entry.note] if entry.note else []
+    found = []
+    if entry.note:
+        found.append(entry.note)
     if lines:
         averaged = f"means of {entry.paper_runs} runs" if entry.paper_runs > 1 else "single figures"
         found.append(f"The paper's are {averaged}; ours are means over {_means_over(lines)}.")
@@ -125,7 +134,8 @@ def what_differs(comparison: Comparison) -> list[str]:
     found += _not_judged(comparison, lines)
     found += _about_figures(comparison)
     absent = list(dict.fromkeys(line.method for line in comparison.lines if not line.runs))
-    found += [f"Not run here: {', '.join(absent)}."] if absent else []
+    if absent:
+        found.append(f"Not run here: {', '.join(absent)}.")
     return list(dict.fromkeys(found)) or ["Nothing that is known."]
 
 
@@ -155,7 +165,8 @@ def _not_judged(comparison: Comparison, lines: Sequence[Line]) -> list[str]:
     for protocol in comparison.benchmark.protocols:
         lacking = {line.label: sum(protocol not in run.protocols for run in line.runs) for line in lines}
         words = [f"{count} of {label}" for label, count in lacking.items() if count]
-        found += [f"Runs that were not judged by {protocol}: {', '.join(words)}."] if words else []
+        if words:
+            found.append(f"Runs that were not judged by {protocol}: {', '.join(words)}.")
     return found
 
 
@@ -181,15 +192,7 @@ def _about_figures(comparison: Comparison) -> list[str]:
 
 
 def _cell(comparison: Comparison, line: Line, protocol: str | None, column: str) -> str:
-    if protocol is None:
-        figure = line.printed.values.get(column) if line.printed else None
-        text = "" if figure is None else figure_text(figure, column)
-        if figure is not None and line.printed is not None and column in line.printed.uncertain:
-            text += "?"
-    else:
-        spread = line.ours.get(protocol, {}).get(column)
-        digits = _FRACTIONS.get(column, 2)
-        text = "" if spread is None else format_spread(spread, percent=column not in _FRACTIONS, digits=digits)
+    text = _printed(line, column) if protocol is None else _measured(line, protocol, column)
     if not text:
         return _NOTHING
     if comparison.is_best(line, protocol, column):
@@ -255,3 +258,22 @@ def _title(comparison: Comparison, line: Line) -> str:
     if alone:
         return line.label
     return f"{line.label}, e{line.epochs}"
+
+
+def _printed(line: Line, column: str) -> str:
+    """The paper's figure; one that is uncertain has a question mark."""
+    if line.printed is None or column not in line.printed.values:
+        return ""
+    text = figure_text(line.printed.values[column], column)
+    if column in line.printed.uncertain:
+        text += "?"
+    return text
+
+
+def _measured(line: Line, protocol: str, column: str) -> str:
+    """Our figure, over all runs."""
+    spread = line.ours.get(protocol, {}).get(column)
+    if spread is None:
+        return ""
+    digits = _FRACTIONS.get(column, 2)
+    return format_spread(spread, percent=column not in _FRACTIONS, digits=digits)

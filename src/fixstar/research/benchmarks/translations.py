@@ -86,11 +86,16 @@ def images_at_hand(version: Version, stream: TaskStream, settings: Settings, mem
     """
     number = version.number
     inputs = version.encoder.preprocessing
-    images = stream.seen(number) if memories is None else stream[number - 1].images
-    parts = [images] if len(images) else []
+    images = stream.seen(number)
+    if memories is not None:
+        images = stream[number - 1].images
+    parts = []
+    if len(images):
+        parts.append(images)
     if memories is not None and number > 1:
         remembered = ReplayMemory.load(memories.memory(number - 1)).images
-        parts += [] if remembered is None else [remembered]
+        if remembered is not None:
+            parts.append(remembered)
     loaded = [drawn(part, MOST, number).load(inputs, settings.bad_images).images for part in parts]
     return concatenate(loaded)
 
@@ -112,7 +117,9 @@ def views_of(images: ImageSet, augmentation: Augmentation, seed: int) -> NDArray
 def fitted(source: str, target: str, pairs: Pairs, weight: float, shared: bool, device: str) -> Translation:
     """A translation of fixed weight, with one model per query or with two."""
     forward = fit_map("residual", pairs, device=device)
-    backward = None if shared else fit_map("contrast", pairs.reversed, device=device).map
+    backward = None
+    if not shared:
+        backward = fit_map("contrast", pairs.reversed, device=device).map
     return Translation(
         source,
         target,
