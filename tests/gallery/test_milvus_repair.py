@@ -33,6 +33,7 @@ class ForgetfulServer:
         self.sendings: list[int] = []
         self.looks = 0
         self.written_out: list[int] = []
+        self.watched = False
 
     def sent(self, _created: str) -> int:
         self._answer()

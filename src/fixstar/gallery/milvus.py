@@ -189,6 +189,7 @@ class _Server:
         self.failures = 0  # calls that were not answered
         self._ready: set[str] = set()
         self._sent_here: set[str] = set()  # collections whose last vectors were sent by this process
+        self.watched = False  # then searches wait for everything, whoever sent it
         with self._translated("nothing was changed"):
             self._client = MilvusClient(
                 uri=address.url, token=address.token, db_name=address.database, timeout=address.timeout
@@ -282,6 +283,9 @@ class _Server:
             parameters = {}
             if self._address.index == "HNSW":
                 parameters["ef"] = max(limit, _EF_SEARCH)
+            level = "Strong"
+            if name in self._sent_here and not self.watched:
+                level = "Session"
             answers = self._client.search(
                 name,
                 data=list(queries),
@@ -289,7 +293,7 @@ class _Server:
                 limit=limit,
                 output_fields=["item"],
                 search_params={"metric_type": "IP", "params": parameters},
-                consistency_level="Session" if name in self._sent_here else "Strong",
+                consistency_level=level,
             )
             return [
                 _Row(query, int(hit["id"]), hit["entity"]["item"], float(hit["distance"]))
@@ -746,6 +750,7 @@ class MilvusGallery(Gallery):
 
     def _best(self, questions: Sequence[Question], queries: int, request: SearchRequest) -> list[list[Hit]] | None:
         """The best of what Milvus has now."""
+        self._server.watched = time.monotonic() < self._watched_until
         approximate = self.address.index == "HNSW"
         counts = self.items.count()
         numbers = self._numbers()
