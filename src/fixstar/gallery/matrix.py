@@ -144,17 +144,13 @@ class Segment:
         assert derived.vectors is not None
         return derived.vectors[:count]
 
-    def mapped_rows(self, forward: Forward, places: Indices) -> Floats:
-        """[n, b]: n ascending rows under a map; those that are not kept are computed and not kept."""
+    def kept_rows(self, forward: Forward, places: Indices, out: Floats) -> int:
+        """Write what is kept of ascending rows under a map into ``out`` [n, b]; returns how many of the first are."""
         derived = self._derived.get((forward.key, forward.width), _NOTHING)
         known = int(places.searchsorted(derived.size))
-        out = np.empty((len(places), forward.width), np.float32)
         if derived.vectors is not None:
             derived.vectors.take(places[:known], axis=0, out=out[:known], mode="clip")
-        if known < len(places):
-            rows, inverse = np.unique(places[known:], return_inverse=True)
-            out[known:] = forward(self.vectors[rows])[inverse]
-        return out
+        return known
 
     def inherit(self, sources: Sequence[tuple[Segment, Indices]]) -> None:
         """Keep what maps made of this segment's first rows, which are these rows of others."""
@@ -310,13 +306,29 @@ class Rows:
     def vectors(self, row: Indices, forward: Forward | None = None) -> Floats:
         """[n, width] of n ascending rows, as they are or under a map."""
         if forward is not None:
-            return _joined([segment.mapped_rows(forward, places) for segment, places in self.pieces(row)])
+            return self._mapped(row, forward)
         out = np.empty((len(row), self.width), np.float32)
         end = 0
         for segment, places in self.pieces(row):
             start = end
             end += len(places)
             segment.vectors.take(places, axis=0, out=out[start:end], mode="clip")  # other modes fill a copy of out
+        return out
+
+    def _mapped(self, row: Indices, forward: Forward) -> Floats:
+        """[n, b] of n ascending rows under a map. Those that are not kept are computed together, and not kept."""
+        out = np.empty((len(row), forward.width), np.float32)
+        unknown: list[Indices] = []
+        start = 0
+        for segment, places in self.pieces(row):
+            end = start + len(places)
+            known = segment.kept_rows(forward, places, out[start:end])
+            unknown.append(np.arange(start + known, end))
+            start = end
+        left = _joined(unknown)
+        if len(left):
+            rows, inverse = np.unique(row[left], return_inverse=True)
+            out[left] = forward(self.vectors(rows))[inverse]
         return out
 
     def missing(self, forward: Forward) -> int:
