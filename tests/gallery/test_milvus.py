@@ -33,12 +33,13 @@ from fixstar.gallery import (
 )
 from fixstar.gallery.addresses import parse_milvus_address
 from fixstar.gallery.filters import payload_test
+from fixstar.gallery.milvus import _RECOVERS
 from fixstar.geometry import unit
 from fixstar.workspace import BackfillOptions, Workspace
 from fixstar.workspace.files import open_workspace_gallery
 
 SECONDS = 180.0  # that a server may need to be there again
-LATER = 20.0  # seconds in which one that was killed was seen to lose vectors that it had when it was back
+LATER = _RECOVERS + 10  # seconds after a restart: then Milvus answers exact searches again
 
 
 def vectors(count: int, width: int, seed: int = 0) -> Any:

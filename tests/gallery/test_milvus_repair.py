@@ -33,7 +33,6 @@ class ForgetfulServer:
         self.sendings: list[int] = []
         self.looks = 0
         self.written_out: list[int] = []
-        self.watched = False
 
     def sent(self, _created: str) -> int:
         self._answer()
@@ -194,10 +193,7 @@ def test_a_loss_that_nobody_noticed_is_mended_within_a_minute(
     assert exact_copies(gallery)
 
 
-def test_every_search_looks_for_a_minute_after_a_failure_and_then_one_a_minute(
-    gallery: MilvusGallery, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After a failure vectors may vanish some seconds later."""
+def test_looks_follow_every_minute(gallery: MilvusGallery, monkeypatch: pytest.MonkeyPatch) -> None:
     interrupt(gallery)
     now = time.monotonic()
     looks = []
@@ -207,7 +203,7 @@ def test_every_search_looks_for_a_minute_after_a_failure_and_then_one_a_minute(
         found(gallery)
         if server_of(gallery).looks > before:
             looks.append(second)
-    assert looks == [*range(60), 60, 120, 180]
+    assert looks == [0, 60, 120, 180]
 
 
 def test_after_a_failure_the_server_writes_to_its_disk_what_it_has(gallery: MilvusGallery) -> None:
@@ -267,30 +263,15 @@ def test_vectors_of_removed_items_are_deleted_when_all_are_compared(gallery: Mil
     assert not {item.revision for item in items.values()} & set(ForgetfulServer.stored[1])
 
 
-def test_what_is_lost_while_a_search_is_answered_is_found_by_it(
+def test_for_a_minute_after_a_failure_the_items_answer_exact_searches(
     gallery: MilvusGallery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A server that is back may leave out of a search what a query by number finds."""
     server = server_of(gallery)
-    usual = server.nearest
+    now = time.monotonic()
     interrupt(gallery)
-
-    def forgets(*asked: Any) -> Any:
-        monkeypatch.setattr(server, "nearest", usual)
-        lose(gallery, "v1 3")
-        return usual(*asked)
-
-    monkeypatch.setattr(server, "nearest", forgets)
-    assert "v1 3" in found(gallery)
-
-
-def test_a_server_that_goes_on_losing_is_passed_over(gallery: MilvusGallery, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = server_of(gallery)
-    usual = server.nearest
-    interrupt(gallery)
-
-    def forgets(*asked: Any) -> Any:
-        lose(gallery, "v1 3")
-        return usual(*asked)
-
-    monkeypatch.setattr(server, "nearest", forgets)
-    assert "v1 3" in found(gallery)
+    monkeypatch.setattr(server, "nearest", lambda *_: [])
+    assert len(found(gallery)) == 40
+    assert gallery.search("v1", vectors(1), k=100, exact=False) == [[]]  # Milvus answers what may be incomplete
+    monkeypatch.setattr(time, "monotonic", lambda: now + 200)
+    assert found(gallery) == set()  # Milvus is believed again

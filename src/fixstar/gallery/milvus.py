@@ -9,12 +9,12 @@ that finds the server sends them. What was sent is a number in Milvus itself: al
 A search first compares it with the revision of the items, and sends what is missing, no matter who wrote it. It is
 stored after the vectors, so a kill in between costs nothing but sending them again, and sending twice changes nothing.
 
-A server that was killed was seen to lose vectors that it took, also some seconds after it was back. So a gallery that
-was opened or met a failure compares before it answers, and later again, every minute: the number of vectors of each
-version, and which of the last thousand revisions are there. For a minute after a failure each search compares when it
-has its answer too, and is answered again if something was lost meanwhile. Where they differ, all numbers are compared;
-vectors that are missing are sent again, and old ones deleted. After a failure, the server first writes what it has to
-its disk: what it loses, it loses then.
+A server that was killed was seen to lose vectors that it took, also some seconds after it was back, and to leave out of
+a search what a query by number found. So a gallery that was opened or met a failure compares before it answers, and
+later again, every minute: the number of vectors of each version, and which of the last thousand revisions are there.
+Where they differ, all numbers are compared; vectors that are missing are sent again, and old ones deleted. After a
+failure, the server first writes what it has to its disk, and for a minute the items' own gallery answers exact
+searches.
 
 Milvus finds candidates by the inner product, in float32. Each is read from the items: its vector gives the exact score,
 its payload decides about the filter, and its revision whether it is still the one that was sent. Copies of items that
@@ -82,8 +82,7 @@ _HNSW = {"M": 16, "efConstruction": 200}
 _EF_SEARCH = 100
 _PAUSE = 10.0  # seconds after a failure in which writes do not wait for Milvus
 _TRUSTED = 60.0  # seconds in which a server that had everything is believed to have it still
-_WATCHED = 60.0  # seconds after a failure in which it is not: every search looks again when it has its answer
-_ROUNDS = 3  # answers during which vectors were lost; then the items' own gallery answers
+_RECOVERS = 60.0  # seconds after a failure in which the items' own gallery answers exact searches
 _INDEXING = 0.2  # seconds between two looks whether an index is finished
 _INDEXED_WITHIN = 600.0
 _NEWEST = 1_000  # revisions of which a look compares each
@@ -189,7 +188,6 @@ class _Server:
         self.failures = 0  # calls that were not answered
         self._ready: set[str] = set()
         self._sent_here: set[str] = set()  # collections whose last vectors were sent by this process
-        self.watched = False  # then searches wait for everything, whoever sent it
         with self._translated("nothing was changed"):
             self._client = MilvusClient(
                 uri=address.url, token=address.token, db_name=address.database, timeout=address.timeout
@@ -284,7 +282,7 @@ class _Server:
             if self._address.index == "HNSW":
                 parameters["ef"] = max(limit, _EF_SEARCH)
             level = "Strong"
-            if name in self._sent_here and not self.watched:
+            if name in self._sent_here:
                 level = "Session"
             answers = self._client.search(
                 name,
@@ -427,7 +425,7 @@ class MilvusGallery(Gallery):
         self._sent: int | None = None
         self._away_until = 0.0
         self._trusted_until = 0.0
-        self._watched_until = 0.0
+        self._recovered_at = 0.0
         self._failures: int | None = None  # of the server, when it was last found to have everything
         self._server.sent(items.created())
 
@@ -656,24 +654,12 @@ class MilvusGallery(Gallery):
         return self._server.failures == self._failures and time.monotonic() < self._trusted_until
 
     def _trust(self, failures: int) -> None:
-        """Believe that the server has everything, for a while; after a failure, watch it first."""
+        """Believe that the server has everything, for a while."""
         now = time.monotonic()
         if self._failures not in (None, failures):
-            self._watched_until = now + _WATCHED
+            self._recovered_at = now + _RECOVERS
         self._failures = failures
         self._trusted_until = now + _TRUSTED
-
-    def _stayed_whole(self) -> bool:
-        """Whether the server has lost nothing while it answered. It is asked only while it is watched."""
-        if time.monotonic() >= self._watched_until:
-            return True
-        with self._lock:
-            if not self.read_only:
-                self._catch_up()
-            if self._looks_whole(self._sent or 0):
-                return True
-            self._trusted_until = 0.0
-            return False
 
     def _looks_whole(self, sent: int) -> bool:
         """Whether Milvus has as many vectors as there are items, and all of the newest.
@@ -738,20 +724,13 @@ class MilvusGallery(Gallery):
 
     def _answers(self, questions: Sequence[Question], queries: int, request: SearchRequest) -> list[list[Hit]] | None:
         """The best of all versions that are asked, for each query; None if Milvus cannot tell."""
-        if self.address.index == "HNSW" and request.exact:
-            return None
-        for _ in range(_ROUNDS):
-            if not self._is_current():
-                return None
-            hits = self._best(questions, queries, request)
-            if hits is None or self._stayed_whole():
-                return hits
-        return None
-
-    def _best(self, questions: Sequence[Question], queries: int, request: SearchRequest) -> list[list[Hit]] | None:
-        """The best of what Milvus has now."""
-        self._server.watched = time.monotonic() < self._watched_until
         approximate = self.address.index == "HNSW"
+        if approximate and request.exact:
+            return None
+        if not self._is_current():
+            return None
+        if request.exact and time.monotonic() < self._recovered_at:
+            return None
         counts = self.items.count()
         numbers = self._numbers()
         if request.where is None:
