@@ -800,7 +800,8 @@ class ExactSearch:
             for (name, sides, slope, offset), mask in zip(held, allowed, strict=True):
                 scored_by = sides(part)
                 quick = indexes.get(name)
-                if quick is None and self._carrying.waits(name, rows[name], scored_by):
+                is_large = len(rows[name]) > AT_ONCE
+                if quick is None and is_large and self._carrying.waits(name, rows[name], scored_by):
                     quick = _ByOwnQueries()
                 live.append(
                     _Target(

@@ -645,7 +645,7 @@ def planned_training(
     names = space.versions()
     if kind == "train":
         if names:
-            raise InputError(f"there is {names[-1]} already", NextStep("upgrade", {}))
+            raise InputError(f"there is {names[-1]} already", NextStep("upgrade", {"data": ...}))
         return _planned_first(space, wanted)
     if not names:
         raise InputError("there is no version yet", NextStep("train", {"data": ...}))
