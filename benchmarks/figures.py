@@ -27,6 +27,7 @@ import faces
 import numpy as np
 import read_through
 import refit
+import scale
 import scifact
 import upgrades as ordinary
 from claims import README, ROOT, Claim, Quote, problems, uncovered
@@ -45,6 +46,8 @@ BENCHMARKS = "docs/appendix/benchmarks.md"
 TRANSLATION = "docs/appendix/translation.md"
 OWN_IMAGES = "docs/tutorials/own-images.md"
 FACES = "docs/tutorials/faces.md"
+SCALE = "docs/explanation/scale.md"
+GALLERY = "docs/appendix/gallery.md"
 COMPLETE = (
     README,
     METHODS,
@@ -756,6 +759,51 @@ def free_successors() -> Iterator[Claim | Quote]:
         yield Claim(TRANSLATION, text, [means[0], 100 * means[1]])
 
 
+def scale_page() -> Iterator[Claim | Quote]:
+    """What a billion vectors would take, and what a million took."""
+    found = content("scale.json")
+    constants = found["constants"]
+    for text, name in (
+        ("small payload | {} bytes", "stored_bytes"),
+        ("in mapped files | {} bytes", "mapped_bytes"),
+        ("for the index | {} bytes", "index_bytes"),
+        ("one approximate query | {} ms", "search_ms"),
+        ("(64 components) | {} times", "search_growth"),
+        ("one exact query | {} ns", "exact_ns"),
+        ("one writer of a backfill | {} vectors", "write_rate"),
+        ("beside other runs | {} images", "embed_rate"),
+        ("ARM cores | {} vectors", "map_rate"),
+    ):
+        yield Claim(SCALE, text, [constants[name]])
+    changing = found["changing"]
+    storage = found["storage"]
+    yield Claim(SCALE, "bytes on disk | {} TB", [storage["disk_tb"]])
+    yield Claim(SCALE, "bytes of the index) | {} TB", [storage["memory_tb"]])
+    yield Claim(SCALE, "(0.7 x 64 GB) | {} |", [storage["machines_by_memory"]])
+    yield Claim(SCALE, "with the logarithm | {} ms", [found["shard_ms"]])
+    yield Claim(SCALE, "200 bytes back) | {} kB", [found["network"]["kilobytes_per_query"]])
+    names = ("embed_hours", "card_hours", "images_tb", "images_gbit_per_second", "write_hours")
+    yield Claim(
+        SCALE,
+        "{} hours of eight cards, {} hours of one. It reads {} TB of images, {} Gbit a second. Storing the vectors "
+        "takes {} hours",
+        [changing[name] for name in names],
+    )
+    yield Claim(SCALE, "100 of them take {} ms of one core", [changing["carried_per_query_ms"]])
+    yield Claim(SCALE, "in advance takes {} core-hours", [changing["core_hours_to_carry"]])
+    yield Claim(SCALE, "and {} TB more disk", [storage["disk_of_f_tb"]])
+    assert changing["carry_all_hours"] * 60 < 1
+    million = content("gallery_translated_million_cpu.json")
+    yield Claim(
+        GALLERY, "takes {} s; all are carried after {} s", [million["first_exact_seconds"], million["carried_seconds"]]
+    )
+    for kind in ("exact", "approximate"):
+        row = [
+            million[kind][how][name] for how in ("single", "batch") for name in ("two_searches", "question", "ratio")
+        ]
+        yield Claim(GALLERY, f"| {kind} | {{}} | {{}} | {{}} | {{}} | {{}} | {{}} |", row)
+
+
 def scifact_page() -> Iterator[Claim | Quote]:
     """What the table of SciFact comes to."""
     runs = content("scifact.json")["runs"]
@@ -1034,6 +1082,7 @@ def claims() -> list[Claim | Quote]:
         *other_pages(),
         *translation_page(),
         *free_successors(),
+        *scale_page(),
         *scifact_page(),
         *faces_page(),
         *advice(),
@@ -1076,6 +1125,10 @@ def generated() -> dict[str, tuple[str, str]]:
         found[mark] = (there.strip(), write(trained))
     there = page.partition("<!-- tasks translated -->\n")[2].partition("<!-- end of tasks translated -->")[0]
     found["tasks translated"] = (there.strip(), translated_tasks())
+    billion = (ROOT / SCALE).read_text(encoding="utf-8")
+    for mark, write_scale in scale.TABLES.items():
+        there = billion.partition(f"<!-- {mark} -->\n")[2].partition(f"<!-- end of {mark} -->")[0]
+        found[mark] = (there.strip(), write_scale(content("scale.json")))
     start = (ROOT / README).read_text(encoding="utf-8")
     there = start.partition("<!-- free upgrades -->\n")[2].partition("<!-- end of free upgrades -->")[0]
     found["free upgrades"] = (there.strip(), ordinary.short_table(trained))

@@ -16,7 +16,6 @@ import argparse
 import heapq
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -267,9 +266,38 @@ def report(constants: Constants, cluster: Cluster, queries: int = 20_000) -> Fig
     return found
 
 
-def printed(found: Figures) -> Sequence[str]:
-    """The report as lines."""
-    return json.dumps(found, indent=1).splitlines()
+def breaks_table(found: Figures) -> str:
+    """What ends first on one machine, in millions of vectors."""
+    lines = ["| | million vectors |", "|---|---:|"]
+    for row in found["breaks_first"]:
+        lines.append(f"| {row['what']} | {row['vectors'] / 1e6:,.1f} |")
+    return "\n".join(lines)
+
+
+def queries_table(found: Figures) -> str:
+    """The slowest of many shards: formula and simulation, in ms."""
+    lines = [
+        "| shards | load | p50 by formula | simulated | p99 by formula | simulated |",
+        "|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in found["queries"]:
+        times = [row[f"{how}_{kind}_ms"] for kind in ("p50", "p99") for how in ("formula", "simulated")]
+        cells = [str(row["shards"]), f"{100 * row['load']:.0f} %", *(f"{time:.1f} ms" for time in times)]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def deaths_table(found: Figures) -> str:
+    """A backfill whose workers die: formula and simulation, in hours."""
+    lines = ["| deaths an hour and worker | by formula | simulated |", "|---:|---:|---:|"]
+    for row in found["backfill"]:
+        hours = [f"{row[f'{how}_hours']:.2f} h" for how in ("formula", "simulated")]
+        lines.append(f"| {row['deaths_per_hour']:.0f} | {' | '.join(hours)} |")
+    return "\n".join(lines)
+
+
+TABLES = {"what breaks first": breaks_table, "the slowest shard": queries_table, "workers die": deaths_table}
+"""What docs/explanation/scale.md shows, by its mark."""
 
 
 def main() -> None:
@@ -279,7 +307,7 @@ def main() -> None:
     found = report(read_constants(), Cluster())
     if options.out:
         replace_json(options.out, found)
-    print("\n".join(printed(found)))
+    print(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":
