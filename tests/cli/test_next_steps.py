@@ -17,10 +17,10 @@ from shops import indexed_shop, passed, pictures, shop
 from typed import typed
 
 from fixstar.cli.next_steps import command_of, next_lines
-from fixstar.cli.rollout import operator_name, shown_shares
+from fixstar.cli.rollout import operator_name, print_check, shown_shares
 from fixstar.errors import NextStep
 from fixstar.evaluation import BackfillCurve
-from fixstar.workspace import Workspace, catalogue
+from fixstar.workspace import Check, Workspace, catalogue
 from fixstar.workspace.backfill.planning import PredictedCurve
 from fixstar.workspace.files import create_mark
 
@@ -342,3 +342,14 @@ def test_a_misspelt_workspace_is_taken_for_the_one_beside_it(tmp_path: Path) -> 
     refused = typed("status", "-w", tmp_path / "elsewhere")
     assert "did you mean" not in refused.err
     assert f"Next: fixstar init {tmp_path}/elsewhere\n" in refused.err
+
+
+@pytest.mark.parametrize(("data", "kept"), [("held out", " --data 'held out'"), (None, "")])
+def test_a_backfill_that_a_check_suggests_predicts_on_the_images_of_the_check(
+    data: str | None, kept: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Workspace.create(tmp_path / "shop", device="cpu").close()
+    step = NextStep("backfill", {"budget": "80%"}, "once it is deployed")
+    check = Check("v2", "missing evidence", (), (), 0.7, 100, 100, 0.95, 0.0, next_steps=(step,))
+    print_check(check, tmp_path / "shop", {"data": data, "name": None, "split": None, "label": None})
+    assert f"fixstar backfill --budget 80%{kept} -w" in capsys.readouterr().out

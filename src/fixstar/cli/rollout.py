@@ -6,7 +6,7 @@ import getpass
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -152,6 +152,14 @@ def check(
     raise typer.Exit(EXIT_CODES[found.outcome])
 
 
+def _on_the_same_images(step: NextStep, typed: Mapping[str, object]) -> NextStep:
+    """A suggested backfill predicts on the images that the check was given, so that both have one scale."""
+    if step.action != "backfill" or typed.get("data") is None:
+        return step
+    given = {name: str(typed[name]) for name in ("data", "label") if typed.get(name) is not None}
+    return replace(step, arguments={**step.arguments, **given})
+
+
 def _print_history(workspace: Path, version: str | None, as_json: bool) -> None:
     """All checks of a version, oldest first, the one that counts marked."""
     with fixstar.Workspace(workspace, "cpu") as space:
@@ -209,7 +217,7 @@ def print_check(found: Check, workspace: Path, typed: Mapping[str, object]) -> N
             print_wrapped(f"Lost on {cell.version}'s gallery: {cell.negative_flips:,}, such as {named}")
     if found.report is not None:
         print(f"Report: {workspace / found.report}")
-    steps = list(found.next_steps)
+    steps = [_on_the_same_images(step, typed) for step in found.next_steps]
     if found.outcome == "pass":
         print(f"PASS: {found.version} may be deployed")
         if found.cells:
