@@ -232,7 +232,8 @@ def test_a_check_runs_as_a_job_and_its_outcome_appears(own: str, visit: Visit) -
     pressed = card(page, "v2").locator("[data-job]")
     pressed.click()
     until(page, "document.querySelector('.busy')?.textContent.startsWith('Checking …')")
-    assert pressed.get_attribute("aria-disabled") == "true"
+    button = "article[aria-label='Version v2'] [data-job]"
+    until(page, f'document.querySelector("{button}").getAttribute("aria-disabled") === "true"')
     page.wait_for_selector("#jobbar progress")
     assert page.locator("#jobbar strong").inner_text() == "check v2"
     page.goto(f"{own}/#search")
