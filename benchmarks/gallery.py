@@ -253,7 +253,7 @@ def translated(options: argparse.Namespace, folder: Path) -> Figures:
         start = time.perf_counter()
         gallery.ask([part(queries[:1])], k=K)
         report["first_exact_seconds"] = round(time.perf_counter() - start, 2)
-        while still_carrying(gallery, part(queries[:1])):
+        while still_mapping(gallery, part(queries[:1])):
             time.sleep(0.1)
         report["carried_seconds"] = round(time.perf_counter() - start, 2)
         for exact in (True, False):
@@ -268,7 +268,7 @@ def translated(options: argparse.Namespace, folder: Path) -> Figures:
     return report
 
 
-def still_carrying(gallery: SqliteGallery, question: Question) -> bool:
+def still_mapping(gallery: SqliteGallery, question: Question) -> bool:
     """Whether a map has not carried all stored vectors yet; a small gallery's first search has done it."""
     assert question.map is not None
     return gallery._matrices.exact.rows[question.version].missing(question.map) > 0

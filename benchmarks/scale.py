@@ -191,7 +191,7 @@ def simulate_queries(
 def simulate_backfill(
     batches: int, workers: int, *, deaths_per_hour: float, batch_seconds: float, restart_seconds: float, seed: int = 0
 ) -> Figures:
-    """Workers take the next batch. One that dies loses its batch, which is taken again, and starts anew.
+    """Workers take the next batch. One that dies loses its batch, which is taken again, and restarts.
 
     The formula: batches x time / workers, each batch longer by the deaths in it: half of it is lost, and a restart.
     """

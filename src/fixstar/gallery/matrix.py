@@ -57,7 +57,7 @@ from fixstar.gallery.store import (
     known_version,
 )
 
-AT_ONCE = 1 << 16  # vectors that a search carries itself, in a second or two
+AT_ONCE = 1 << 16  # vectors that a search maps itself, in a second or two
 _FILTERS_KEPT = 16
 _MAPS_KEPT = 2  # per segment: the one in use, and the one before or after it
 _MAPPED_AT_ONCE = 4096  # vectors: with fewer the threads of a BLAS wait for each other more than they compute
@@ -131,7 +131,7 @@ class Segment:
                     del self._masks[next(iter(self._masks))]
         return known[:count]
 
-    def carried(self, forward: Forward) -> int:
+    def kept_count(self, forward: Forward) -> int:
         """How many of the first rows are kept under a map."""
         return self._derived.get((forward.key, forward.width), _NOTHING).size
 
@@ -254,7 +254,7 @@ _JSON = json.JSONDecoder()
 _FEW = 8  # below an eighth of the rows, gathering those that pass a filter is cheaper,
 _FEW_OF_ONE = 50  # and for one query, whose threads gather by themselves, below a fiftieth
 _FEW_ROWS = 128  # up to so many candidates of one query take the short way
-_FEW_MAPPED = 256  # up to this many rows of a segment are mapped one by one: mapping all takes seconds, once
+_FEW_MAPPED = 256  # up to this many rows of a segment are mapped by themselves: the whole segment takes seconds, once
 
 
 class Side(NamedTuple):
@@ -332,13 +332,13 @@ class Rows:
         return out
 
     def missing(self, forward: Forward) -> int:
-        """How many rows a map has not carried yet."""
-        return sum(max(0, part.size - part.segment.carried(forward)) for part in self.parts)
+        """How many rows are not kept under a map yet."""
+        return sum(max(0, part.size - part.segment.kept_count(forward)) for part in self.parts)
 
-    def carry(self, forward: Forward, stop: threading.Event) -> None:
-        """Carry all rows, a block at a time, unless it is stopped."""
+    def map_all(self, forward: Forward, stop: threading.Event) -> None:
+        """Map all rows, a block at a time, unless it is stopped."""
         for part in self.parts:
-            done = part.segment.carried(forward)
+            done = part.segment.kept_count(forward)
             while done < part.size and not stop.is_set():
                 done = min(part.size, done + _MAPPED_AT_ONCE)
                 part.segment.mapped(forward, done)
@@ -603,8 +603,8 @@ class _ByOwnQueries:
         return rows.candidates(queries, k, allowed)
 
 
-class _Carrying:
-    """Threads that carry stored vectors by a map, one per version and map, so that no search has to wait."""
+class _BackgroundMaps:
+    """Threads that map stored vectors, one per version and map, so that no search has to wait."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -613,7 +613,7 @@ class _Carrying:
         self._stop = threading.Event()
 
     def waits(self, version: str, rows: Rows, sides: Sequence[Side]) -> bool:
-        """Whether rows are still to be carried, by a thread that this starts. Few are left to the search itself.
+        """Whether rows are still to be mapped, by a thread that this starts. Few are left to the search itself.
 
         So are those of a thread that failed: the search then fails too, and says why.
         """
@@ -626,14 +626,14 @@ class _Carrying:
                 return False
             thread = self._threads.get(name)
             if thread is None or not thread.is_alive():
-                thread = threading.Thread(target=self._carry, args=(name, rows, forward), daemon=True)
+                thread = threading.Thread(target=self._map, args=(name, rows, forward), daemon=True)
                 self._threads[name] = thread
                 thread.start()
         return True
 
-    def _carry(self, name: tuple[str, str, int], rows: Rows, forward: Forward) -> None:
+    def _map(self, name: tuple[str, str, int], rows: Rows, forward: Forward) -> None:
         try:
-            rows.carry(forward, self._stop)
+            rows.map_all(forward, self._stop)
         except Exception:
             with self._lock:
                 self._failed.add(name)
@@ -728,13 +728,13 @@ class ExactSearch:
         self._folder = folder
         self._versions: dict[str, tuple[VersionSpace, Floats | None]] = {}
         self._carrier = Carrier(self.projection)
-        self._carrying = _Carrying()
+        self._background = _BackgroundMaps()
         self.rows: Mapping[str, Rows] = {}  # replaced as a whole, never changed
         self.indexes: Mapping[str, RowIndex] = {}  # likewise
 
     def close(self) -> None:
         """Stop what runs in the background."""
-        self._carrying.close()
+        self._background.close()
 
     def add_version(self, space: VersionSpace, projection: Floats | None) -> None:
         """Add a version without rows."""
@@ -801,7 +801,7 @@ class ExactSearch:
                 scored_by = sides(part)
                 quick = indexes.get(name)
                 is_large = len(rows[name]) > AT_ONCE
-                if quick is None and is_large and self._carrying.waits(name, rows[name], scored_by):
+                if quick is None and is_large and self._background.waits(name, rows[name], scored_by):
                     quick = _ByOwnQueries()
                 live.append(
                     _Target(

@@ -541,7 +541,7 @@ class SqliteGallery(Gallery):
             read_only=self.read_only,
         )
         self._stop_building = weakref.finalize(self, self._keeper.close)  # also when the program ends
-        self._stop_carrying = weakref.finalize(self, matrices.exact.close)
+        self._stop_mapping = weakref.finalize(self, matrices.exact.close)
 
     def _create_version(self, space: VersionSpace, projection: Floats | None) -> None:
         with self._writing() as db:
@@ -727,7 +727,7 @@ class SqliteGallery(Gallery):
         """Close all connections and release the matrices; the file stays."""
         self._closed = True
         self._stop_building()
-        self._stop_carrying()
+        self._stop_mapping()
         for session in list(self._sessions):
             session.db.close()
         self._matrices = _StoredMatrices()  # and a new keeper: the old one's indexes are released

@@ -177,7 +177,7 @@ def identify(
 def _caller(
     scope: MutableMapping[str, Any], headers: Mapping[str, str], *, keys: Keys, settings: ServiceSettings
 ) -> Caller | None:
-    """The owner of a valid key; without any keys, whoever is on this machine."""
+    """The owner of a valid key; without any keys, any user of this machine."""
     if keys.all():
         token = _presented_key(headers)
         if token is None:
