@@ -771,8 +771,14 @@ def test_closing_stops_what_is_carried(monkeypatch: pytest.MonkeyPatch) -> None:
     gallery.ask([question], k=5)
     assert forward.waiting.wait(60)
     given = forward.given
-    threading.Timer(0.2, forward.gate.set).start()
-    gallery.close()  # waits for the block under way
+    assert gallery._exact is not None
+    background = gallery._exact._background
+    closing = threading.Thread(target=gallery.close)  # waits for the block under way
+    closing.start()
+    assert background._stop.wait(60)
+    forward.gate.set()
+    closing.join(60)
+    assert not closing.is_alive()
     assert forward.given == given + 450
 
 

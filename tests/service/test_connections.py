@@ -20,6 +20,7 @@ import uvicorn
 from forked import fork_fixstar
 from service_clients import picture
 from shops import shop
+from sleepless_loop import SleeplessLoop
 from uvicorn.server import ServerState
 
 from fixstar.service.keys import Keys
@@ -324,7 +325,8 @@ def test_lines_come_at_most_once_in_an_interval_with_a_count(caplog: pytest.LogC
         await asyncio.sleep(0.25)
         throttle.warn("b", "too many of b")
 
-    asyncio.run(work())
+    with asyncio.Runner(loop_factory=SleeplessLoop) as runner:
+        runner.run(work())
     lines = [record.message for record in caplog.records]
     assert lines == ["too many of a", "too many of b", "too many of a (49 times in the last 0.1 s)", "too many of b"]
 

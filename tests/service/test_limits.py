@@ -12,6 +12,7 @@ import pytest
 from fastapi.testclient import TestClient
 from service_clients import client, picture
 from shops import shop
+from sleepless_loop import SleeplessLoop
 from starlette.types import Message, Receive, Scope, Send
 
 from fixstar.service import limits
@@ -129,7 +130,8 @@ def through(limit: BodyLimit, messages: list[Message | float]) -> list[Message]:
         sent.append(message)
 
     scope: Scope = {"type": "http", "path": "/v1/other", "method": "POST", "headers": []}
-    asyncio.run(_call(limit, scope, receive, send))
+    with asyncio.Runner(loop_factory=SleeplessLoop) as runner:
+        runner.run(_call(limit, scope, receive, send))
     return sent
 
 

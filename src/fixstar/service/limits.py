@@ -423,15 +423,16 @@ class BodyLimit:
         async def counted() -> Message:
             nonlocal seen, whole, waited, held, problem
             left = self._idle + seen / self._slowest - waited
-            began = time.monotonic()
+            clock = asyncio.get_running_loop()
+            began = clock.time()
             try:
                 async with asyncio.timeout(None if whole else min(self._idle, left)):
                     message = await receive()
             except TimeoutError:
-                waited += time.monotonic() - began
+                waited += clock.time() - began
                 problem = Problem("stalled", f"{seen:,} bytes came in {waited:.0f} s")
                 raise _RefusedError from None
-            waited += time.monotonic() - began
+            waited += clock.time() - began
             seen += len(message.get("body", b""))
             whole = not message.get("more_body", False)
             if seen > most:
