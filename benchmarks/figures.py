@@ -795,7 +795,7 @@ def scale_page() -> Iterator[Claim | Quote]:
     assert changing["carry_all_hours"] * 60 < 1
     million = content("gallery_translated_million_cpu.json")
     yield Claim(
-        GALLERY, "takes {} s; all are carried after {} s", [million["first_exact_seconds"], million["carried_seconds"]]
+        GALLERY, "takes {} s; all are mapped after {} s", [million["first_exact_seconds"], million["mapped_seconds"]]
     )
     for kind in ("exact", "approximate"):
         row = [

@@ -66,7 +66,7 @@ def read_constants() -> Constants:
         exact_ns=wide["open"]["exact_ms"] * 1e6 / 100_000,
         write_rate=wide["fill"]["backfill_per_second"],
         embed_rate=card,
-        map_rate=translated["vectors"][0] / translated["carried_seconds"] / translated["cores"],
+        map_rate=translated["vectors"][0] / translated["mapped_seconds"] / translated["cores"],
     )
 
 
