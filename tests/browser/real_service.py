@@ -47,7 +47,7 @@ def serving(workspace: Path, *options: str) -> Iterator[str]:
             yield _address(process, log)
         finally:
             process.terminate()
-            code = process.wait(40)
+            code = process.wait(180)
     assert code == 0, f"fixstar serve ended with {code}: {log.read_text()[-2000:]}"
 
 

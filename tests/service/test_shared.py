@@ -323,7 +323,7 @@ def replicas(space: Workspace, count: int = 3, rate: int = 1_000_000) -> Iterato
 def balanced(services: Sequence[Service]) -> Iterator[httpx.Client]:
     ports = [service.http.base_url.port or 0 for service in services]
     spread = {"connection": "close"}
-    with balancer(ports) as address, httpx.Client(base_url=address, timeout=60, headers=spread) as http:
+    with balancer(ports) as address, httpx.Client(base_url=address, timeout=300, headers=spread) as http:
         yield http
 
 

@@ -36,7 +36,7 @@ def test_it_runs_from_the_command_line_with_several_threads() -> None:
     """As ``make fire`` runs it. Its second process embeds too, after a fork."""
     several = {**os.environ, "OMP_NUM_THREADS": "2"}
     command = [sys.executable, workspace_model.__file__, "--trace", "index.process.1 index.process.2 index.killed.3"]
-    done = subprocess.run(command, env=several, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=several, capture_output=True, text=True, timeout=600)
     assert "3 operations, no mismatch" in done.stdout, done.stderr
 
 
