@@ -13,9 +13,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["chromium", "serving"]
+import httpx
+
+__all__ = ["chromium", "patient", "serving"]
 
 _START = 90.0  # seconds for a service to answer
+patient = httpx.Client(timeout=300)  # for a busy machine
 
 
 def chromium() -> str | None:

@@ -13,10 +13,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import httpx
 from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
-from real_service import chromium, serving
+from real_service import chromium, patient, serving
 
 WIDE = {"width": 1200, "height": 820}
 PHONE = {"width": 390, "height": 780}
@@ -62,9 +61,9 @@ def take_all(browser: Browser, address: str, query: Path, out: Path) -> None:
 
 def turned_image(address: str, path: Path) -> Path:
     """A gallery image, turned by some degrees, as a query."""
-    items = httpx.get(f"{address}/v1/items", params={"limit": 500}).raise_for_status().json()["items"]
+    items = patient.get(f"{address}/v1/items", params={"limit": 500}).raise_for_status().json()["items"]
     item = [one for one in items if one["thumbnail"]][len(items) // 3]
-    content = httpx.get(f"{address}/v1/item/image", params={"id": item["id"], "size": 256}).raise_for_status().content
+    content = patient.get(f"{address}/v1/item/image", params={"id": item["id"], "size": 256}).raise_for_status().content
     with Image.open(io.BytesIO(content)) as image:
         image.convert("RGB").rotate(7, Image.Resampling.BICUBIC, fillcolor=image.convert("RGB").getpixel((2, 2))).save(
             path

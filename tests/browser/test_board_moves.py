@@ -9,10 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
-from real_service import serving
+from real_service import patient, serving
 from shops import foreign, passed_with_two_models, pictures
 from waiting import until
 
@@ -41,11 +40,11 @@ def upgraded(shop: Path, tmp_path: Path) -> Iterator[str]:
 
 
 def asked(address: str, what: str, **content: Any) -> Any:
-    return httpx.post(f"{address}/v1/{what}", json=content).raise_for_status().json()
+    return patient.post(f"{address}/v1/{what}", json=content).raise_for_status().json()
 
 
 def told(address: str, what: str) -> Any:
-    return httpx.get(f"{address}/v1/{what}").raise_for_status().json()
+    return patient.get(f"{address}/v1/{what}").raise_for_status().json()
 
 
 def wait_for_jobs(address: str) -> None:

@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
-from real_service import serving
+from real_service import patient, serving
 from waiting import until
 
 Visit = Callable[..., Any]
@@ -87,7 +86,7 @@ def test_negative_flips_are_shown_as_pictures(site: str, visit: Visit) -> None:
     assert first.locator(".asked strong").inner_text() == first.locator(".right strong").inner_text()
     assert first.locator(".asked strong").inner_text() != first.locator(".wrong strong").inner_text()
     told = page.locator("#flips").inner_text()
-    cell = httpx.get(f"{site}/v1/versions/v3/check").json()["cells"][0]
+    cell = patient.get(f"{site}/v1/versions/v3/check").json()["cells"][0]
     assert f"Get worse: {cell['negative_flips']} of 64 searches on vectors of v1" in told
     assert f"Get better: {cell['positive_flips']} of 64 searches on vectors of v1" in told
     worst = cell["classes"][0]

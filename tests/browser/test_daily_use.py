@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from glyph_shop import CHARACTERS, GALLERY, label_of, query_file
 from PIL import Image
-from real_service import serving
+from real_service import patient, serving
 from waiting import until
 
 from fixstar.service.keys import Keys
@@ -53,13 +52,13 @@ def test_a_folder_is_added_with_its_folders_as_labels(own_site: str, visit: Visi
     page.locator("#add-go").click()
     page.wait_for_selector("#add-state >> text=2 images added. 1 image could not be used:")
     assert "eta/broken.png" in page.locator("#add-state").inner_text()
-    stored = httpx.get(f"{own_site}/v1/item", params={"id": "theta/new.png"}).json()
+    stored = patient.get(f"{own_site}/v1/item", params={"id": "theta/new.png"}).json()
     assert (stored["label"], stored["version"]) == ("theta", "v1")
     page.set_input_files("#add-files", folder / "eta" / "new.png")
     page.fill("#add-label", "greek")
     page.locator("#add-go").click()
     page.wait_for_selector("#add-state >> text=1 image added.")
-    assert httpx.get(f"{own_site}/v1/item", params={"id": "greek/new.png"}).json()["label"] == "greek"
+    assert patient.get(f"{own_site}/v1/item", params={"id": "greek/new.png"}).json()["label"] == "greek"
 
 
 def test_a_drop_on_the_adding_view_adds_and_does_not_search(site: str, visit: Visit) -> None:
@@ -162,7 +161,7 @@ def test_the_drift_map_opens_items_and_lists_a_region(site: str, visit: Visit) -
     page.select_option("#drift-new", "v3")
     page.locator("#drift-draw").click()
     page.wait_for_selector(".point")
-    points = httpx.get(f"{site}/v1/drift", params={"old": "v1", "new": "v3"}).json()["points"]
+    points = patient.get(f"{site}/v1/drift", params={"old": "v1", "new": "v3"}).json()["points"]
     assert page.locator(".point").count() == len(points) == len(CHARACTERS) * GALLERY
     assert page.locator(".drifted li").count() == 12
     page.locator(".point").first.focus()

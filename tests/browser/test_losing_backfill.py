@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 import torch
 from glyph_shop import characters
-from real_service import serving
+from real_service import patient, serving
 from waiting import until
 
 from fixstar.workspace import Workspace
@@ -40,7 +39,7 @@ def drawn(shop: Path, tmp_path: Path) -> Iterator[str]:
         encoder.save(copy / "versions" / "v5")
         keep_held_out(copy, "v1", held, encoder.preprocessing)
     with serving(copy) as address:
-        httpx.post(f"{address}/v1/deploy", json={"version": "v5", "force": "test"}, timeout=60).raise_for_status()
+        patient.post(f"{address}/v1/deploy", json={"version": "v5", "force": "test"}).raise_for_status()
         yield address
 
 
@@ -65,11 +64,11 @@ def test_a_predicted_loss_stops_and_is_done_only_all_the_same(drawn: str, visit:
     until(page, "document.querySelector('#announce').textContent.includes('The backfill job ended: failed.')")
     assert "Started with the same settings it says so" in page.locator("#backfill").inner_text()
     assert page.locator("#backfill figure").is_visible()  # the curve that was predicted
-    assert httpx.get(f"{drawn}/v1/status").json()["vectors"]["v5"] == 0
+    assert patient.get(f"{drawn}/v1/status").json()["vectors"]["v5"] == 0
 
     page.locator("#share").fill("50")  # the slider walks along the curve
     assert page.locator("#budget").input_value() == "50%"
-    predicted = httpx.get(f"{drawn}/v1/backfill").json()["predicted"]
+    predicted = patient.get(f"{drawn}/v1/backfill").json()["predicted"]
     half = np.interp(0.5, predicted["shares"], predicted["planned"])
     told = page.locator("#share-words").inner_text()
     assert told.startswith(f"48 vectors, predicted: {100 * half:.1f} % of queries find their class, ")
@@ -102,5 +101,5 @@ def test_a_predicted_loss_stops_and_is_done_only_all_the_same(drawn: str, visit:
         "anyway": True,
     }
     until(page, "document.querySelector('#announce').textContent.includes('The backfill job ended: done.')")
-    assert httpx.get(f"{drawn}/v1/status").json()["vectors"]["v5"] == 10
+    assert patient.get(f"{drawn}/v1/status").json()["vectors"]["v5"] == 10
     assert "anyway" not in start(page)  # what comes next is another plan

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-import httpx
 from glyph_shop import CHARACTERS, NASTY_ID, NASTY_LABEL, label_of
-from real_service import serving
+from real_service import patient, serving
 from waiting import until
 
 Visit = Callable[..., Any]
@@ -365,7 +364,7 @@ def test_an_item_is_shown_large_beside_the_query_and_can_be_deleted(
         page.locator("#confirm button", has_text="Delete").click()
         until(page, "id => !document.querySelector(`.hit[data-id='${id}']`) && document.querySelector('.hit')", name)
         assert f"{name} was deleted." in page.locator("#announce").inner_text()
-        assert httpx.get(f"{address}/v1/item", params={"id": name}).status_code == 404
+        assert patient.get(f"{address}/v1/item", params={"id": name}).status_code == 404
 
 
 def test_two_versions_answer_one_query_side_by_side(site: str, visit: Visit, query: Path) -> None:
@@ -381,7 +380,7 @@ def test_two_versions_answer_one_query_side_by_side(site: str, visit: Visit, que
     )
     assert deployed == alone
     with query.open("rb") as file:
-        answer = httpx.post(f"{site}/v1/search", params={"version": "v3", "k": 12}, files={"image": file}).json()
+        answer = patient.post(f"{site}/v1/search", params={"version": "v3", "k": 12}, files={"image": file}).json()
     assert (answer["version"], [hit["id"] for hit in answer["hits"]]) == ("v3", other)
     assert page.locator("#compared section").last.locator(".only").count() == len(set(other) - set(deployed)) > 0
     page.select_option("#against", "")
