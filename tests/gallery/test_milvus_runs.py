@@ -182,6 +182,7 @@ def test_while_a_thread_sends_the_items_answer_and_writes_are_kept(
     gallery.delete(["v1 0"])
     assert len(found(gallery)) == 40
     assert "new" in found(gallery)
+    assert gallery._is_sending()
     going_on.set()
     gallery.flush()
     refuse_items(gallery, monkeypatch)
@@ -305,6 +306,31 @@ def test_who_only_reads_searches_the_items_until_another_has_sent(
         assert len(found(reader)) == 40
 
 
+def test_who_met_a_failure_reads_again_what_was_sent(
+    server: ServerInMemory, gallery: MilvusGallery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process removed all vectors in the same run, and was killed when it had sent the first ten."""
+    monkeypatch.setattr("fixstar.gallery.sqlite._PAGE", 10)
+    upserts = 0
+
+    def kill(name: str) -> None:
+        nonlocal upserts
+        upserts += name == "upsert"
+        if upserts == 3:
+            raise KeyboardInterrupt
+
+    with opened(tmp_path) as other:
+        other.drop_vectors()
+        server.before = kill
+        with pytest.raises(KeyboardInterrupt):
+            found(other)
+    server.before = nothing
+    with pytest.raises(GalleryUnavailableError, match="did not answer"):
+        found(gallery)
+    assert len(found(gallery)) == 40
+    assert_copied(server, gallery)
+
+
 @pytest.mark.usefixtures("gallery")
 def test_a_collection_that_somebody_removed_is_made_again(server: ServerInMemory, tmp_path: Path) -> None:
     for name in server.vectors():
@@ -369,18 +395,30 @@ def metrics(*parts: tuple[str, int, str, bool]) -> str:
     return json.dumps({"nodes_info": nodes})
 
 
-def test_a_run_ends_when_a_part_with_vectors_starts() -> None:
+def test_a_run_begins_when_the_root_coordinator_starts() -> None:
     root = ("rootcoord", 1, "today", False)
-    data = ("datanode", 2, "today", False)
+    data = ("datanode", 1, "today", False)
     run = run_name(metrics(root, data))
     assert run == run_name(metrics(data, root))
-    assert run == run_name(metrics(root, data, ("proxy", 3, "today", False)))
-    assert run != run_name(metrics(root, ("datanode", 2, "later", False)))
-    assert run != run_name(metrics(root, ("datanode", 4, "today", False)))
-    assert run != run_name(metrics(root))
+    assert run == run_name(metrics(root))
+    assert run == run_name(metrics(root, ("", 4, "", True)))  # of an earlier run
+    assert run != run_name(metrics(("rootcoord", 1, "later", False), data))
+    assert run != run_name(metrics(("rootcoord", 4, "today", False), data))
+    assert run == run_name(metrics(("mixcoord", 1, "today", False), data))
 
 
-def test_a_server_that_does_not_know_its_parts_has_no_run() -> None:
+def test_a_server_without_a_root_coordinator_has_no_run() -> None:
     assert run_name(metrics()) == ""
-    assert run_name(metrics(("proxy", 3, "today", False))) == ""
-    assert run_name(metrics(("rootcoord", 1, "today", False), ("datanode", 0, "", True))) == ""
+    assert run_name(metrics(("proxy", 1, "today", False))) == ""
+    assert run_name(metrics(("rootcoord", 1, "", True))) == ""
+
+
+def test_a_server_that_does_not_say_since_when_it_runs_is_not_searched(
+    server: ServerInMemory, gallery: MilvusGallery
+) -> None:
+    server.kind = "proxy"
+    with pytest.raises(GalleryUnavailableError, match="does not say since when it runs"):
+        found(gallery)
+    gallery.upsert("v1", ["new"], vectors(1, seed=3))
+    server.kind = "rootcoord"
+    assert len(found(gallery)) == 41

@@ -41,6 +41,7 @@ class ServerInMemory:
         self.collections: dict[str, Held] = {}
         self.run = 1
         self.away = False
+        self.kind = "rootcoord"  # of the part that it knows
         self.looks = 0
         self.sent: list[int] = []
         self.before: Callable[[str], None] = nothing
@@ -82,8 +83,9 @@ class ClientInMemory:
         self.server.answer("look")
         self.server.looks += 1
         assert timeout > 0
-        infos = {"has_error": False, "type": "rootcoord", "id": 2, "created_time": str(self.server.run)}
-        return SimpleNamespace(response=json.dumps({"nodes_info": [{"infos": infos}]}))
+        infos = {"has_error": False, "type": self.server.kind, "id": 2, "created_time": str(self.server.run)}
+        response = json.dumps({"nodes_info": [{"infos": infos}]})
+        return SimpleNamespace(response=response, status=SimpleNamespace(reason=""))
 
     def list_collections(self) -> list[str]:
         self.server.answer("list")

@@ -10,10 +10,10 @@ A search first compares it with the revision of the items, and sends what is mis
 stored after the vectors, so a kill in between costs nothing but sending them again, and sending twice changes nothing.
 
 A server that was killed was seen to lose vectors that it took, also some seconds after it was back, and to leave out of
-a search what it counted. So no vector outlives the run of the server that took it. The server says since when its parts
-run, and the name of each collection has the run in which it was made. Whoever finds a new run removes the collections
-of others and sends all items into new ones. The run is looked at before an answer and, a second later or more, after
-it, since a call may last from one run into the next.
+a search what it counted. So no vector outlives the run of the server that took it. The server says since when it runs,
+and the name of each collection has the run in which it was made. Whoever finds a new run removes the collections of
+others and sends all items into new ones. The run is looked at before an answer and, if that is more than a second ago,
+after it: a call may last from one run into the next.
 
 Where more than a few items are missing, a thread sends them, and until it is done the items' own gallery answers.
 
@@ -89,7 +89,7 @@ _IN_TURN = 10_000  # items that the thread sends before it lets others in
 _BREAK = 0.01
 _INDEXING = 0.2  # seconds between two looks whether an index is finished
 _INDEXED_WITHIN = 600.0
-_WITHOUT_VECTORS = ("proxy", "indexnode")  # parts of a server
+_COORDINATORS = ("rootcoord", "mixcoord")  # the part of a server by which runs are told apart, before 2.6 and since
 
 Numbers = NDArray[np.int64]
 
@@ -190,20 +190,20 @@ class _Collection(NamedTuple):
 
 
 def run_name(metrics: str) -> str:
-    """A name for the present run of a server, from what it says about itself; empty if it does not know all its parts.
+    """A name for the present run of a server, from what it says about its parts; empty if it does not know yet.
 
-    A run ends when a part that holds vectors ends or starts. On one machine all parts are one process.
+    It is the run of the root coordinator. On one machine all parts are one process. Parts of an earlier run are listed
+    for minutes after a restart, with an error.
 
     >>> run_name('{"nodes_info": [{"infos": {"has_error": false, "type": "rootcoord", "id": 2, "created_time": "1"}}]}')
     're57acc10f53c'
     """
     parts = [node["infos"] for node in json.loads(metrics)["nodes_info"]]
-    if any(part["has_error"] for part in parts):
+    known = [part for part in parts if part["type"] in _COORDINATORS and not part["has_error"]]
+    if not known:
         return ""
-    starts = {f"{part['id']} {part['created_time']}" for part in parts if part["type"] not in _WITHOUT_VECTORS}
-    if not starts:
-        return ""
-    digest = hashlib.sha256("\n".join(sorted(starts)).encode())
+    starts = sorted({f"{part['id']} {part['created_time']}" for part in known})
+    digest = hashlib.sha256("\n".join(starts).encode())
     return f"r{digest.hexdigest()[:12]}"
 
 
@@ -256,7 +256,7 @@ class _Server:
             answer = get_metrics(self._client._get_connection(), timeout=self._address.timeout)
         run = run_name(answer.response) if answer.response else ""
         if not run:
-            reason = answer.status.reason or "a part of it did not answer"
+            reason = answer.status.reason or "its root coordinator did not answer"
             raise GalleryUnavailableError(
                 f"the Milvus server of {self._address.shown} does not say since when it runs ({reason[:300]}); nothing "
                 "was changed. If it is starting, try again; else let this user read the server's metrics"
@@ -635,7 +635,10 @@ class MilvusGallery(Gallery):
         self._server.close()
 
     def drop_vectors(self) -> None:
-        """Remove this gallery's vectors from Milvus; the items stay, and the next search sends them again."""
+        """Remove this gallery's vectors from Milvus; the items stay, and the next search sends them again.
+
+        No other process may use the gallery meanwhile: it would take what is sent again for everything.
+        """
         with self._lock:
             self._seen = None
             self._sent = None
