@@ -293,9 +293,6 @@ def test_what_was_written_since_a_revision_comes_in_the_order_of_writing(gallery
     assert [item.id for item in since] == [*names[10:], names[5]]
     np.testing.assert_array_equal(since[0].vector, gallery.get([names[10]])[names[10]].vector)
     assert list(gallery.written_since(last.revision)) == []
-    assert gallery.revisions(revisions[3], revisions[8]) == {"v1": {revisions[4], revisions[6], revisions[8]}}
-    assert gallery.revisions(revisions[-2], last.revision) == {"v1": {revisions[-1]}, "v2": {last.revision}}
-    assert gallery.revisions(last.revision, last.revision + 9) == {}
 
 
 def test_iterating_over_large_payloads(gallery: Gallery) -> None:

@@ -10,11 +10,12 @@ A search first compares it with the revision of the items, and sends what is mis
 stored after the vectors, so a kill in between costs nothing but sending them again, and sending twice changes nothing.
 
 A server that was killed was seen to lose vectors that it took, also some seconds after it was back, and to leave out of
-a search what a query by number found. So a gallery that was opened or met a failure compares before it answers, and
-later again, every minute: the number of vectors of each version, and which of the last thousand revisions are there.
-Where they differ, all numbers are compared; vectors that are missing are sent again, and old ones deleted. After a
-failure, the server first writes what it has to its disk, and for a minute the items' own gallery answers exact
-searches.
+a search what it counted. So no vector outlives the run of the server that took it. The server says since when it runs,
+and the name of each collection has the run in which it was made. Whoever finds a new run removes the collections of
+others and sends all items into new ones. The run is looked at before an answer and, if that is more than a second ago,
+after it: a call may last from one run into the next.
+
+Where more than a few items are missing, a thread sends them, and until it is done the items' own gallery answers.
 
 Milvus finds candidates by the inner product, in float32. Each is read from the items: its vector gives the exact score,
 its payload decides about the filter, and its revision whether it is still the one that was sent. Copies of items that
@@ -22,8 +23,8 @@ were removed or written again since are deleted from Milvus, by their number, wh
 PostgreSQL, four times as many candidates are requested while one that was left out may be among the k best; beyond what
 Milvus returns at most, the items' own gallery searches.
 
-fixstar_sent      one row per gallery: its name, whose items they are, and the revision up to which they were sent
-NAME_N            the vectors of version number N: one collection per version, because a collection has one width
+NAME_sent_RUN     one row: the revision up to which items were sent. Its description says whose items they are
+NAME_N_RUN        the vectors of version number N: one collection per version, because a collection has one width
     number        the item's revision, the primary key
     item          its id
     vector
@@ -34,8 +35,10 @@ The index of a gallery is FLAT, and searches are exact, or HNSW, and only approx
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -66,7 +69,6 @@ from fixstar.gallery.store import (
     checked_vectors,
 )
 
-_SENT = "fixstar_sent"
 _MORE = 16  # vectors requested beyond k
 _GROWTH = 4
 _MOST = 16_384  # vectors that Milvus returns for a query
@@ -81,11 +83,13 @@ _COMPARED = {"eq": "==", "gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 _HNSW = {"M": 16, "efConstruction": 200}
 _EF_SEARCH = 100
 _PAUSE = 10.0  # seconds after a failure in which writes do not wait for Milvus
-_TRUSTED = 60.0  # seconds in which a server that had everything is believed to have it still
-_RECOVERS = 60.0  # seconds after a failure in which the items' own gallery answers exact searches
+_SAME_RUN = 1.0  # seconds after a look in which no server can have ended and be there again
+_AT_ONCE = 1_000  # items that a search or a write sends by itself; if there are more, a thread does
+_IN_TURN = 10_000  # items that the thread sends before it lets others in
+_BREAK = 0.01
 _INDEXING = 0.2  # seconds between two looks whether an index is finished
 _INDEXED_WITHIN = 600.0
-_NEWEST = 1_000  # revisions of which a look compares each
+_COORDINATORS = ("rootcoord", "mixcoord")  # the part of a server by which runs are told apart, before 2.6 and since
 
 Numbers = NDArray[np.int64]
 
@@ -177,6 +181,42 @@ class _Row(NamedTuple):
     score: float
 
 
+class _Collection(NamedTuple):
+    """Where the vectors of a version are, by its number and their width: in the collection made in this run."""
+
+    run: str
+    number: int
+    width: int
+
+
+def run_name(metrics: str) -> str:
+    """A name for the present run of a server, from what it says about its parts; empty if it does not know yet.
+
+    It is the run of the root coordinator. On one machine all parts are one process. Parts of an earlier run are listed
+    for minutes after a restart, with an error.
+
+    >>> run_name('{"nodes_info": [{"infos": {"has_error": false, "type": "rootcoord", "id": 2, "created_time": "1"}}]}')
+    're57acc10f53c'
+    """
+    parts = [node["infos"] for node in json.loads(metrics)["nodes_info"]]
+    known = [part for part in parts if part["type"] in _COORDINATORS and not part["has_error"]]
+    if not known:
+        return ""
+    starts = sorted({f"{part['id']} {part['created_time']}" for part in known})
+    digest = hashlib.sha256("\n".join(starts).encode())
+    return f"r{digest.hexdigest()[:12]}"
+
+
+def collections_of(gallery: str, names: Iterable[str]) -> list[str]:
+    """The collections of a gallery, of any run, among those of a server.
+
+    >>> collections_of("shop", ["shop_1_re57acc10f53c", "shop_sent_re57acc10f53c", "shop_1_2_re57acc10f53c", "shop_1"])
+    ['shop_1_re57acc10f53c', 'shop_sent_re57acc10f53c']
+    """
+    own = re.compile(rf"{re.escape(gallery)}_(\d+|sent)_r[0-9a-f]{{12}}")
+    return [name for name in names if own.fullmatch(name)]
+
+
 class _Server:
     """The collections of one gallery on a Milvus server."""
 
@@ -186,6 +226,8 @@ class _Server:
 
         self._address = address
         self.failures = 0  # calls that were not answered
+        self._run = ""
+        self._looked = -math.inf
         self._ready: set[str] = set()
         self._sent_here: set[str] = set()  # collections whose last vectors were sent by this process
         with self._translated("nothing was changed"):
@@ -193,46 +235,75 @@ class _Server:
                 uri=address.url, token=address.token, db_name=address.database, timeout=address.timeout
             )
 
-    def sent(self, created: str) -> int:
-        """All items with revisions up to this one were sent, by any process; searches wait until Milvus has them all.
+    def run(self) -> str:
+        """The server's run, as of a second ago at most. After a call that failed, the server is asked again."""
+        if time.monotonic() < self._looked + _SAME_RUN:
+            return self._run
+        return self._look()
 
-        ``created`` is when the items' gallery was. Raises if the vectors on the server are those of another one.
-        """
+    def _look(self) -> str:
+        """Ask for the server's run."""
+        from pymilvus.decorators import retry_on_rpc_failure
+        from pymilvus.grpc_gen import milvus_pb2
+
+        @retry_on_rpc_failure()  # type: ignore[untyped-decorator]
+        def get_metrics(handler: Any, timeout: float) -> Any:
+            return handler._stub.GetMetrics(request, timeout=timeout)
+
+        request = milvus_pb2.GetMetricsRequest(request=json.dumps({"metric_type": "system_info"}))
+        start = time.monotonic()
         with self._translated("nothing was changed"):
-            self._sent_here.clear()
-            if not self._client.has_collection(_SENT):
-                return 0
-            self._client.load_collection(_SENT)
-            rows = self._client.query(
-                _SENT,
-                filter=f'gallery == "{self._address.gallery}"',
-                output_fields=["revision", "created"],
-                consistency_level="Strong",
+            answer = get_metrics(self._client._get_connection(), timeout=self._address.timeout)
+        run = run_name(answer.response) if answer.response else ""
+        if not run:
+            reason = answer.status.reason or "its root coordinator did not answer"
+            raise GalleryUnavailableError(
+                f"the Milvus server of {self._address.shown} does not say since when it runs ({reason[:300]}); nothing "
+                "was changed. If it is starting, try again; else let this user read the server's metrics"
             )
-        if any(row["created"] != created for row in rows):
+        self._run = run
+        self._looked = start
+        return run
+
+    def check_owner(self, created: str) -> None:
+        """Raise if the vectors on the server are those of other items; ``created`` is when the items' gallery was."""
+        with self._translated("nothing was changed"):
+            noted = [name for name in self._own() if name.startswith(self._sent_name(""))]
+            owners = {self._client.describe_collection(name)["description"] for name in noted}
+        if owners - {created}:
             raise GalleryError(
                 f"{self._address.shown} holds the vectors of other items than those of {self._address.items}; nothing "
                 "was changed. Choose another name, gallery=NAME, and everything is sent there"
             )
+
+    def sent(self, run: str) -> int:
+        """All items with revisions up to this one were sent, by any process; a search sees all of them."""
+        name = self._sent_name(run)
+        with self._translated("nothing was changed"):
+            self._sent_here.clear()
+            if not self._exists(name):
+                return 0
+            rows = self._client.query(
+                name, filter="number == 0", output_fields=["revision"], consistency_level="Strong"
+            )
         return max((int(row["revision"]) for row in rows), default=0)
 
-    def note_sent(self, revision: int, created: str) -> None:
-        """Say that all items with revisions up to this one were sent."""
+    def note_sent(self, run: str, revision: int, created: str) -> None:
+        """Say that all items with revisions up to this one were sent, and whose they are."""
         from pymilvus import DataType
 
         def schema(made: Any) -> None:
-            made.add_field("gallery", DataType.VARCHAR, is_primary=True, max_length=256)
+            made.add_field("number", DataType.INT64, is_primary=True)
             made.add_field("revision", DataType.INT64)
-            made.add_field("created", DataType.VARCHAR, max_length=64)
             made.add_field("vector", DataType.FLOAT_VECTOR, dim=2)  # Milvus wants one
 
+        name = self._sent_name(run)
         with self._translated("nothing was changed"):
-            self._require(_SENT, schema, "FLAT")
-            row = {"gallery": self._address.gallery, "revision": revision, "created": created, "vector": [1.0, 0.0]}
-            self._client.upsert(_SENT, [row])
+            self._require(name, schema, index="FLAT", description=created)
+            self._client.upsert(name, [{"number": 0, "revision": revision, "vector": [1.0, 0.0]}])
 
-    def send(self, number: int, width: int, items: Sequence[Item]) -> None:
-        """Store the vectors of items of a version, by its number; those that are there already are replaced."""
+    def send(self, collection: _Collection, items: Sequence[Item]) -> None:
+        """Store the vectors of items of a version; those that are there already are replaced."""
         rows = []
         for item in items:
             fields, whole = sent_fields(item.payload)
@@ -246,44 +317,32 @@ class _Server:
                 }
             )
         with self._translated("the items are stored, and are sent again by the next call"):
-            name = self._vectors(number, width)
+            name = self._made(collection)
             self._client.upsert(name, rows)
             self._sent_here.add(name)
 
-    def forget(self, number: int, width: int, numbers: Iterable[int]) -> None:
+    def forget(self, collection: _Collection, numbers: Iterable[int]) -> None:
         """Delete vectors of a version."""
         with self._translated("vectors of removed items stay in Milvus, and are not found"):
-            self._client.delete(self._vectors(number, width), ids=sorted(numbers))
+            name = self._name(collection)
+            if self._exists(name):
+                self._client.delete(name, ids=sorted(numbers))
 
-    def count(self, number: int, width: int) -> int:
-        """How many vectors of a version there are."""
+    def holds(self, collection: _Collection) -> bool:
+        """Whether there is the collection of a version."""
         with self._translated("nothing was changed"):
-            name = self._vectors(number, width)
-            (row,) = self._client.query(name, filter="", output_fields=["count(*)"], consistency_level="Strong")
-        return int(row["count(*)"])
+            return self._exists(self._name(collection))
 
-    def numbers(self, number: int, width: int, after: int, last: int) -> set[int]:
-        """The numbers of a version's vectors above ``after`` and up to ``last``, which is at most 16,384 more."""
-        with self._translated("nothing was changed"):
-            rows = self._client.query(
-                self._vectors(number, width),
-                filter=f"number > {after} and number <= {last}",
-                output_fields=["number"],
-                limit=_MOST,
-                consistency_level="Strong",
-            )
-        return {int(row["number"]) for row in rows}
-
-    def nearest(self, number: int, queries: Floats, limit: int, narrowed: str) -> list[_Row]:
+    def nearest(self, collection: _Collection, queries: Floats, limit: int, narrowed: str) -> list[_Row]:
         """The vectors of a version with the highest inner products, for each query, that were sent before this call."""
+        name = self._name(collection)
+        parameters = {}
+        if self._address.index == "HNSW":
+            parameters["ef"] = max(limit, _EF_SEARCH)
+        level = "Strong"
+        if name in self._sent_here:
+            level = "Session"
         with self._translated("nothing was changed"):
-            name = self._vectors(number, queries.shape[1])
-            parameters = {}
-            if self._address.index == "HNSW":
-                parameters["ef"] = max(limit, _EF_SEARCH)
-            level = "Strong"
-            if name in self._sent_here:
-                level = "Session"
             answers = self._client.search(
                 name,
                 data=list(queries),
@@ -299,69 +358,96 @@ class _Server:
                 for hit in hits
             ]
 
-    def write_out(self, number: int, width: int) -> None:
+    def write_out(self, collection: _Collection) -> None:
         """Let the server write the vectors of a version that it has only in memory to its disk."""
         with self._translated("nothing was changed"):
-            self._client.flush(self._vectors(number, width))
+            self._client.flush(self._made(collection))
 
-    def wait_for_index(self, number: int, width: int) -> None:
+    def wait_for_index(self, collection: _Collection) -> None:
         """Wait until the server has indexed what it wrote out of a version, but not for ever: others may write."""
         end = time.monotonic() + _INDEXED_WITHIN
+        name = self._name(collection)
         with self._translated("nothing was changed"):
-            name = self._vectors(number, width)
             while time.monotonic() < end:
                 if not int(self._client.describe_index(name, "vector").get("pending_index_rows", 0)):
                     return
                 time.sleep(_INDEXING)
 
+    def remove_others(self, run: str) -> None:
+        """Remove the collections of this gallery that other runs left, if the server still is in this one.
+
+        The look comes after the list, so a list from here on has no collections of a later run.
+        """
+        with self._translated("some collections may be left"):
+            old = [name for name in self._own() if not name.endswith(run)]
+            if old and self._look() == run:
+                self._remove(old)
+
     def drop(self) -> None:
         """Remove everything that this gallery has on the server."""
-        prefix = f"{self._address.gallery}_"
         with self._translated("some collections may be left"):
-            if self._client.has_collection(_SENT):
-                self._client.delete(_SENT, ids=[self._address.gallery])
-            for name in self._client.list_collections():
-                if name.startswith(prefix) and name.removeprefix(prefix).isdigit():
-                    self._client.drop_collection(name)
-        self._ready.clear()
-        self._sent_here.clear()
+            self._remove(self._own())
 
     def close(self) -> None:
         """Close the connection."""
         with suppress(Exception):
             self._client.close()
 
-    def _vectors(self, number: int, width: int) -> str:
-        """The collection of a version's vectors, made if it does not exist."""
+    def _own(self) -> list[str]:
+        return collections_of(self._address.gallery, self._client.list_collections())
+
+    def _remove(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._client.drop_collection(name)
+        self._ready.clear()
+        self._sent_here.clear()
+
+    def _sent_name(self, run: str) -> str:
+        return f"{self._address.gallery}_sent_{run}"
+
+    def _name(self, collection: _Collection) -> str:
+        return f"{self._address.gallery}_{collection.number}_{collection.run}"
+
+    def _made(self, collection: _Collection) -> str:
+        """The name of the collection of a version's vectors, which is made if it does not exist."""
         from pymilvus import DataType
 
         def schema(made: Any) -> None:
             made.add_field("number", DataType.INT64, is_primary=True)
             made.add_field("item", DataType.VARCHAR, max_length=_LONGEST_ID)
-            made.add_field("vector", DataType.FLOAT_VECTOR, dim=width)
+            made.add_field("vector", DataType.FLOAT_VECTOR, dim=collection.width)
             made.add_field("fields", DataType.JSON)
             made.add_field("whole", DataType.BOOL)
 
-        name = f"{self._address.gallery}_{number}"
-        self._require(name, schema, self._address.index)
+        name = self._name(collection)
+        self._require(name, schema, index=self._address.index)
         return name
 
-    def _require(self, name: str, add_fields: Callable[[Any], None], index: str) -> None:
+    def _exists(self, name: str) -> bool:
+        """Whether there is such a collection; it is then loaded."""
+        if name in self._ready:
+            return True
+        if not self._client.has_collection(name):
+            return False
+        self._client.load_collection(name)
+        self._ready.add(name)
+        return True
+
+    def _require(self, name: str, add_fields: Callable[[Any], None], index: str, description: str = "") -> None:
         """Create and load a collection, once, even if several processes try at the same moment."""
         from pymilvus import MilvusException
 
-        if name in self._ready:
+        if self._exists(name):
             return
-        if not self._client.has_collection(name):
-            schema = self._client.create_schema(auto_id=False, enable_dynamic_field=False)
-            add_fields(schema)
-            indexes = self._client.prepare_index_params()
-            indexes.add_index("vector", index_type=index, metric_type="IP", params=_HNSW if index == "HNSW" else {})
-            try:
-                self._client.create_collection(name, schema=schema, index_params=indexes, consistency_level="Strong")
-            except MilvusException:
-                if not self._client.has_collection(name):
-                    raise
+        schema = self._client.create_schema(auto_id=False, enable_dynamic_field=False, description=description)
+        add_fields(schema)
+        indexes = self._client.prepare_index_params()
+        indexes.add_index("vector", index_type=index, metric_type="IP", params=_HNSW if index == "HNSW" else {})
+        try:
+            self._client.create_collection(name, schema=schema, index_params=indexes, consistency_level="Strong")
+        except MilvusException:
+            if not self._client.has_collection(name):
+                raise
         self._client.load_collection(name)
         self._ready.add(name)
 
@@ -375,8 +461,9 @@ class _Server:
             yield
         except (MilvusException, grpc.RpcError, grpc.FutureTimeoutError) as error:
             self.failures += 1
+            self._looked = -math.inf
             self._ready.clear()  # it may have lost its collections
-            self._sent_here.clear()  # and what it read again after a restart may not be everything yet
+            self._sent_here.clear()
             reason = " ".join(str(getattr(error, "message", "") or error).split())
             if self._address.token:
                 reason = reason.replace(self._address.token, "***")
@@ -390,9 +477,9 @@ class _Server:
 
 
 class _Asked(NamedTuple):
-    """What the vectors of one version, by its number, are asked: queries in float64, and how many candidates."""
+    """What the vectors of one version are asked: queries in float64, and how many candidates."""
 
-    number: int
+    collection: _Collection
     question: Question
     k: int
 
@@ -421,13 +508,14 @@ class MilvusGallery(Gallery):
         self._server = _Server(address)
         self._carrier = Carrier(items.projection)
         self._lock = threading.RLock()
+        self._run = ""
+        self._failures = 0  # of the server, when what follows was known
         self._seen: int | None = None  # the revision of the items when all had been sent
         self._sent: int | None = None
+        self._sender: threading.Thread | None = None
+        self._closing = threading.Event()
         self._away_until = 0.0
-        self._trusted_until = 0.0
-        self._recovered_at = 0.0
-        self._failures: int | None = None  # of the server, when it was last found to have everything
-        self._server.sent(items.created())
+        self._server.check_owner(items.created())
 
     def _create_version(self, space: VersionSpace, projection: Floats | None) -> None:
         if space.width > _WIDEST:
@@ -500,15 +588,13 @@ class MilvusGallery(Gallery):
         """Send what is missing; with HNSW, let the server index what it has not indexed yet. FLAT needs no index."""
         if self.read_only:
             raise GalleryUnavailableError(f"{self.address.shown} was opened for reading only; nothing was changed")
-        self._catch_up()
-        self._mend()
+        run = self._send_all()
         if self.address.index == "FLAT":
             return
-        numbers = self._numbers()
         for name in versions:
-            width = self.items.space(name).width
-            self._server.write_out(numbers[name], width)
-            self._server.wait_for_index(numbers[name], width)
+            collection = self._collection(run, name)
+            self._server.write_out(collection)
+            self._server.wait_for_index(collection)
 
     def indexes(self) -> list[IndexState]:
         """One for each version with HNSW; none with FLAT, where search is always exact."""
@@ -538,16 +624,21 @@ class MilvusGallery(Gallery):
         """Send what is missing; a write that returned is stored without it."""
         self.items.flush()
         if not self.read_only:
-            self._catch_up()
-            self._mend()
+            self._send_all()
 
     def close(self) -> None:
         """Close the items and the connection; both stay where they are."""
+        self._closing.set()
+        if self._sender is not None:
+            self._sender.join()
         self.items.close()
         self._server.close()
 
     def drop_vectors(self) -> None:
-        """Remove this gallery's vectors from Milvus; the items stay, and the next search sends them again."""
+        """Remove this gallery's vectors from Milvus; the items stay, and the next search sends them again.
+
+        No other process may use the gallery meanwhile: it would take what is sent again for everything.
+        """
         with self._lock:
             self._seen = None
             self._sent = None
@@ -569,170 +660,172 @@ class MilvusGallery(Gallery):
         if time.monotonic() < self._away_until:
             return
         try:
-            self._catch_up(frozenset(names))
+            run = self._catch_up(_AT_ONCE + len(names), frozenset(names))
+            if run is None:
+                return
             now = self.items._get(list(before)) if before else {}
             old: dict[str, set[int]] = {}
             for name, item in before.items():
                 if name not in now or now[name].revision != item.revision:
                     old.setdefault(item.version, set()).add(item.revision)
-            self._forget(old)
+            self._forget(run, old)
         except GalleryError:
             self._away_until = time.monotonic() + _PAUSE
 
-    def _forget(self, old: Mapping[str, Iterable[int]]) -> None:
+    def _forget(self, run: str, old: Mapping[str, Iterable[int]]) -> None:
         """Delete vectors from Milvus, by version."""
-        numbers = self._numbers()
         for version, gone in old.items():
-            self._server.forget(numbers[version], self.items.space(version).width, gone)
+            self._server.forget(self._collection(run, version), gone)
 
-    def _catch_up(self, own: frozenset[str] = frozenset()) -> None:
+    def _collection(self, run: str, version: str) -> _Collection:
+        return _Collection(run, self._numbers()[version], self.items.space(version).width)
+
+    def _current_run(self) -> str:
+        """The server's run. What was known of an earlier one is forgotten, and its collections are removed.
+
+        After a failure, what was sent is read again: others may have started anew.
+        """
+        run = self._server.run()
+        failures = self._server.failures
+        if run != self._run:
+            self._server.check_owner(self.items.created())
+            if not self.read_only:
+                self._server.remove_others(run)
+        if (run, failures) != (self._run, self._failures):
+            self._run = run
+            self._failures = failures
+            self._seen = None
+            self._sent = None
+        return run
+
+    def _catch_up(self, most: float, own: frozenset[str] = frozenset()) -> str | None:
         """Send the items that were written since the last look; ``own`` are ids that the caller just wrote.
 
-        Who finds items of others asks first whether they were sent by now.
+        Returns the run of the server that has all of them. None if there are more than ``most``: a thread sends the
+        rest. Who finds items of others asks first whether they were sent by now.
         """
+        if self._is_sending():
+            return None
+        run = self._send_some(most, own)
+        if run is None:
+            self._send_in_background()
+        return run
+
+    def _send_some(self, most: float, own: frozenset[str] = frozenset()) -> str | None:
+        """Send items as ``_catch_up`` does; None if there were more than ``most``."""
         revision = self.items.revision()
         with self._lock:
+            run = self._current_run()
             if self._seen is not None and revision <= self._seen:
-                return
+                return run
             if self._sent is None:
-                self._sent = self._first_look(revision)
+                self._sent = self._first_look(run, revision)
             pages = self.items.written_since(self._sent)
             first = next(pages, [])
             if first and first[0].id not in own:
-                self._sent = max(self._sent, self._server.sent(self.items.created()))
+                self._sent = max(self._sent, self._server.sent(run))
                 pages = self.items.written_since(self._sent)
                 first = next(pages, [])
+            count = 0
             for page in chain([first] if first else [], pages):
-                self._send(page)
+                if count >= most or self._closing.is_set():
+                    return None
+                self._send(run, page)
                 self._sent = page[-1].revision
+                count += len(page)
             self._seen = revision
+            return run
 
-    def _first_look(self, revision: int) -> int:
+    def _send_all(self) -> str:
+        """Send everything that is missing, and wait for it."""
+        while True:
+            if self._sender is not None:
+                self._sender.join()
+            run = self._catch_up(math.inf)
+            if run is not None:
+                return run
+
+    def _is_sending(self) -> bool:
+        return self._sender is not None and self._sender.is_alive()
+
+    def _send_in_background(self) -> None:
+        """Start the thread that sends, if there is none."""
+        with self._lock:
+            if self._is_sending() or self._closing.is_set():
+                return
+            self._sender = threading.Thread(target=self._keep_sending, daemon=True)
+            self._sender.start()
+
+    def _keep_sending(self) -> None:
+        with suppress(GalleryError):  # the next call tries again, and says what is wrong
+            while not self._closing.wait(_BREAK):
+                if self._send_some(_IN_TURN) is not None:
+                    return
+
+    def _first_look(self, run: str, revision: int) -> int:
         """What was sent so far. More than there is means that older items were restored: all are sent again."""
-        sent = self._server.sent(self.items.created())
+        sent = self._server.sent(run)
         if sent <= revision:
             return sent
         self._server.drop()
         return 0
 
-    def _send(self, items: Sequence[Item]) -> None:
+    def _send(self, run: str, items: Sequence[Item]) -> None:
         """Send items in the order of their revisions, then say so."""
-        self._send_vectors(items)
-        self._server.note_sent(items[-1].revision, self.items.created())
-
-    def _send_vectors(self, items: Sequence[Item]) -> None:
-        spaces = {space.name: space for space in self.items.versions()}
-        numbers = self._numbers()
         for version in dict.fromkeys(item.version for item in items):
             part = [item for item in items if item.version == version]
-            self._server.send(numbers[version], spaces[version].width, part)
+            self._server.send(self._collection(run, version), part)
+        self._server.note_sent(run, items[-1].revision, self.items.created())
 
-    def _mend(self) -> None:
-        """Send again what Milvus took and has lost, if a look shows that there may be such vectors."""
+    def _start_again(self, run: str) -> None:
+        """Send all items once more: somebody removed a collection."""
         with self._lock:
-            if self._is_trusted():
-                return
-            failures = self._server.failures
-            sent = self._sent or 0
-            failed = self._failures is not None and self._failures != failures
-            if failed:
-                self._settle()
-            if not self._looks_whole(sent):
-                for after in range(0, sent, _MOST):
-                    self._mend_between(after, min(after + _MOST, sent))
-                self._server.note_sent(sent, self.items.created())
-            self._trust(failures)
+            if run == self._run:
+                self._server.note_sent(run, 0, self.items.created())
+                self._sent = 0
+                self._seen = None
 
-    def _settle(self) -> None:
-        """Let the server write to its disk what it has of this gallery."""
-        numbers = self._numbers()
-        for version, items in self.items.count().items():
-            if items:
-                self._server.write_out(numbers[version], self.items.space(version).width)
-
-    def _is_trusted(self) -> bool:
-        return self._server.failures == self._failures and time.monotonic() < self._trusted_until
-
-    def _trust(self, failures: int) -> None:
-        """Believe that the server has everything, for a while."""
-        now = time.monotonic()
-        if self._failures not in (None, failures):
-            self._recovered_at = now + _RECOVERS
-        self._failures = failures
-        self._trusted_until = now + _TRUSTED
-
-    def _looks_whole(self, sent: int) -> bool:
-        """Whether Milvus has as many vectors as there are items, and all of the newest.
-
-        After a failure, vectors of removed items count as a difference: they may stand for others that were lost. At
-        other times they are allowed, because other processes write and remove items while this one looks.
-        """
-        numbers = self._numbers()
-        extra = self._server.failures == self._failures
-        for version, items in self.items.count().items():
-            if not items:
-                continue
-            width = self.items.space(version).width
-            there = self._server.count(numbers[version], width)
-            if there != items and not (extra and there > items):
-                return False
-            newest = self._server.numbers(numbers[version], width, sent - _NEWEST, sent)
-            if not newest >= self.items.revisions(sent - _NEWEST, sent).get(version, set()):
-                return False
-        return True
-
-    def _mend_between(self, after: int, last: int) -> None:
-        """Make Milvus hold the vectors of these revisions and no others. Items get new revisions, never these."""
-        numbers = self._numbers()
-        lost: set[int] = set()
-        for version, items in self.items.count().items():
-            if not items:
-                continue
-            width = self.items.space(version).width
-            there = self._server.numbers(numbers[version], width, after, last)
-            here = self.items.revisions(after, last).get(version, set())
-            lost |= here - there
-            if there - here:
-                self._server.forget(numbers[version], width, there - here)
-        if not lost:
-            return
-        for page in self.items.written_since(min(lost) - 1):
-            self._send_vectors([item for item in page if item.revision in lost])
-            if page[-1].revision >= max(lost):
-                return
-
-    def _is_current(self) -> bool:
-        """Whether Milvus has all items; sends what is missing, unless this gallery is only read."""
+    def _complete_run(self) -> str | None:
+        """The server's run, if its collections have all items; sends what is missing, unless this is only read."""
         if not self.read_only:
-            self._catch_up()
-            self._mend()
-            return True
+            return self._catch_up(_AT_ONCE)
         revision = self.items.revision()
         with self._lock:
+            run = self._current_run()
             if self._seen is None or revision > self._seen:
-                sent = self._server.sent(self.items.created())
+                sent = self._server.sent(run)
                 if sent > revision or next(self.items.written_since(sent), None):
-                    return False
-                self._sent = sent
+                    return None
                 self._seen = revision
-            if not self._is_trusted():
-                failures = self._server.failures
-                if not self._looks_whole(self._sent or 0):
-                    return False
-                self._trust(failures)
-        return True
+        return run
 
     def _answers(self, questions: Sequence[Question], queries: int, request: SearchRequest) -> list[list[Hit]] | None:
-        """The best of all versions that are asked, for each query; None if Milvus cannot tell."""
-        approximate = self.address.index == "HNSW"
-        if approximate and request.exact:
-            return None
-        if not self._is_current():
-            return None
-        if request.exact and time.monotonic() < self._recovered_at:
+        """The best of all versions that are asked, for each query; None if Milvus cannot tell.
+
+        An answer counts only if the run in which the server had all vectors is still the same.
+        """
+        if self.address.index == "HNSW" and request.exact:
             return None
         counts = self.items.count()
-        numbers = self._numbers()
+        run = self._complete_run()
+        if run is None:
+            return None
+        filled = [question for question in questions if counts.get(question.version) and queries]
+        try:
+            hits = self._answers_of(run, filled, queries, request)
+        except GalleryUnavailableError:
+            if self._server.run() == run:
+                raise
+            return None
+        if self._server.run() != run:
+            return None
+        return hits
+
+    def _answers_of(
+        self, run: str, questions: Sequence[Question], queries: int, request: SearchRequest
+    ) -> list[list[Hit]] | None:
+        """The same from the collections of a run."""
+        approximate = self.address.index == "HNSW"
         if request.where is None:
             test = None
         else:
@@ -741,14 +834,16 @@ class MilvusGallery(Gallery):
         moved: list[tuple[int, Item]] = []
         old: dict[str, set[int]] = {}
         for question in questions:
-            if not counts.get(question.version) or not queries:
-                continue
+            collection = self._collection(run, question.version)
+            if not self._server.holds(collection):
+                if not self.read_only:
+                    self._start_again(run)
+                return None
             if question.map is None:
                 k = int(request.k)
             else:
                 k = scored(int(request.k))
-            asked = _Asked(numbers[question.version], question, k)
-            here = self._nearest(asked, narrowing(request.where), test)
+            here = self._nearest(_Asked(collection, question, k), narrowing(request.where), test)
             if here.incomplete and not approximate:
                 return None
             found += here.candidates
@@ -757,7 +852,7 @@ class MilvusGallery(Gallery):
         found += _moved(moved, questions, test)
         if not self.read_only and any(old.values()):
             with suppress(GalleryUnavailableError):
-                self._forget({version: gone for version, gone in old.items() if gone})
+                self._forget(run, {version: gone for version, gone in old.items() if gone})
         return best_hits(found, queries=queries, request=request, payload=lambda candidate: candidate.source)
 
     def _nearest(self, asked: _Asked, narrowed: str, test: Callable[[Payload], bool] | None) -> _Found:
@@ -771,7 +866,7 @@ class MilvusGallery(Gallery):
             for start in range(0, len(pending), block):
                 places = pending[start : start + block]
                 own = asked.question.own[places].astype(np.float32)
-                rows = self._server.nearest(asked.number, own, limit, narrowed)
+                rows = self._server.nearest(asked.collection, own, limit, narrowed)
                 here = self._judged(asked, places, rows, limit, test)
                 total.candidates.extend(here.candidates)
                 total.moved.extend(here.moved)

@@ -1029,18 +1029,6 @@ class PostgresGallery(Gallery):
             revision = page[-1][4]
             limit = _next_limit(limit, page)
 
-    def revisions(self, after: int, last: int) -> dict[str, set[int]]:
-        """The revisions of items above ``after`` and up to ``last``, by version; versions without any are left out."""
-        found: dict[str, set[int]] = {}
-        text = (
-            "SELECT name, items.number FROM items JOIN versions ON versions.number = items.version "
-            "WHERE items.number > %s AND items.number <= %s"
-        )
-        with self._pool.transaction(READ) as db:
-            for version, number in db.execute(text, (after, last)):
-                found.setdefault(version, set()).add(number)
-        return found
-
     def count(self) -> dict[str, int]:
         """The number of items by version."""
         with self._pool.transaction(READ) as db:

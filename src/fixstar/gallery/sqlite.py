@@ -657,18 +657,6 @@ class SqliteGallery(Gallery):
             yield list(map(_as_item, page))
             revision = page[-1][-1]
 
-    def revisions(self, after: int, last: int) -> dict[str, set[int]]:
-        """The revisions of items above ``after`` and up to ``last``, by version; versions without any are left out."""
-        found: dict[str, set[int]] = {}
-        text = (
-            "SELECT name, items.number FROM items JOIN versions ON versions.number = items.version "
-            "WHERE items.number > ? AND items.number <= ?"
-        )
-        with self._reading() as db:
-            for version, number in db.execute(text, (after, last)):
-                found.setdefault(version, set()).add(number)
-        return found
-
     def count(self) -> dict[str, int]:
         """The number of items by version."""
         with self._reading() as db:
