@@ -185,3 +185,18 @@ def test_gain_without_labels_asks_for_certain_items_found_often() -> None:
 def test_an_unknown_order_is_refused() -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'random'"):
         planned_order("ranodm", some())
+
+
+def test_items_that_come_while_old_items_are_read_are_among_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    gallery = MemoryGallery()
+    for name in ("v1", "v2"):
+        gallery.create_version(name, 3)
+    rows = unit(np.random.default_rng(0).standard_normal((9, 3)).astype(np.float32))
+    gallery.upsert("v1", list("abcdefghi"), rows)
+    monkeypatch.setattr(gallery, "count", lambda: {"v1": 4, "v2": 0})  # as it was just before
+    monkeypatch.setattr("fixstar.workspace.backfill.orders._BLOCK", 3)
+    ways = {"v1": Translation.between_shared("v1", "v2")}
+    items = old_items(gallery, ImageStore(Path()), "v2", ways)
+    assert items.ids == list("abcdefghi")
+    np.testing.assert_allclose(items.vectors, rows, atol=1e-6)
+    assert old_items(gallery, ImageStore(Path()), "v2", ways, vectors=False).vectors.shape == (9, 0)

@@ -103,7 +103,8 @@ def old_items(
     labels: list[str] = []
     places: list[str] = []
     ages: list[int] = []
-    parts: list[Floats] = [np.zeros((0, width if vectors else 0), np.float32)]
+    room = sum(count for name, count in gallery.count().items() if name != target and name not in newer)
+    carried = np.zeros((room, width if vectors else 0), np.float32)  # once, not in parts: they are the most of it
     unsure: list[NDArray[np.float64]] = [np.zeros(0)]
     for age, name in enumerate(spaces):
         if name == target or name in newer:
@@ -112,28 +113,29 @@ def old_items(
         way = ways.get(name)
         stored = gallery.iterate(name)
         while found := list(islice(stored, _BLOCK)):
+            start = len(ids)
             ids += [item.id for item in found]
             labels += [str(item.payload.get(LABEL) or "") for item in found]
             places += [images.place(item) for item in found]
             ages += [age] * len(found)
+            if len(ids) > len(carried):  # others have written meanwhile
+                more = np.zeros((len(ids) - len(carried), carried.shape[1]), np.float32)
+                carried = np.concatenate([carried, more])
             if not vectors:
-                parts.append(np.zeros((len(found), 0), np.float32))
                 unsure.append(np.full(len(found), np.nan))
                 continue
             rows = np.stack([item.vector for item in found])
             unsure.append(uncertainty_of(way, rows))
             if way is not None and way.forward is not None:
-                parts.append(way.forward(rows))
+                carried[start : len(ids)] = way.forward(rows)
             elif way is not None and way.shared:
-                parts.append(carry(rows, Q_from=own, Q_to=basis, width=spaces[target].full_width).astype(np.float32))
-            else:
-                parts.append(np.zeros((len(rows), width), np.float32))
+                carried[start : len(ids)] = carry(rows, Q_from=own, Q_to=basis, width=spaces[target].full_width)
     known = usage or {}
     counts = np.array([known.get(name, 0) for name in ids], np.float64)
     return OldItems(
         ids=ids,
         ages=np.array(ages, np.int64),
-        vectors=np.concatenate(parts),
+        vectors=carried[: len(ids)],
         labels=labels,
         counts=counts,
         uncertainty=np.concatenate(unsure),
