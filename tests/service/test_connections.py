@@ -6,11 +6,14 @@ import asyncio
 import contextlib
 import functools
 import logging
+import os
 import re
 import resource
+import signal
 import socket
 import time
 from collections.abc import Iterator
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,6 +40,7 @@ class Running(NamedTuple):
 
     port: int
     log: Path
+    process: ForkServerProcess
 
     def open(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), timeout=120)
@@ -55,7 +59,7 @@ def running(folder: Path, *options: str) -> Iterator[Running]:
         while not (found := re.search(r"http://\S+:(\d+) ", out.read_text() if out.exists() else "")):
             assert process.is_alive(), log.read_text()
             time.sleep(0.01)
-        yield Running(int(found.group(1)), log)
+        yield Running(int(found.group(1)), log, process)
     finally:
         process.kill()
         process.join()
@@ -340,3 +344,32 @@ def test_lines_of_very_many_do_not_fill_the_memory(caplog: pytest.LogCaptureFixt
 
     assert asyncio.run(work()) == 1001
     assert len(caplog.records) == 1001
+
+
+def test_a_service_that_stops_answers_all_that_have_connected(tmp_path: Path) -> None:
+    """Also those that have not asked yet, as behind a balancer; later ones are refused, so that it asks the next."""
+    shop(tmp_path / "shop", versions=1)
+    with running(tmp_path) as service:
+        asked = f"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1:{service.port}\r\n\r\n".encode()
+        idle = service.open()
+        idle.sendall(asked)
+        assert b"200 OK" in idle.recv(1 << 16)
+        connections = [service.open() for _ in range(20)]
+        assert service.process.pid is not None
+        os.kill(service.process.pid, signal.SIGTERM)
+        with contextlib.suppress(ConnectionRefusedError):
+            while True:
+                connections.append(service.open())
+                time.sleep(0.01)
+        for connection in connections:
+            connection.sendall(asked)
+        for connection in connections:
+            answer = b""
+            while part := connection.recv(1 << 16):
+                answer += part
+            assert b"200 OK" in answer
+            connection.close()
+        wait_until_closed(idle)
+        idle.close()
+        service.process.join(30)
+        assert service.process.exitcode == 0

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import httpx
 import pytest
-from balancer import balancer
-from forked import fork_fixstar
 from postgres_server import fresh_url
+from replicas import balanced, replicas
 from service_clients import picture
 from shops import passed, pictures, shop
 
@@ -280,51 +274,11 @@ def test_many_callers_do_not_make_the_file_grow(tmp_path: Path) -> None:
 # --- three processes behind a balancer
 
 
-class Service(NamedTuple):
-    process: ForkServerProcess
-    http: httpx.Client
-
-    def kill(self) -> None:
-        assert self.process.pid is not None
-        os.kill(self.process.pid, signal.SIGKILL)
-        self.process.join(30)
-
-
 @pytest.fixture
 def space(tmp_path: Path) -> Iterator[Workspace]:
     Workspace.create(tmp_path / "shop", fresh_url()).close()
     with shop(tmp_path / "shop") as made:
         yield made
-
-
-@contextmanager
-def replicas(space: Workspace, count: int = 3, rate: int = 1_000_000) -> Iterator[list[Service]]:
-    """Services as processes of their own."""
-    words = ["--device", "cpu", "--port", "0", "--shared", "--rate", str(rate)]
-    files = [(space.path.with_name(f"out{one}"), space.path.with_name(f"err{one}")) for one in range(count)]
-    processes = [fork_fixstar(out, err, "serve", "-w", space.path, *words) for out, err in files]
-    made: list[Service] = []
-    try:
-        for process, (out, err) in zip(processes, files, strict=True):
-            while not (found := re.search(r"http://\S+:\d+ ", out.read_text() if out.exists() else "")):
-                assert process.is_alive(), err.read_text()
-                time.sleep(0.01)
-            made.append(Service(process, httpx.Client(base_url=found.group().strip(), timeout=60)))
-        yield made
-    finally:
-        for process in processes:
-            process.kill()
-            process.join()
-        for service in made:
-            service.http.close()
-
-
-@contextmanager
-def balanced(services: Sequence[Service]) -> Iterator[httpx.Client]:
-    ports = [service.http.base_url.port or 0 for service in services]
-    spread = {"connection": "close"}
-    with balancer(ports) as address, httpx.Client(base_url=address, timeout=300, headers=spread) as http:
-        yield http
 
 
 def test_a_killed_services_job_is_finished_by_another_behind_the_balancer(space: Workspace) -> None:

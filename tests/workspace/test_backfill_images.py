@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from shops import passed, pictures, shop
 
-from fixstar.gallery import Item, MemoryGallery
+from fixstar.gallery import MemoryGallery
 from fixstar.geometry import unit
 from fixstar.translation import Translation
 from fixstar.workspace import BackfillOptions, ImageStore, Workspace, catalogue
@@ -64,9 +65,9 @@ class Looking(ImageStore):
 
     looked = 0
 
-    def find(self, item: Item) -> Path | None:
+    def has(self, place: str) -> bool:
         self.looked += 1
-        return None if item.payload["gone"] else self.path
+        return super().has(place)
 
 
 def test_no_more_images_are_looked_for_than_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,24 +77,31 @@ def test_no_more_images_are_looked_for_than_it_takes(tmp_path: Path, monkeypatch
         gallery.create_version(name, 3)
     rows = unit(np.random.default_rng(0).standard_normal((20, 3)).astype(np.float32))
     names = [f"{i:02}" for i in range(20)]
-    gallery.upsert("v1", names, rows, [{"gone": i in (0, 2, 3, 19), "label": "a"} for i in range(20)])
-    items, order, images = old_items(gallery, "v2", shared()), np.arange(20), Looking(tmp_path)
+    (tmp_path / "here.png").touch()
+    files = [tmp_path / ("gone.png" if i in (0, 2, 3) else "here.png") for i in range(20)]
+    payloads: list[dict[str, Any]] = [{"image": str(file), "label": "a"} for file in files]
+    payloads[19] = {"label": "a"}
+    gallery.upsert("v1", names, rows, payloads)
+    images = Looking(tmp_path)
+    items = old_items(gallery, images, "v2", shared())
     np.testing.assert_allclose(items.vectors, rows, atol=1e-6)  # read in blocks of four
-    gallery.delete(["04"])
-    assert with_images(gallery, images, items, order, 3) == (["01", "05", "06"], 3)
+    assert images.looked == 0
+    order = np.arange(20)
+    assert with_images(images, items, order, 3) == ([1, 4, 5], 3)
     assert images.looked == 6
-    everything, without = with_images(gallery, images, items, order, 20)
-    assert (len(everything), without) == (15, 4)
-    assert with_images(gallery, images, items, order, 0) == ([], 0)
+    everything, without = with_images(images, items, order, 20)
+    assert (len(everything), without) == (16, 4)
+    assert with_images(images, items, order, 0) == ([], 0)
 
 
-def test_orders_that_do_not_look_at_vectors_do_without_them() -> None:
+def test_orders_that_do_not_look_at_vectors_do_without_them(tmp_path: Path) -> None:
     gallery = MemoryGallery()
     for name in ("v1", "v2"):
         gallery.create_version(name, 3)
     gallery.upsert("v1", list("abcd"), np.eye(3)[[0, 1, 2, 0]])
-    whole = old_items(gallery, "v2", shared(), usage={"b": 2})
-    blind = old_items(gallery, "v2", shared(), usage={"b": 2}, vectors=False)
+    images = ImageStore(tmp_path)
+    whole = old_items(gallery, images, "v2", shared(), usage={"b": 2})
+    blind = old_items(gallery, images, "v2", shared(), usage={"b": 2}, vectors=False)
     assert (blind.vectors.shape, blind.ids) == ((4, 0), whole.ids)
     assert set(BLIND) < set(ORDERS)
     for order in BLIND:

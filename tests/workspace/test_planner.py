@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from fixstar.workspace.backfill.orders import (
     old_items,
     planned_order,
 )
+from fixstar.workspace.items import ImageStore
 
 UNKNOWN = np.full(40, np.nan)  # nothing is known of how far a translation is off
 
@@ -47,7 +49,7 @@ def test_old_items_are_in_the_target_s_space_and_leave_newer_versions_out() -> N
         ids = [f"{name}-{i}" for i in range(3)]
         gallery.upsert(name, ids, stored[name], [{"label": "hat"}, {}, {"label": None}])
     ways = {"v1": Translation.between_shared("v1", "v2")}
-    items = old_items(gallery, "v2", ways, newer=["v3"], usage={"v1-1": 7})
+    items = old_items(gallery, ImageStore(Path()), "v2", ways, newer=["v3"], usage={"v1-1": 7})
     assert items.ids == ["v1-0", "v1-1", "v1-2"]
     assert items.labels == ["hat", "", ""]
     assert items.counts.tolist() == [0, 7, 0]
@@ -68,10 +70,10 @@ def test_old_items_are_translated_with_how_far_that_may_be_off() -> None:
     back = Map.linear(rng.standard_normal((3, 4)))
     unsure = Uncertainty(np.array([0.1, -0.2, 0.3, 0.0], np.float32), 0.5)
     way = Translation("v1", "v2", forward=forward, backward=back, one=0.6, uncertainty=unsure)
-    items = old_items(gallery, "v2", {"v1": way})
+    items = old_items(gallery, ImageStore(Path()), "v2", {"v1": way})
     np.testing.assert_allclose(items.vectors, forward(stored), atol=1e-6)
     np.testing.assert_allclose(items.uncertainty, stored @ [0.1, -0.2, 0.3, 0.0] + 0.5, atol=1e-6)
-    nothing = old_items(gallery, "v2", {})
+    nothing = old_items(gallery, ImageStore(Path()), "v2", {})
     assert not nothing.vectors.any()
     assert np.isnan(nothing.uncertainty).all()
 
@@ -183,3 +185,18 @@ def test_gain_without_labels_asks_for_certain_items_found_often() -> None:
 def test_an_unknown_order_is_refused() -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'random'"):
         planned_order("ranodm", some())
+
+
+def test_items_that_come_while_old_items_are_read_are_among_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    gallery = MemoryGallery()
+    for name in ("v1", "v2"):
+        gallery.create_version(name, 3)
+    rows = unit(np.random.default_rng(0).standard_normal((9, 3)).astype(np.float32))
+    gallery.upsert("v1", list("abcdefghi"), rows)
+    monkeypatch.setattr(gallery, "count", lambda: {"v1": 4, "v2": 0})  # as it was just before
+    monkeypatch.setattr("fixstar.workspace.backfill.orders._BLOCK", 3)
+    ways = {"v1": Translation.between_shared("v1", "v2")}
+    items = old_items(gallery, ImageStore(Path()), "v2", ways)
+    assert items.ids == list("abcdefghi")
+    np.testing.assert_allclose(items.vectors, rows, atol=1e-6)
+    assert old_items(gallery, ImageStore(Path()), "v2", ways, vectors=False).vectors.shape == (9, 0)

@@ -90,6 +90,7 @@ def serve(
         read_through=read_through,
         access_log=access_log,
         shared=shared,
+        trains_apart=True,
     )
     with contextlib.ExitStack() as opened:
         spaces = {

@@ -60,6 +60,7 @@ from fixstar.models import backbone_names
 from fixstar.progress import reported_to
 from fixstar.service.problems import Problem, to_step
 from fixstar.service.settings import AuditLog, ServiceSettings
+from fixstar.service.training_process import train_apart
 from fixstar.workspace import BackfillOptions, CatalogueItem, FitOptions, GateRules, Workspace
 from fixstar.workspace.backfill.planning import PlannedBackfill, require_target
 from fixstar.workspace.backfill.run import BackfillPlan, KeptItem, PlanFiles
@@ -337,6 +338,7 @@ class RunningJob:
         self._name = job.id
         self._runner = job.runner
         self.images = jobs._files.images(job.id)  # what a training job learns from
+        self.trains_apart = jobs._trains_apart
         self._patience = 0.0  # when the batch of a job that is to end is given up
         self._due = 0.0  # when other services are to see its progress
 
@@ -570,8 +572,8 @@ def _backfill(space: Workspace, running: RunningJob) -> Result:
 
 
 def _await_predecessor(hold: Callable[[], AbstractContextManager[None]], running: RunningJob) -> None:
-    """Wait for a service that was taken for dead: when it wakes up, it notices, and releases its locks."""
-    while running.job().runner and running.job().attempts > 1:
+    """Wait for a service that was taken for dead, or for a training that ends with it, to release its locks."""
+    while running.job().attempts > 1:
         try:
             with hold():
                 return
@@ -728,19 +730,11 @@ def _train(space: Workspace, running: RunningJob) -> Result:
         require_no_training(space)
         replace_json(running.images, document("training images", _training_images(space, job.parameters["data"])))
     if not (job.kind == "train" and resumes and space.versions()):  # else the kill came just after the training
-        train = planned_training(space, job.kind, job.parameters)
-
-        def report(title: str, done: int, total: int, note: str) -> None:
-            if running.stopped():
-                raise StoppedError("no version was made")
-            running.note(done=done, total=total, message=": ".join(filter(None, (title, note))))
-
-        with reported_to(report):
-            try:
-                train(_opened(running.images), lambda text: running.note(message=text))
-            except AlreadyTrainedError:
-                if not resumes:
-                    raise
+        try:
+            _run_training(space, running)
+        except AlreadyTrainedError:
+            if not resumes:
+                raise
     name = space.newest()
     about = space.registry.card(name)["about"]
     running.note(message=f"{name} is trained")
@@ -755,6 +749,37 @@ def _train(space: Workspace, running: RunningJob) -> Result:
         "trials": about.get("trials", []),
         "next_steps": steps,
     }
+
+
+def _run_training(space: Workspace, running: RunningJob) -> None:
+    """Train here, or in a process of its own, until the job is to end."""
+    job = running.job()
+
+    def require_more() -> None:
+        if running.stopped():
+            raise StoppedError("no version was made")
+
+    def report(title: str, done: int, total: int, note: str) -> None:
+        require_more()
+        running.note(done=done, total=total, message=": ".join(filter(None, (title, note))))
+
+    def say(text: str) -> None:
+        running.note(message=text)
+
+    if running.trains_apart:
+        train_apart(
+            space,
+            kind=job.kind,
+            parameters=dict(job.parameters),
+            images=running.images,
+            report=report,
+            say=say,
+            look=require_more,
+        )
+        return
+    train = planned_training(space, job.kind, job.parameters)
+    with reported_to(report):
+        train(opened_images(running.images), say)
 
 
 def _training_images(space: Workspace, folder: str | None) -> Result:
@@ -774,7 +799,7 @@ def _training_images(space: Workspace, folder: str | None) -> Result:
     return {"images": sorted(found)}
 
 
-def _opened(file: Path) -> ImageSet:
+def opened_images(file: Path) -> ImageSet:
     """The images of a training job."""
     content = read_document(file, "training images")
     if "folder" in content:
@@ -818,6 +843,7 @@ class Jobs:
         self._changed = threading.Condition()
         self._write = threading.Lock()  # taken before _changed where both are
         self._shared = limits.shared
+        self._trains_apart = limits.trains_apart
         self._fresh = False  # whether what other services changed has just been read
         self._alive = SignsOfLife(workspace.path)
         self._over = threading.Event()

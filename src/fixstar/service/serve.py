@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import selectors
 import signal
 import socket
 import threading
@@ -38,6 +39,9 @@ from fixstar.workspace import Workspace
 from fixstar.workspace.files import gallery_url
 
 _FINISH = 30  # seconds that requests under way have to finish
+_FIRST = 2.0  # seconds that a new connection has for its request when the service stops
+_NEXT = 0.1  # seconds for a request that is on its way in an open one
+_SETTLE = 0.05  # seconds until what was accepted is a connection
 _GRACE = 60  # seconds after which the process ends in any case: then jobs have had their time too
 _MAX_CONNECTIONS = 10_000  # however many files may be open
 _MIN_CONNECTIONS = 8
@@ -181,6 +185,13 @@ class _Server(uvicorn.Server):
             for place, path in self._served.items():
                 print(f"serving {path} at http://{address}:{port}{place} (stop with Ctrl-C)", flush=True)
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop without failing a request: what has connected is answered, later connections are refused."""
+        for listener in sockets or ():
+            await _stop_listening(listener)
+        await asyncio.sleep(_SETTLE)
+        await super().shutdown(sockets)
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Stop; whatever hangs, the kernel ends the process in the end. All that was acknowledged is on disk."""
         if hasattr(signal, "alarm"):
@@ -199,6 +210,22 @@ class _Server(uvicorn.Server):
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+async def _stop_listening(listener: socket.socket) -> None:
+    """Refuse connections from now on, once those that wait are accepted: a listener that closes resets them.
+
+    The socket stays open: asyncio makes no connection of what it has just accepted for a server that is closed.
+    """
+    loop = asyncio.get_running_loop()
+    end = loop.time() + _FIRST
+    with selectors.DefaultSelector() as waiting:
+        waiting.register(listener, selectors.EVENT_READ)
+        while waiting.select(0) and loop.time() < end:
+            await asyncio.sleep(0)  # the event loop accepts
+        with contextlib.suppress(OSError):  # not on every system
+            listener.shutdown(socket.SHUT_RDWR)
+        loop.remove_reader(listener)
 
 
 # --- connections
@@ -300,6 +327,7 @@ class _GuardedProtocol(_LimitedHeaders):
 
     _deadline: asyncio.TimerHandle | None = None  # for headers, or for taking the end of an answer
     _sending: asyncio.TimerHandle | None = None  # for taking a part of an answer
+    _leaving = False  # the service stops: one more request is answered
     since = 0.0  # when it fell silent, or its request began
 
     def connection_made(self, transport: Any) -> None:
@@ -327,8 +355,23 @@ class _GuardedProtocol(_LimitedHeaders):
             self._wait()
             return
         self._stop_waiting()
+        if self._leaving:
+            self.cycle.keep_alive = False
         if not before:
             self.since = self.loop.time()
+
+    def shutdown(self) -> None:
+        """The service stops: a request under way, or on its way, is the last one that is answered."""
+        self._leaving = True
+        if self.is_asked():
+            super().shutdown()
+            return
+        seconds = _FIRST if self.cycle is None else _NEXT
+        self.loop.call_later(seconds, self._close_unless_asked)
+
+    def _close_unless_asked(self) -> None:
+        if not self.is_asked() and not self.transport.is_closing():
+            super().shutdown()
 
     def on_response_complete(self) -> None:
         """All of an answer was written; some of it may not have been taken yet."""

@@ -261,10 +261,24 @@ class ImageStore:
             return text_of(item)
         return self.find(item)
 
+    def place(self, item: Item) -> str:
+        """Where the original of an item is, to be looked for later (``has``): a path, or its payload; "" if unknown."""
+        if self.reads == "texts":
+            return "" if text_of(item) is None else TEXT
+        return _image_name(item)
+
+    def has(self, place: str) -> bool:
+        """Whether the original is still at its place."""
+        if self.reads == "texts":
+            return place == TEXT
+        return self._file(place) is not None
+
     def find(self, item: Item) -> Path | None:
         """Where the image of an item is; None if unknown or gone."""
-        name = item.payload.get(IMAGE)
-        if not isinstance(name, str) or not name:
+        return self._file(_image_name(item))
+
+    def _file(self, name: str) -> Path | None:
+        if not name:
             return None
         if Path(name).is_absolute():
             path = Path(name)
@@ -276,6 +290,12 @@ class ImageStore:
         if not path.is_file():
             return None
         return path
+
+
+def _image_name(item: Item) -> str:
+    """The path of an item's image as its payload has it; "" without one."""
+    name = item.payload.get(IMAGE)
+    return name if isinstance(name, str) else ""
 
 
 def _png(image: Any) -> bytes:

@@ -236,6 +236,12 @@ def from_gallery(
         return find(item) is not None
 
     items, of = _draw(serving.gallery, version=source, wanted=wanted, most=most, seed=seed)
+    return from_items(serving, source=source, target=target, items=items, progress=progress), of
+
+
+def from_items(serving: Serving, source: str, target: str, items: Sequence[Item], progress: bool = False) -> Sample:
+    """Items of a version as ``target`` embeds them; those whose images are gone or cannot be read are left out."""
+    find = ImageStore(serving.path, serving.registry.reads()).original
     embedder = LocalEmbedder(serving.encoder(target))
     made = [np.empty((0, serving.gallery.space(target).width), np.float32)]
     with progress_bar(f"embedding with {target}", len(items), "items", show=progress and bool(items)) as advance:
@@ -246,7 +252,7 @@ def from_gallery(
     old = _stacked(items, serving.gallery.space(source).width)
     labels = [label_of(item) for item in items]
     found = Sample(old, np.concatenate(made), labels, origin=f"{plural(len(items), 'item')} of the gallery")
-    return found.take(np.flatnonzero(~np.isnan(found.new).any(axis=1))), of
+    return found.take(np.flatnonzero(~np.isnan(found.new).any(axis=1)))
 
 
 def judges(item: str) -> bool:

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -57,7 +57,8 @@ Indices = NDArray[np.int64]
 class OldItems:
     """Items older than the target: ``vectors`` [N, s] in its space, ``ages``, labels ("" unknown), use ``counts``.
 
-    ``uncertainty`` [N] is how far each translated vector is expected to be off, NaN if unknown.
+    ``uncertainty`` [N] is how far each translated vector is expected to be off, NaN if unknown. ``places`` are where
+    their originals are (``ImageStore.place``). ``versions[age]`` is the version of an age.
     """
 
     ids: list[str]
@@ -66,6 +67,8 @@ class OldItems:
     labels: list[str]
     counts: NDArray[np.float64]
     uncertainty: NDArray[np.float64]
+    places: list[str] = field(default_factory=list)
+    versions: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -81,23 +84,27 @@ class LabelledQueries:
 
 def old_items(
     gallery: Gallery,
+    images: ImageStore,
     target: str,
     ways: Mapping[str, Translation],
     newer: Collection[str] = (),
     usage: Mapping[str, int] | None = None,
     vectors: bool = True,
 ) -> OldItems:
-    """The items that a backfill to ``target`` may re-embed; ``vectors=False`` leaves vectors out, [N, 0].
+    """The items that a backfill to ``target`` may re-embed, each read once, with all that a plan asks about them.
 
     ``ways`` are the translations of other versions' vectors to the target. Vectors that none leads to are zero.
+    ``vectors=False`` is for orders that look at none: they are left out, [N, 0], and what is uncertain about them.
     """
     spaces = {space.name: space for space in gallery.versions()}
     basis = short_basis(gallery.projection(target))
     width = spaces[target].width
     ids: list[str] = []
     labels: list[str] = []
+    places: list[str] = []
     ages: list[int] = []
-    parts: list[Floats] = [np.zeros((0, width if vectors else 0), np.float32)]
+    room = sum(count for name, count in gallery.count().items() if name != target and name not in newer)
+    carried = np.zeros((room, width if vectors else 0), np.float32)  # once, not in parts: they are the most of it
     unsure: list[NDArray[np.float64]] = [np.zeros(0)]
     for age, name in enumerate(spaces):
         if name == target or name in newer:
@@ -106,28 +113,34 @@ def old_items(
         way = ways.get(name)
         stored = gallery.iterate(name)
         while found := list(islice(stored, _BLOCK)):
+            start = len(ids)
             ids += [item.id for item in found]
             labels += [str(item.payload.get(LABEL) or "") for item in found]
+            places += [images.place(item) for item in found]
             ages += [age] * len(found)
+            if len(ids) > len(carried):  # others have written meanwhile
+                more = np.zeros((len(ids) - len(carried), carried.shape[1]), np.float32)
+                carried = np.concatenate([carried, more])
+            if not vectors:
+                unsure.append(np.full(len(found), np.nan))
+                continue
             rows = np.stack([item.vector for item in found])
             unsure.append(uncertainty_of(way, rows))
-            if not vectors:
-                parts.append(rows[:, :0])
-            elif way is not None and way.forward is not None:
-                parts.append(way.forward(rows))
+            if way is not None and way.forward is not None:
+                carried[start : len(ids)] = way.forward(rows)
             elif way is not None and way.shared:
-                parts.append(carry(rows, Q_from=own, Q_to=basis, width=spaces[target].full_width).astype(np.float32))
-            else:
-                parts.append(np.zeros((len(rows), width), np.float32))
+                carried[start : len(ids)] = carry(rows, Q_from=own, Q_to=basis, width=spaces[target].full_width)
     known = usage or {}
     counts = np.array([known.get(name, 0) for name in ids], np.float64)
     return OldItems(
         ids=ids,
         ages=np.array(ages, np.int64),
-        vectors=np.concatenate(parts),
+        vectors=carried[: len(ids)],
         labels=labels,
         counts=counts,
         uncertainty=np.concatenate(unsure),
+        places=places,
+        versions=tuple(spaces),
     )
 
 
@@ -138,21 +151,17 @@ def uncertainty_of(way: Translation | None, vectors: Floats) -> NDArray[np.float
     return way.uncertainty(vectors)
 
 
-def with_images(
-    gallery: Gallery, images: ImageStore, items: OldItems, order: Indices, most: int
-) -> tuple[list[str], int]:
-    """The first ``most`` ids of an order whose images can be found, and how many before them have none."""
-    chosen: list[str] = []
-    without = start = 0
-    while start < len(order) and len(chosen) < most:
-        names = [items.ids[row] for row in order[start : start + _BLOCK].tolist()]
-        known = gallery.get(names)
-        for name in names:
-            if name in known and len(chosen) < most:
-                found = images.original(known[name]) is not None
-                chosen += [name] * found
-                without += not found
-        start += len(names)
+def with_images(images: ImageStore, items: OldItems, order: Indices, most: int) -> tuple[list[int], int]:
+    """The first ``most`` rows of an order whose images can be found, and how many before them have none."""
+    chosen: list[int] = []
+    without = 0
+    for row in order.tolist():
+        if len(chosen) == most:
+            break
+        if images.has(items.places[row]):
+            chosen.append(row)
+        else:
+            without += 1
     return chosen, without
 
 

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -60,7 +61,7 @@ from fixstar.workspace.checks import HELD_OUT_WORDS, LastChecks
 from fixstar.workspace.cluster import RayEmbedder
 from fixstar.workspace.held_out import named_images, unlearnt_images
 from fixstar.workspace.items import LABEL, Embedder, ImageStore, LocalEmbedder, text_of
-from fixstar.workspace.pairs import Sample, from_gallery
+from fixstar.workspace.pairs import SAMPLE, Sample, from_items, judges
 from fixstar.workspace.registry import Registry, version_number
 from fixstar.workspace.search import Serving
 from fixstar.workspace.translations import CHOSEN
@@ -205,6 +206,7 @@ def backfill(
     if unfinished is None:
         planner.save(planned.plan)
     measure = _Measurement(serving, planned, planner.measuring_images())
+    del planner  # it holds the old items, which may be millions
     refit = _Refit(serving, target, options.seed)
 
     def advance(count: int = 1, note: str | None = None) -> None:
@@ -271,6 +273,7 @@ class _Planner:
         if options.order not in (AUTO, *ORDERS):
             raise UnknownNameError("order", options.order, (AUTO, *ORDERS))
         self._images = labelled_images(serving, options.data, self._target)
+        self._originals = ImageStore(serving.path, serving.registry.reads())
         self._samples: dict[str, Sample] = {}
 
     def unfinished(self) -> PlannedBackfill | None:
@@ -329,15 +332,8 @@ class _Planner:
         return None if self._images is None else self._halves()[1]
 
     def _plan(self, order: str) -> BackfillPlan:
-        serving = self._serving
         options = self._options
-        serving.encoder(self._target)  # makes room for its vectors
-        newer = newer_versions(serving.registry, self._target)
-        counts = Usage(serving.path).counts()
-        ways = serving.translations.of(self._target)
-        items = old_items(
-            serving.gallery, target=self._target, ways=ways, newer=newer, usage=counts, vectors=order not in BLIND
-        )
+        items = self._items
         if order == "queried" and not items.counts.any():
             raise InputError(
                 "nothing is known about what is found most often: no search was counted so far. A service counts them, "
@@ -348,9 +344,31 @@ class _Planner:
             queries = self._queries(self._halves()[0])
         rows = planned_order(order, items=items, queries=queries, seed=options.seed)
         most = budget_items(options.budget, len(items), self._cost)
-        images = ImageStore(serving.path, serving.registry.reads())
-        ids, without = with_images(serving.gallery, images=images, items=items, order=rows, most=most)
-        return BackfillPlan.made(self._target, order, options.budget, len(items), ids, without)
+        chosen, without = with_images(self._originals, items=items, order=rows, most=most)
+        return BackfillPlan.made(
+            target=self._target,
+            order=order,
+            budget=options.budget,
+            old=len(items),
+            ids=[items.ids[row] for row in chosen],
+            without_image=without,
+            versions=dict(Counter(items.versions[age] for age in items.ages[chosen].tolist())),
+        )
+
+    @cached_property
+    def _items(self) -> OldItems:
+        """The items with older vectors, read once for the plan and for its prediction."""
+        serving = self._serving
+        serving.encoder(self._target)  # makes room for its vectors
+        return old_items(
+            serving.gallery,
+            images=self._originals,
+            target=self._target,
+            ways=serving.translations.of(self._target),
+            newer=newer_versions(serving.registry, self._target),
+            usage=Usage(serving.path).counts(),
+            vectors=self._options.order not in BLIND,
+        )
 
     def _prediction(self, order: str, replaced: Replaced) -> PredictedCurve | None:
         """From the version of most replaced vectors to the target, ranked as searches will rank."""
@@ -378,9 +396,24 @@ class _Planner:
     def _judging(self, source: str) -> Sample:
         """Labelled items by both versions that no translation was fitted on."""
         if source not in self._samples:
-            drawn, _ = from_gallery(self._serving, source, self._target, judging=True, seed=self._seed)
-            self._samples[source] = drawn
+            gallery = self._serving.gallery
+            names = self._judging_ids(source)
+            items: list[Item] = []
+            for start in range(0, len(names), _LOOKUP):
+                items += gallery.get(names[start : start + _LOOKUP]).values()
+            still = [item for item in items if item.version == source]
+            self._samples[source] = from_items(self._serving, source, self._target, still)
         return self._samples[source]
+
+    def _judging_ids(self, source: str) -> list[str]:
+        items = self._items
+        age = items.versions.index(source)
+        wanted = [
+            row for row in np.flatnonzero(items.ages == age).tolist() if items.labels[row] and judges(items.ids[row])
+        ]
+        drawn = np.random.default_rng(self._seed).permutation(np.array(wanted, np.int64))
+        rows, _ = with_images(self._originals, items=items, order=drawn, most=SAMPLE)
+        return [items.ids[row] for row in rows]
 
     def _halves(self) -> tuple[ImageSet, ImageSet]:
         """Images for the planner, and others to measure with: it must not know these."""
@@ -569,14 +602,16 @@ def expected_replaced(serving: Serving, target: str, budget: str) -> Replaced:
 
 
 def _planned_replaced(serving: Serving, plan: BackfillPlan) -> Replaced:
-    """By the present versions of the plan's items; finished ones count for the share."""
-    versions: Counter[str] = Counter()
-    for start in range(0, len(plan.ids), _LOOKUP):
-        versions.update(item.version for item in serving.gallery.get(plan.ids[start : start + _LOOKUP]).values())
+    """By the versions of the plan's items when it was made; finished ones count for the share."""
+    if plan.versions is None:
+        return expected_replaced(serving, plan.target, plan.budget)
     found = _found_older(serving, plan.target, serving.gallery.count())
-    done = versions[plan.target]
-    planned = {name: versions[name] for name in found if versions[name]}
-    share = (sum(planned.values()) + done) / max(1, sum(found.values()) + done)
+    ways = serving.translations.of(plan.target)
+    reachable = sum(count for name, count in plan.versions.items() if name in ways)
+    counts = PlanFiles(serving.path).counts(plan)
+    done = min(reachable, counts.get("done", 0) + counts.get("done before", 0))
+    planned = {name: count for name, count in plan.versions.items() if name in found}
+    share = min(1.0, reachable / max(1, sum(found.values()) + done))
     return _replaced(serving, target=plan.target, planned=planned, share=share)
 
 

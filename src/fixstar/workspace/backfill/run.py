@@ -74,14 +74,32 @@ class BackfillPlan:
     when: str
     without_image: int  # older items that were skipped: their image could not be found
     ids: tuple[str, ...] = ()  # in the order of work
+    versions: Mapping[str, int] | None = None  # of the planned items, when it was made; None in older plans
 
     @classmethod
     def made(
-        cls, target: str, order: str, budget: str, old: int, ids: Sequence[str], without_image: int = 0
+        cls,
+        target: str,
+        order: str,
+        budget: str,
+        old: int,
+        ids: Sequence[str],
+        without_image: int = 0,
+        versions: Mapping[str, int] | None = None,
     ) -> BackfillPlan:
         """A new plan."""
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        return cls(target, order, budget, old, len(ids), uuid.uuid4().hex, now, without_image, tuple(ids))
+        return cls(
+            target=target,
+            order=order,
+            budget=budget,
+            old=old,
+            planned=len(ids),
+            token=uuid.uuid4().hex,
+            when=datetime.now(UTC).isoformat(timespec="seconds"),
+            without_image=without_image,
+            ids=tuple(ids),
+            versions=versions,
+        )
 
 
 def budget_items(budget: str, total: int, cost: float | None = None) -> int:
