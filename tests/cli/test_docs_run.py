@@ -221,7 +221,7 @@ SHORT = {
 }
 LARGE = {  # in place of what is too large, or is not here
     "--backbone resnet18": "--backbone tiny",
-    "--backbone efficientnet-lite0": "--backbone efficientnet-lite0 --size 32",
+    "efficientnet-lite0 ": "efficientnet-lite0 --size 32 ",
     "--cluster auto": "",
 }
 WITHOUT_WHEEL = {"--backbone efficientnet-lite0 --size 32 --frozen": "--backbone tiny"}
@@ -229,7 +229,10 @@ WITHOUT_WHEEL = {"--backbone efficientnet-lite0 --size 32 --frozen": "--backbone
 
 def shortened(line: str) -> list[str]:
     """The words of a command, with images and trainings as small as they can be."""
-    for large, small in LARGE.items() | (set() if at_hand("efficientnet-lite0") else WITHOUT_WHEEL.items()):
+    replaced = [*LARGE.items()]
+    if not at_hand("efficientnet-lite0"):
+        replaced += WITHOUT_WHEEL.items()
+    for large, small in replaced:
         line = line.replace(large, small)
     _, verb, *words = shlex.split(line, comments=True)
     asked = shlex.split(SHORT.get(verb, ""))
