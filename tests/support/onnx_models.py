@@ -43,7 +43,7 @@ def text_model(whole: bool, words: int = 64, width: int = 8) -> onnx.ModelProto:
             helper.make_node("ReduceSum", ["weights", "of tokens"], ["count"], keepdims=0),
             helper.make_node("Div", ["sum", "count"], ["states"]),
         ]
-        made = ["batch", width]
+        made: list[str | int] = ["batch", width]
     else:
         nodes = [helper.make_node("Gather", ["table", "input_ids"], ["states"])]
         made = [*sizes, width]
