@@ -38,7 +38,7 @@ LOAD_SECONDS ?= 60
 TEST_TOOLS := pytest pytest-xdist hypothesis scikit-learn
 CORE_TESTS := tests/data tests/evaluation tests/images tests/losses tests/methods tests/training tests/translation tests/workspace
 
-.PHONY: setup demo test pytest coverage test-core test-lowest test-browser chromium lint api-diff docs package fire bench clean
+.PHONY: setup demo test pytest coverage test-core test-lowest test-browser chromium lint style types api-diff docs package fire bench clean
 
 setup: $(DEV)
 
@@ -60,7 +60,9 @@ $(DEV): $(DEPENDENCIES) | $(BIN)/python
 demo: $(CORE)
 	$(BIN)/fixstar demo
 
-test: lint pytest
+# types are checked beside the tests: without mypy's cache that takes minutes on one core
+test: style
+	$(MAKE) --jobs=2 types pytest
 
 pytest: setup
 	$(BIN)/pytest -n 2 --ignore=tests/browser
@@ -87,9 +89,13 @@ chromium:
 	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then apt-get update && apt-get install -y --no-install-recommends chromium; \
 	else echo "chromium is missing: install it (apt-get install chromium), or set FIXSTAR_CHROMIUM to its path" >&2; exit 1; fi
 
-lint: setup
+lint: style types
+
+style: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: setup
 	$(BIN)/mypy
 
 api-diff: $(DOCS)

@@ -9,22 +9,12 @@ Lines of code are those with code on them: no comments, no docstrings, no empty 
 from __future__ import annotations
 
 import ast
-import io
 import sys
-import tokenize
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
 SOURCE = Path(__file__).parents[1] / "src" / "fixstar"
-_NO_CODE = {
-    tokenize.COMMENT,
-    tokenize.NL,
-    tokenize.NEWLINE,
-    tokenize.INDENT,
-    tokenize.DEDENT,
-    tokenize.ENDMARKER,
-}
 
 
 @dataclass
@@ -67,12 +57,13 @@ def density(source: str) -> Density:
     """
     tree = ast.parse(source)
     texts = source.splitlines()
-    lines = _code_lines(source) - _docstring_lines(tree)
+    nodes = list(ast.walk(tree))
+    lines = _code_lines(nodes, texts) - _docstring_lines(nodes)
     return Density(
         lines=len(lines),
         characters=sum(len(texts[line - 1].strip()) for line in lines),
-        tuples=sum(_is_tuple_assignment(node) for node in ast.walk(tree)),
-        conditionals=sum(isinstance(node, ast.IfExp) for node in ast.walk(tree)),
+        tuples=sum(_is_tuple_assignment(node) for node in nodes),
+        conditionals=sum(isinstance(node, ast.IfExp) for node in nodes),
     )
 
 
@@ -88,17 +79,18 @@ def by_package(folder: Path) -> dict[str, Density]:
     return dict(found)
 
 
-def _code_lines(source: str) -> set[int]:
-    lines: set[int] = set()
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type not in _NO_CODE:
-            lines.update(range(token.start[0], token.end[0] + 1))
+def _code_lines(nodes: list[ast.AST], texts: list[str]) -> set[int]:
+    """Lines with more than a comment on them, and all lines of a text that spans several."""
+    lines = {number for number, text in enumerate(texts, 1) if text.strip() and not text.lstrip().startswith("#")}
+    for node in nodes:
+        if isinstance(node, (ast.Constant, ast.JoinedStr)) and node.end_lineno is not None:
+            lines.update(range(node.lineno, node.end_lineno + 1))
     return lines
 
 
-def _docstring_lines(tree: ast.Module) -> set[int]:
+def _docstring_lines(nodes: list[ast.AST]) -> set[int]:
     lines: set[int] = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if not isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             continue
         if ast.get_docstring(node, clean=False) is not None:

@@ -6,7 +6,10 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
+
+from source_statements import statements
 
 import fixstar
 
@@ -16,6 +19,7 @@ JSON = "service/schemas.py"  # the class of a noun is its JSON there
 NAMED_BY_OTHERS = {"FixstarVectorStore"}  # one per connected library, as each calls such a class
 
 
+@cache
 def definitions(folder: Path) -> dict[str, list[str]]:
     """The files that define each public class, those of JSON left out."""
     found = defaultdict(list)
@@ -23,7 +27,7 @@ def definitions(folder: Path) -> dict[str, list[str]]:
         place = path.relative_to(folder).as_posix()
         if place == JSON:
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in statements(path):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 found[node.name].append(place)
     return dict(found)

@@ -20,7 +20,7 @@ pytest.importorskip("onnx", reason="the onnx extra is not installed")
 
 import onnx
 from command_blocks import ROOT, lines
-from onnx import TensorProto, helper
+from onnx_models import image_model
 from PIL import Image
 from shops import shop
 from text_models import bert_folder, topic_texts
@@ -84,30 +84,11 @@ def models() -> None:
     """ONNX models, and files of vectors."""
     images()
     for seed, name in enumerate(("old.onnx", "new.onnx", "better.onnx")):
-        onnx.save(onnx_model(seed), name)
+        onnx.save(image_model(seed), name)
     vectors = np.random.default_rng(0).normal(size=(18, 5)).astype(np.float32)
     ids = np.array([f"old/{number}" for number in range(18)])
     np.savez("old.npz", vectors=vectors, ids=ids)
     np.savez("moved.npz", vectors=np.tile(vectors, 3)[:, :12], ids=np.char.add("moved/", ids))
-
-
-def onnx_model(seed: int, side: int = 224) -> onnx.ModelProto:
-    """Images of ``side`` pixels, averaged in 16 places, to 12 features."""
-    part = side // 4  # what is left over counts nowhere
-    weights = np.random.default_rng(seed).normal(size=(48, 12)).astype(np.float32)
-    nodes = [
-        helper.make_node("AveragePool", ["images"], ["small"], kernel_shape=[part, part], strides=[part, part]),
-        helper.make_node("Flatten", ["small"], ["flat"]),
-        helper.make_node("MatMul", ["flat", "weights"], ["features"]),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "model",
-        [helper.make_tensor_value_info("images", TensorProto.FLOAT, ["batch", 3, side, side])],
-        [helper.make_tensor_value_info("features", TensorProto.FLOAT, ["batch", 12])],
-        [helper.make_tensor("weights", TensorProto.FLOAT, weights.shape, weights.ravel())],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
 
 
 def models_and_pairs() -> None:
@@ -162,7 +143,7 @@ def faces() -> None:
     Image.new("RGB", (112, 112), "pink").save("visitor.jpg")
     photos("faces/unlabelled", "faces", count=40)
     for name, side in (("old.onnx", 150), ("new.onnx", 112)):
-        onnx.save(onnx_model(side, side), name)
+        onnx.save(image_model(side, side), name)
     rng = np.random.default_rng(0)
     people = np.repeat(np.arange(80), 6)
     meant = rng.normal(size=(80, 12))[people]
@@ -221,7 +202,7 @@ SHORT = {
 }
 LARGE = {  # in place of what is too large, or is not here
     "--backbone resnet18": "--backbone tiny",
-    "--backbone efficientnet-lite0": "--backbone efficientnet-lite0 --size 32",
+    "efficientnet-lite0 ": "efficientnet-lite0 --size 32 ",
     "--cluster auto": "",
 }
 WITHOUT_WHEEL = {"--backbone efficientnet-lite0 --size 32 --frozen": "--backbone tiny"}
@@ -229,7 +210,10 @@ WITHOUT_WHEEL = {"--backbone efficientnet-lite0 --size 32 --frozen": "--backbone
 
 def shortened(line: str) -> list[str]:
     """The words of a command, with images and trainings as small as they can be."""
-    for large, small in LARGE.items() | (set() if at_hand("efficientnet-lite0") else WITHOUT_WHEEL.items()):
+    replaced = [*LARGE.items()]
+    if not at_hand("efficientnet-lite0"):
+        replaced += WITHOUT_WHEEL.items()
+    for large, small in replaced:
         line = line.replace(large, small)
     _, verb, *words = shlex.split(line, comments=True)
     asked = shlex.split(SHORT.get(verb, ""))

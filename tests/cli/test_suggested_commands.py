@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import onnx
 import pytest
-import torch
+from onnx_models import image_model
 from PIL import Image
 from predictions import predicted
 from shops import CLASSES, foreign, passed_with_two_models, pictures, shop
@@ -410,17 +411,7 @@ def bring_files(folder: Path) -> None:
     labels = np.repeat(np.array(CLASSES), 8)
     np.savez(folder / "FILE.npz", vectors=old, ids=ids)
     np.savez(folder / "OLD.npz", vectors=old, classes=labels)
-    module = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(4), torch.nn.Flatten(), torch.nn.Linear(48, 6))
-    torch.onnx.export(
-        module.eval(),
-        (torch.zeros(2, 3, 32, 32),),
-        str(folder / "MODEL.onnx"),
-        input_names=["images"],
-        output_names=["features"],
-        dynamic_shapes=({0: torch.export.Dim("batch")},),
-        external_data=False,
-        verbose=False,
-    )
+    onnx.save(image_model(0, side=32, width=6), folder / "MODEL.onnx")
 
 
 BROUGHT = {

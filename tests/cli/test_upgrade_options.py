@@ -201,17 +201,19 @@ def test_a_refused_version_is_bypassed_or_dropped(space: Path, shop: Path) -> No
     assert about(space, "v4")["parent"] == "v2"  # a name is not given again
 
 
-def test_precision_is_chosen_at_training_and_stays_until_another_is(shop: Path, tmp_path: Path) -> None:
+def test_precision_is_chosen_at_training_and_stays_until_another_is(tmp_path: Path) -> None:
     space = tmp_path / "space"
+    first = draw(tmp_path / "first", "ab", per_class=4)  # few: some CPUs are slow at bfloat16
+    second = draw(tmp_path / "second", "cd", per_class=4)
     fixstar("init", space)
-    fixstar("train", shop / "first", "-w", space, *TINY, "--precision", "bfloat16")
-    fixstar("upgrade", shop / "second", "-w", space)
+    fixstar("train", first, "-w", space, *TINY, "--precision", "bfloat16")
+    fixstar("upgrade", second, "-w", space)
     assert Workspace(space).settings().recipe.precision == "bfloat16"
-    fixstar("upgrade", shop / "second", "-w", space, "--precision", "float32")
+    fixstar("upgrade", second, "-w", space, "--precision", "float32")
     names = ("v1", "v2", "v3")
     assert [about(space, name)["settings"]["recipe"]["precision"] for name in names] == ["bfloat16"] * 2 + ["float32"]
     with pytest.raises(FixstarError, match="precision='half' must be one of auto, float32, bfloat16"):
-        fixstar("upgrade", shop / "second", "-w", space, "--precision", "half")
+        fixstar("upgrade", second, "-w", space, "--precision", "half")
 
 
 def test_another_saved_model_takes_over(space: Path, shop: Path, tmp_path: Path) -> None:
@@ -333,8 +335,8 @@ def test_after_trials_the_version_is_checked_at_once(
     space: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(training, "LEAST_QUERIES", 50)
-    images = draw(tmp_path / "many", "efghijklmn", per_class=48)
-    shown = fixstar("upgrade", images, "-w", space, "--epochs", "3", "--hold-out", "0.5", "--try", "2")
+    images = draw(tmp_path / "many", "efghijklmn", per_class=24)
+    shown = fixstar("upgrade", images, "-w", space, "--epochs", "2", "--hold-out", "0.5", "--try", "2")
     assert "as v1" in shown
     assert "learning rate 0.03" in shown
     assert sum(line.rstrip().endswith("chosen") for line in shown.splitlines()) == 1

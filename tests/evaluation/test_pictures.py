@@ -227,6 +227,7 @@ def test_without_verdicts_nothing_is_left_open() -> None:
 def test_the_legend_explains_the_third_mark_and_nothing_is_cut_off(T: int) -> None:
     cells = {cell: found for cell, found in VERDICTS.items() if cell[0] < T}
     figure = side_by_side({"one": C[:T, :T]}, verdicts={"one": cells})
+    figure.draw_without_rendering()  # places the texts of a legend
     shown = figure.legends[0].get_texts()
     assert [text.get_text() for text in shown] == ["self-test", "compatible", "not compatible", "not decided"]
     box = figure.get_tightbbox()

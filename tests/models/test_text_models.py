@@ -136,37 +136,11 @@ def test_texts_cannot_be_trained_on_here(tmp_path: Path) -> None:
 # --- ONNX
 
 
-class _Exported(torch.nn.Module):
-    """Token states, or one vector, of a table of words."""
-
-    def __init__(self, whole: bool) -> None:
-        super().__init__()
-        torch.manual_seed(3)
-        self.table = torch.nn.Embedding(64, 8)
-        self.whole = whole
-
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        states: torch.Tensor = self.table(input_ids)
-        if not self.whole:
-            return states * 1.0
-        weights = attention_mask.unsqueeze(-1).float()
-        return (states * weights).sum(1) / weights.sum(1)
-
-
 def _onnx(path: Path, whole: bool) -> Path:
-    pytest.importorskip("onnxscript")
-    example = (torch.ones(2, 3, dtype=torch.long), torch.ones(2, 3, dtype=torch.long))
-    sizes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("tokens")}
-    program = torch.onnx.export(
-        _Exported(whole).eval(),
-        example,
-        input_names=["input_ids", "attention_mask"],
-        output_names=["states"],
-        dynamic_shapes=(sizes, sizes),
-        verbose=False,
-    )
-    assert program is not None
-    path.write_bytes(program.model_proto.SerializeToString())
+    pytest.importorskip("onnx", reason="the onnx extra is not installed")
+    from onnx_models import text_model
+
+    path.write_bytes(text_model(whole).SerializeToString())
     return path
 
 

@@ -56,10 +56,21 @@ def _versions(count: int, capacity: int, free: bool) -> Path:
 
 
 def pictures(folder: Path, per_class: int = 3) -> Path:
-    """One folder a class: patches of one colour with noise."""
+    """One folder per class: patches of one colour with noise."""
+    drawn = _drawn_pictures(per_class)
+    for name in CLASSES:
+        shutil.copytree(drawn / name, folder / name, copy_function=shutil.copyfile)
+    return folder
+
+
+@cache
+def _drawn_pictures(per_class: int) -> Path:
+    """The pictures, drawn once."""
+    folder = Path(tempfile.mkdtemp(prefix="fixstar-pictures-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     rng = np.random.default_rng(0)
     for name in CLASSES:
-        (folder / name).mkdir(parents=True)
+        (folder / name).mkdir()
         colour = rng.integers(0, 200, 3)
         for i in range(per_class):
             pixels = (colour + rng.integers(0, 55, (32, 32, 3))).astype(np.uint8)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import signal
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 import numpy as np
 import pytest
+from forked import fork
+from typed import typed
 from vector_shops import (
     FILES,
     NEW,
@@ -90,8 +93,8 @@ def assert_translated(shop: Shop) -> None:
     new = shop.translated()
     assert new.keys() == old.keys()
     assert WAY.forward is not None
-    for name, vector in old.items():
-        np.testing.assert_allclose(new[name], WAY.forward(unit(vector[None]))[0], atol=1e-6)
+    expected = WAY.forward(unit(np.stack(list(old.values()))))
+    np.testing.assert_allclose(np.stack([new[name] for name in old]), expected, atol=1e-6)
 
 
 def test_vectors_are_written_beside_and_the_old_ones_stay(shop: Shop) -> None:
@@ -407,37 +410,33 @@ def test_postgres_rows_that_cannot_be_told_apart_and_a_reader_who_may_not_write(
     assert not shop.source().beside(shop.to).there()
 
 
+def killed_migration(*words: str) -> None:
+    """``fixstar migrate run WORDS``, ten rows at a time; it dies in the second block, before that is committed."""
+    import psycopg
+
+    blocks = itertools.count(1)
+    real = psycopg.Cursor.executemany
+
+    def executemany(cursor: Any, *statement: Any) -> None:
+        real(cursor, *statement)
+        if next(blocks) == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with patch.object(module, "BATCH", 10), patch.object(psycopg.Cursor, "executemany", executemany):
+        typed("migrate", "run", *words)
+
+
 def test_after_kill_9_the_same_command_ends_with_the_same_table(tmp_path: Path) -> None:
-    shop = PostgresShop(tmp_path)
-    shop.server.execute(
-        f"INSERT INTO {shop.name} SELECT i, 'title', ARRAY[i, 1, 2, 3]::real[]::vector FROM generate_series(1, 15000) i"
-    )
+    shop = filled(PostgresShop(tmp_path))
     save_translation(WAY, tmp_path / "way.npz", onnx=False)
-    words = [
-        sys.executable,
-        "-m",
-        "fixstar",
-        "migrate",
-        "run",
-        shop.address,
-        str(tmp_path / "way.npz"),
-        "--to",
-        shop.to,
-    ]
-
-    def written() -> int:
-        there = shop.server.execute(f"SELECT to_regclass('{shop.to}') IS NOT NULL") == [(True,)]
-        return int(shop.server.execute(f"SELECT count(*) FROM {shop.to}")[0][0]) if there else 0
-
-    with subprocess.Popen(words, stderr=subprocess.DEVNULL) as running:
-        until = time.monotonic() + 60
-        while written() == 0 and time.monotonic() < until:
-            time.sleep(0.02)
-        running.send_signal(signal.SIGKILL)
-    before = written()
-    assert 0 < before < 15000
-    done = run(shop)
-    assert (done.unchanged, done.written) == (before, 15000 - before)
+    words = (shop.address, str(tmp_path / "way.npz"), "--to", shop.to)
+    process = fork(killed_migration, *words)
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert shop.server.execute(f"SELECT count(*) FROM {shop.to}") == [(10,)]  # whole blocks only
+    again = typed("migrate", "run", *words, "--json")
+    assert again.code == 0, again.err
+    assert (again.json["unchanged"], again.json["written"]) == (10, 30)
     assert_translated(shop)
 
 

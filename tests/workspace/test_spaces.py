@@ -81,7 +81,7 @@ def test_vectors_said_to_lie_in_a_version_s_space_are_searched(space: Workspace,
 
 
 def test_vectors_of_the_same_model_come_back_under_their_own_name(space: Workspace, tmp_path: Path) -> None:
-    """What one workspace exports, another one with the same model imports: no adapter is asked for."""
+    """What one workspace exports, another one with the same model imports: no translation is asked for."""
     file = tmp_path / "v1.npz"
     typed("gallery", "export", "v1", file, "-w", space.path)
     space.gallery.delete([item.id for item in list(space.gallery.iterate("v1"))][:4])

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from fixstar.errors import InputError, UnknownNameError
 from fixstar.evaluation import compatibility
 from fixstar.evaluation.mixed import BackfillCurve
-from fixstar.evaluation.pictures import DPI, GREY, INK, TEXT, TITLE, laid_out_figure
+from fixstar.evaluation.pictures import DPI, GREY, INK, TEXT, TITLE, laid_out_figure, lay_out
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -163,7 +163,7 @@ def accuracy_panels(
         axes.set_ylabel("" if number % columns else f"{metric} (%)", size=TEXT, color=GREY)
     for axes in planes.flat[len(series) :]:
         axes.remove()
-    figure.draw_without_rendering()
+    figure.draw_without_rendering()  # the legends below the panels are placed by a second layout
     if path is not None:
         figure.savefig(path, dpi=DPI)
     return figure
@@ -242,7 +242,7 @@ def _finished(figure: Figure, axes: Axes, path: str | Path | None, note: str) ->
     """Add the legend below, in two columns, and a note; then write the file."""
     _draw_legend(figure, axes, loc="outside lower left", borderaxespad=1.2, ncols=2)
     axes.set_title(note, loc="right", size=TEXT - 1, color=GREY)
-    figure.draw_without_rendering()
+    lay_out(figure)
     if path is not None:
         figure.savefig(path, dpi=DPI)
     return figure

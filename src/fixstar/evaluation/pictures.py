@@ -95,8 +95,7 @@ def side_by_side(
     shown = [kind for kind in RAMPS if kind != "not decided" or verdicts]
     _draw_scale(figure.add_subplot(grid[0, -1]), scale, shown)
     _draw_legend(figure, shown)
-    figure.draw_without_rendering()
-    figure.set_layout_engine("none")  # marks and numbers are drawn in cells of a known size
+    lay_out(figure)  # marks and numbers are drawn in cells of a known size
     for axes, (title, C) in zip(planes, panels.items(), strict=True):
         _draw_cells(axes, C, kinds[title], scale, axes.get_window_extent().width / figure.dpi / len(C))
     if path is not None:
@@ -111,6 +110,17 @@ def laid_out_figure(size: tuple[float, float]) -> Figure:
 
     layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12)
     return Figure(figsize=size, dpi=DPI, facecolor="white", layout=layout)
+
+
+def lay_out(figure: Figure) -> None:
+    """Place the axes once: matplotlib would do it again each time the figure is drawn, which takes as long."""
+    layout = figure.get_layout_engine()
+    if layout is None:
+        return
+    layout.execute(figure)
+    for axes in figure.axes:
+        axes.apply_aspect()
+    figure.set_layout_engine("none")
 
 
 def _shown_names(names: Sequence[str] | None, T: int) -> list[str]:
