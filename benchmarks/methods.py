@@ -49,6 +49,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "hoc (lam 0.1)": ("hoc", {"lam": 0.1}),
     "polaris (translated)": ("polaris", {}),
     "vega (translated)": ("vega", {}),
+    "vega longer=1 (translated)": ("vega", {"longer": 1}),  # upgrades as long as those of the others
 }
 CAPACITY = 200
 ROTATED_CAPACITY = 1000  # of methods that learn rotated classes too: eight slots for each class
