@@ -60,6 +60,7 @@ class Engine:
     approximate = True
     filters = True
     writes = True
+    version = ""  # if it is not that of the package
 
     def __init__(self, folder: Path, width: int) -> None:
         self.folder = folder
@@ -372,6 +373,8 @@ class _PgVector(Engine):
         self.writer = psycopg.connect(address, autocommit=True)
         self.settings: Sequence[str] = ()
         self.db.execute("CREATE EXTENSION IF NOT EXISTS vector")
+        row = self.db.execute("SELECT extversion FROM pg_extension WHERE extname = 'vector'").fetchone()
+        self.version = str(row[0])
         self.db.execute(f"CREATE TABLE IF NOT EXISTS items (id bigint PRIMARY KEY, shop int, v vector({self.width}))")
 
     @staticmethod
@@ -672,8 +675,8 @@ def measured(options: argparse.Namespace, folder: Path) -> Figures:
             continue
         status(f"filling {kind.name}")
         engine = kind(folder / kind.name, options.width)
-        report["versions"][kind.name] = version
         report["filling"][kind.name] = fill(engine, vectors)
+        report["versions"][kind.name] = engine.version or version
         report["opening_seconds"][kind.name] = round(opening_elsewhere(engine), 2)
         engines.append(engine)
     for engine in engines:
@@ -688,6 +691,39 @@ def measured(options: argparse.Namespace, folder: Path) -> Figures:
     for engine in engines:
         engine.close()
     return report
+
+
+def markdown(report: Figures) -> str:
+    """The table of the docs: one column per engine."""
+    names = list(report["versions"])
+    rows = [("", names), ("version", [report["versions"][name] for name in names])]
+
+    def row(title: str, figures: Mapping[str, Any]) -> None:
+        shown = [figures.get(name) for name in names]
+        rows.append((title, ["-" if one is None else f"{one:,}" for one in shown]))
+
+    def part(of: Mapping[str, Any], key: str) -> dict[str, Any]:
+        return {name: figures[key] for name, figures in of.items()}
+
+    exact = report["exact"]
+    near = report["approximate"]
+    row("exact, one query, ms", exact["single_ms"])
+    row(f"exact, {report['batch']} at once, ms a query", exact["batch_ms"])
+    row(f"exact, one query, filter that leaves 1 in {SHOPS}, ms", exact["filtered_ms"])
+    for wanted in RECALLS:
+        row(f"index, recall {wanted}, one query, ms", part(near[str(wanted)], "single"))
+        row(f"index, recall {wanted}, {report['batch']} at once, ms a query", part(near[str(wanted)], "batch"))
+    row(f"index, one query, filter that leaves 1 in {SHOPS}, ms", near["filtered_ms"])
+    row("one query beside a writer, ms", part(report["beside_a_writer"], "median_ms"))
+    row("the slowest of them, ms", part(report["beside_a_writer"], "longest_ms"))
+    row("vectors that it replaced per second", part(report["beside_a_writer"], "writes_per_second"))
+    row("from opening to the first answer, s", report["opening_seconds"])
+    row("inserted per second", part(report["filling"], "inserted_per_second"))
+    row("building the index, s", part(report["filling"], "index_seconds"))
+    row("on disk, as a multiple of the vectors", part(report["filling"], "disk_ratio"))
+    lines = [f"| {title} | {' | '.join(cells)} |" for title, cells in rows]
+    lines.insert(1, "|---|" + "---:|" * len(names))
+    return "\n".join(lines)
 
 
 def main() -> None:

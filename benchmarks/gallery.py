@@ -32,7 +32,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -305,6 +305,25 @@ def filled(options: argparse.Namespace, folder: Path, stack: contextlib.ExitStac
             gallery.upsert(f"v{version}", ids, part, [{} for _ in ids])
     gallery.flush()
     return gallery
+
+
+def translated_table(reports: Sequence[Figures]) -> str:
+    """The table of the docs: one row per run of ``translated``, milliseconds a query."""
+    lines = [
+        "| store | vectors | versions | first exact search, s | all mapped, s | exact: one query | two searches | "
+        "64 at once | two searches | index: one query | two searches | 64 at once | two searches |",
+        "|---|---:|" + "---:|" * 11,
+    ]
+    for report in reports:
+        count, width = report["vectors"]
+        cells = [report["store"], f"{count:,} x {width}", str(report["versions"])]
+        cells += [str(report["first_exact_seconds"]), str(report["mapped_seconds"])]
+        for kind in ("exact", "approximate"):
+            for how in ("single", "batch"):
+                found = report.get(kind, {}).get(how, {})
+                cells += [str(found.get(name, "-")) for name in ("question", "two_searches")]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def still_mapping(gallery: Gallery, questions: list[Question]) -> bool:
