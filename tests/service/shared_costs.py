@@ -15,9 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from postgres_server import fresh_url
+from replicas import Service, balanced, replicas
 from service_clients import picture
 from shops import passed, shop
-from test_shared import Service, balanced, replicas, until
+from test_shared import until
 
 from fixstar.service.jobs import JobFiles
 from fixstar.workspace import Workspace
