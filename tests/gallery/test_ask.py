@@ -737,7 +737,7 @@ def carried_in_background(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
-def test_no_search_waits_while_many_vectors_are_carried(
+def test_no_search_waits_while_many_vectors_are_mapped(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gallery = MemoryGallery() if kind == "memory" else SqliteGallery(tmp_path / "g.db")
@@ -764,7 +764,7 @@ def test_no_search_waits_while_many_vectors_are_carried(
             pytest.fail("the vectors were never carried")
 
 
-def test_closing_stops_what_is_carried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_stops_the_mapping_of_stored_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
     gallery = MemoryGallery()
     _, question, forward = carried_in_background(gallery, monkeypatch)
     monkeypatch.setattr(matrix, "_MAPPED_AT_ONCE", 450)
