@@ -804,6 +804,44 @@ def scale_page() -> Iterator[Claim | Quote]:
         yield Claim(GALLERY, f"| {kind} | {{}} | {{}} | {{}} | {{}} | {{}} | {{}} |", row)
 
 
+def service_pages() -> Iterator[Claim | Quote]:
+    """Backfill plans, searches beside a training, and a rolling deployment."""
+    before = content("backfill_reads_before_cpu.json")["rows"]
+    now = content("backfill_reads_cpu.json")["rows"]
+    names = ("plan_reads", "plan_cpu_seconds", "plan_peak_mb")
+    for old, new in zip(before, now, strict=True):
+        figures = [row[name] for name in names for row in (old, new)]
+        budget = old["budget"].replace("%", " %")
+        row = "| {} | {} | {} s | {} s | {} MB | {} MB |"
+        yield Claim("docs/appendix/backfill.md", f"| `{old['order']}`, {budget} {row}", figures)
+    performance = "docs/appendix/performance.md"
+    kinds = {
+        "thread, first": "service_training_thread_1_cpu.json",
+        "thread, second": "service_training_thread_2_cpu.json",
+        "process, first": "service_training_1_cpu.json",
+        "process, second": "service_training_2_cpu.json",
+        "process, third": "service_training_3_cpu.json",
+    }
+    for kind, file in kinds.items():
+        times = [value(file, when, name) for name in ("p50_ms", "p99_ms") for when in ("no job", "training")]
+        row = "| {} ms | {} ms | {} ms | {} ms | {} |"
+        yield Claim(performance, f"| {kind} {row}", [*times, value(file, "training_steps")])
+    rolling = "rolling_deploy_cpu.json"
+    how_to = "docs/how-to/service.md"
+    counts = ("requests", "restarts", "failures", "answers_of_two_deployments", "lost", "written")
+    yield Claim(
+        how_to,
+        "{} requests and {} restarts: {} requests failed, {} answers mixed two deployments, and {} of {} written items",
+        [value(rolling, name) for name in counts],
+    )
+    times = [value(rolling, when, "search", name) for when in ("quiet", "rolling") for name in ("p50_ms", "p99_ms")]
+    yield Claim(
+        how_to,
+        "took {} ms at the median and {} s at the 99th percentile between the deployments, and {} ms and {} s during",
+        [times[0], times[1] / 1000, times[2], times[3] / 1000],
+    )
+
+
 def scifact_page() -> Iterator[Claim | Quote]:
     """What the table of SciFact comes to."""
     runs = content("scifact.json")["runs"]
@@ -1083,6 +1121,7 @@ def claims() -> list[Claim | Quote]:
         *translation_page(),
         *free_successors(),
         *scale_page(),
+        *service_pages(),
         *scifact_page(),
         *faces_page(),
         *advice(),

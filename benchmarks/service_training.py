@@ -1,4 +1,4 @@
-"""How long searches take while a service trains, checks or backfills, beside when it does nothing else.
+"""How long searches take while a service trains, beside when it does nothing else.
 
 ``fixstar serve`` runs over a workspace with a trained version. A few clients search by image, each a few times per
 second. Windows without a job and windows with one take turns, so that other load on the machine hits both alike.

@@ -287,7 +287,7 @@ def test_what_is_held_out_is_never_trained_on_and_asked_about_once(space: Path) 
         given.upgrade(loaded, UpgradeOptions(hold_out=0.9, progress=False))
 
 
-def test_an_upgrade_that_was_cut_off_goes_on_to_the_same_weights(
+def test_an_interrupted_upgrade_resumes_to_the_same_weights(
     space: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     images, options = patches("cd"), UpgradeOptions(hold_out=0.3, select=True, from_scratch=True, progress=False)

@@ -724,7 +724,7 @@ class Gated(Counted):
         return super().__call__(stored)
 
 
-def carried_in_background(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Held], Question, Gated]:
+def mapped_in_background(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Held], Question, Gated]:
     """Many vectors, a question with all weight on a gated map, and a limit that they are above."""
     monkeypatch.setattr(matrix, "AT_ONCE", 100)
     stored = vectors(600, 6, seed=1)
@@ -737,12 +737,12 @@ def carried_in_background(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
-def test_no_search_waits_while_many_vectors_are_carried(
+def test_no_search_waits_while_many_vectors_are_mapped(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gallery = MemoryGallery() if kind == "memory" else SqliteGallery(tmp_path / "g.db")
     with gallery:
-        items, question, forward = carried_in_background(gallery, monkeypatch)
+        items, question, forward = mapped_in_background(gallery, monkeypatch)
         early = gallery.ask([question], k=5)  # the gate is closed: this would wait for ever
         assert forward.waiting.wait(60)
         assert gallery.ask([question], k=5) == early
@@ -761,12 +761,12 @@ def test_no_search_waits_while_many_vectors_are_carried(
                 break
             time.sleep(0.05)
         else:
-            pytest.fail("the vectors were never carried")
+            pytest.fail("the vectors were never mapped")
 
 
-def test_closing_stops_what_is_carried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_stops_the_mapping_of_stored_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
     gallery = MemoryGallery()
-    _, question, forward = carried_in_background(gallery, monkeypatch)
+    _, question, forward = mapped_in_background(gallery, monkeypatch)
     monkeypatch.setattr(matrix, "_MAPPED_AT_ONCE", 450)
     gallery.ask([question], k=5)
     assert forward.waiting.wait(60)
@@ -784,7 +784,7 @@ def test_closing_stops_what_is_carried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_map_that_fails_in_the_background_fails_the_next_search(monkeypatch: pytest.MonkeyPatch) -> None:
     gallery = MemoryGallery()
-    _, question, forward = carried_in_background(gallery, monkeypatch)
+    _, question, forward = mapped_in_background(gallery, monkeypatch)
     forward.error = GalleryUnavailableError("no room")
     gallery.ask([question], k=5)
     assert forward.waiting.wait(60)

@@ -314,7 +314,7 @@ def test_fewer_large_payloads_are_read_at_once() -> None:
     assert (postgres._next_limit(16, small), postgres._next_limit(256, small)) == (64, 256)
 
 
-def test_iterating_goes_on_while_items_are_written(gallery: Gallery) -> None:
+def test_iterating_continues_while_items_are_written(gallery: Gallery) -> None:
     gallery.create_version("v1", 3)
     gallery.create_version("v2", 3)
     names = [f"{i:04}" for i in range(320)]  # more than a page

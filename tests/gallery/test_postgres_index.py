@@ -61,7 +61,7 @@ def test_the_index_is_used_where_it_may_be_and_says_its_recall(gallery: Postgres
     assert gallery.search("v1", rows[:40]) == exact
 
 
-def test_the_index_follows_writes_and_filters_and_is_built_anew(
+def test_the_index_follows_writes_and_filters_and_is_rebuilt(
     gallery: PostgresGallery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = vectors(1500, 8)

@@ -116,7 +116,7 @@ def test_the_cases_are_not_trivial(first: Path) -> None:
     assert logged(first / "hoc", "v2")[-1]["terms"] != logged(first / "hoc", "v2")[0]["terms"]
 
 
-def test_a_killed_run_goes_on_to_the_same_weights(second: tuple[Path, Any]) -> None:
+def test_a_killed_run_resumes_to_the_same_weights(second: tuple[Path, Any]) -> None:
     out, session = second
     for version in ("v1", "v2"):
         same = [digest(Encoder.load(out / name / version)) for name in ("hoc", "resumed")]

@@ -58,6 +58,6 @@ def test_it_names_what_differs_and_nothing_else(checkpoint: Path) -> None:
     assert differing(refusal(checkpoint, patches("ac"))) == images | {"classes"}
 
 
-def test_what_to_do_is_said_and_the_same_run_goes_on(checkpoint: Path) -> None:
+def test_what_to_do_is_said_and_the_same_run_resumes(checkpoint: Path) -> None:
     assert "use the same settings to resume it, or delete it" in refusal(checkpoint, seed=1)
     train_version(1, patches(), TrainingContext(), create_method("hoc"), SETTINGS, checkpoint, False)

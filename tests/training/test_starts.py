@@ -147,7 +147,7 @@ def test_selection_keeps_another_model_than_the_last_epoch(monkeypatch: pytest.M
     assert same_weights(second(3, validation()), second(2, None))
 
 
-def test_a_run_with_selection_is_read_back_and_goes_on_to_the_same_end(
+def test_a_run_with_selection_is_read_back_and_resumes_to_the_same_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run(directory: Path | None, data: Validation | None = None) -> list[Version]:
@@ -324,7 +324,7 @@ def test_replacements_and_pretrained_models_have_the_classifier_of_the_method() 
         started(create_method("cores"), create_method("cores"), pretrained=given)
 
 
-def test_a_version_trained_anew_may_have_another_trainable_head() -> None:
+def test_a_version_trained_again_may_have_another_trainable_head() -> None:
     """BCT, tables 3 and 7: the old head judges the new features, whatever the new head."""
     old, new = create_method("bct", head="norm-softmax"), create_method("bct", head="softmax")
     first = train_version(1, stripes(2), TrainingContext(), old, SETTINGS, progress=False).encoder

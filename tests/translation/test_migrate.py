@@ -118,7 +118,7 @@ def test_a_second_run_takes_in_what_is_new_changed_or_gone(shop: Shop) -> None:
     assert_translated(shop)
 
 
-def test_after_a_failure_in_the_middle_the_same_call_goes_on(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_failure_in_the_middle_the_same_call_resumes(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BATCH", 8)
     beside = type(shop.source().beside(shop.to))
     write = beside.write

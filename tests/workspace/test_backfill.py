@@ -377,7 +377,7 @@ def test_accuracy_is_measured_where_an_interrupted_backfill_stands(
         assert second.measured[-1].share == 1.0
 
 
-def test_an_interrupted_backfill_goes_on_and_other_options_plan_anew(tmp_path: Path) -> None:
+def test_an_interrupted_backfill_resumes_and_other_options_plan_again(tmp_path: Path) -> None:
     space, _ = upgraded(tmp_path)
     with space:
         first = space.plan_backfill(BackfillOptions("all", "random"))

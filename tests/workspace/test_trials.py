@@ -24,7 +24,7 @@ ENOUGH = training.LEAST_QUERIES
 EPOCHS = 30  # so that three short runs are worth their time
 
 
-def patches(names: str, per_class: int = 64) -> ImageSet:
+def patches(names: str, per_class: int = 32) -> ImageSet:
     rng = np.random.default_rng(ord(names[0]))
     colours = np.repeat(rng.integers(0, 150, (len(names), 1, 1, 3)), per_class, axis=0)
     pixels = (colours + rng.integers(0, 100, (len(colours), 8, 8, 3))).astype(np.uint8)
@@ -35,7 +35,7 @@ def patches(names: str, per_class: int = 64) -> ImageSet:
 def few_queries() -> Iterator[None]:
     """As many as these small sets have are enough."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "LEAST_QUERIES", 50)
+        patch.setattr(training, "LEAST_QUERIES", 25)
         yield
 
 
@@ -195,7 +195,7 @@ def test_a_chosen_rate_does_not_sink_from_version_to_version(space: Workspace) -
     [
         (  # held-out images of v1 alone; with 18 epochs two trials would be worth their time
             {"hold_out": 0.0, "recipe": Recipe(epochs=18, milestones=(), learning_rate=0.05, batch_size=32)},
-            r"held-out images give 3\d queries, and comparing settings takes 50",
+            r"held-out images give 1\d queries, and comparing settings takes 25",
         ),
         ({"recipe": Recipe(epochs=8, milestones=(5,), learning_rate=0.05, batch_size=32)}, "with 8 epochs in all"),
     ],
