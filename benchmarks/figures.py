@@ -23,6 +23,7 @@ from functools import cache
 from typing import Any
 
 import change_model
+import engines
 import faces
 import numpy as np
 import read_through
@@ -33,6 +34,7 @@ import upgrades as ordinary
 from claims import README, ROOT, Claim, Quote, problems, uncovered
 from upgrades import CASES, OUTCOMES, spread
 
+import gallery
 import methods
 from fixstar.cli.bench import _commands
 from fixstar.research.benchmarks import benchmark, published
@@ -48,6 +50,10 @@ OWN_IMAGES = "docs/tutorials/own-images.md"
 FACES = "docs/tutorials/faces.md"
 SCALE = "docs/explanation/scale.md"
 GALLERY = "docs/appendix/gallery.md"
+TRANSLATED = [
+    f"gallery_translated_{name}_cpu.json"
+    for name in ("hundred_thousand", "chain", "hundred_thousand_postgres", "million")
+]
 COMPLETE = (
     README,
     METHODS,
@@ -797,11 +803,6 @@ def scale_page() -> Iterator[Claim | Quote]:
     yield Claim(
         GALLERY, "takes {} s; all are mapped after {} s", [million["first_exact_seconds"], million["mapped_seconds"]]
     )
-    for kind in ("exact", "approximate"):
-        row = [
-            million[kind][how][name] for how in ("single", "batch") for name in ("two_searches", "question", "ratio")
-        ]
-        yield Claim(GALLERY, f"| {kind} | {{}} | {{}} | {{}} | {{}} | {{}} | {{}} |", row)
 
 
 def service_pages() -> Iterator[Claim | Quote]:
@@ -840,6 +841,34 @@ def service_pages() -> Iterator[Claim | Quote]:
         "took {} ms at the median and {} s at the 99th percentile between the deployments, and {} ms and {} s during",
         [times[0], times[1] / 1000, times[2], times[3] / 1000],
     )
+
+
+def engines_page() -> Iterator[Claim | Quote]:
+    """What the tables of engines and of translated galleries come to."""
+    found = content("engines_cpu.json")
+    single = found["exact"]["single_ms"]
+    ratio = single["fixstar"] / single["numpy"]
+    more = single["fixstar"] - single["numpy"]
+    yield Claim(GALLERY, "One exact query takes {} times NumPy's time, {} ms more", [ratio, more])
+    near = found["approximate"]
+    shares = [
+        near[recall]["faiss"][how] / near[recall]["fixstar"][how]
+        for how in ("single", "batch")
+        for recall in ("0.98", "0.99")
+    ]
+    text = "FAISS takes {} and {} of fixstar's time for one query at a recall of .98 and .99, and {} and {} in batches"
+    yield Claim(GALLERY, text, shares)
+    writes = {name: one["writes_per_second"] for name, one in found["beside_a_writer"].items()}
+    yield Claim(GALLERY, "replaces {} times as many vectors per second", [writes["lancedb"] / writes["fixstar"]])
+    small, chain, _, large = (content(name) for name in TRANSLATED)
+    yield Claim(GALLERY, "a chain of small versions adds up: {} s here", [chain["first_exact_seconds"]])
+    grown = [
+        large["exact"]["single"]["question"] / small["exact"]["single"]["question"],
+        large["mapped_seconds"] / small["mapped_seconds"],
+        large["approximate"]["single"]["question"] / small["approximate"]["single"]["question"],
+    ]
+    text = "exact questions take {} times as long, one at a time, mapping {} times, and an index {} times"
+    yield Claim(GALLERY, text, grown)
 
 
 def scifact_page() -> Iterator[Claim | Quote]:
@@ -1122,6 +1151,7 @@ def claims() -> list[Claim | Quote]:
         *free_successors(),
         *scale_page(),
         *service_pages(),
+        *engines_page(),
         *scifact_page(),
         *faces_page(),
         *advice(),
@@ -1164,6 +1194,11 @@ def generated() -> dict[str, tuple[str, str]]:
         found[mark] = (there.strip(), write(trained))
     there = page.partition("<!-- tasks translated -->\n")[2].partition("<!-- end of tasks translated -->")[0]
     found["tasks translated"] = (there.strip(), translated_tasks())
+    stores = (ROOT / GALLERY).read_text(encoding="utf-8")
+    there = stores.partition("<!-- engines -->\n")[2].partition("<!-- end of engines -->")[0]
+    found["engines"] = (there.strip(), engines.markdown(content("engines_cpu.json")))
+    there = stores.partition("<!-- translated galleries -->\n")[2].partition("<!-- end of translated galleries -->")[0]
+    found["translated galleries"] = (there.strip(), gallery.translated_table([content(one) for one in TRANSLATED]))
     billion = (ROOT / SCALE).read_text(encoding="utf-8")
     for mark, write_scale in scale.TABLES.items():
         there = billion.partition(f"<!-- {mark} -->\n")[2].partition(f"<!-- end of {mark} -->")[0]
