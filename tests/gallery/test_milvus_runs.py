@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -227,21 +227,26 @@ def test_a_thread_that_fails_is_followed_by_another(server: ServerInMemory, gall
     assert_copied(server, gallery)
 
 
-def test_who_follows_a_killed_sender_goes_on_where_it_ended(
-    server: ServerInMemory, gallery: MilvusGallery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It had sent a page and not said so; collections of runs that nobody finished are removed."""
-    monkeypatch.setattr("fixstar.gallery.sqlite._PAGE", 10)
+def killed_at(number: int) -> Callable[[str], None]:
+    """What ends the process at its upsert of this number."""
     upserts = 0
 
     def kill(name: str) -> None:
         nonlocal upserts
         upserts += name == "upsert"
-        if upserts == 4:
+        if upserts == number:
             raise KeyboardInterrupt
 
+    return kill
+
+
+def test_who_follows_a_killed_sender_goes_on_where_it_ended(
+    server: ServerInMemory, gallery: MilvusGallery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had sent a page and not said so; collections of runs that nobody finished are removed."""
+    monkeypatch.setattr("fixstar.gallery.sqlite._PAGE", 10)
     server.restart()
-    server.before = kill
+    server.before = killed_at(4)
     with pytest.raises(KeyboardInterrupt):
         found(gallery)
     server.before = nothing
@@ -252,8 +257,7 @@ def test_who_follows_a_killed_sender_goes_on_where_it_ended(
         assert len(server.sent) == 30  # the page that was noted is not sent again
         assert_copied(server, other)
     server.restart()
-    server.before = kill
-    upserts = 0
+    server.before = killed_at(4)
     with opened(tmp_path) as other, pytest.raises(KeyboardInterrupt):
         found(other)
     server.before = nothing
@@ -311,17 +315,9 @@ def test_who_met_a_failure_reads_again_what_was_sent(
 ) -> None:
     """Another process removed all vectors in the same run, and was killed when it had sent the first ten."""
     monkeypatch.setattr("fixstar.gallery.sqlite._PAGE", 10)
-    upserts = 0
-
-    def kill(name: str) -> None:
-        nonlocal upserts
-        upserts += name == "upsert"
-        if upserts == 3:
-            raise KeyboardInterrupt
-
     with opened(tmp_path) as other:
         other.drop_vectors()
-        server.before = kill
+        server.before = killed_at(3)
         with pytest.raises(KeyboardInterrupt):
             found(other)
     server.before = nothing

@@ -11,9 +11,9 @@ stored after the vectors, so a kill in between costs nothing but sending them ag
 
 A server that was killed was seen to lose vectors that it took, also some seconds after it was back, and to leave out of
 a search what it counted. So no vector outlives the run of the server that took it. The server says since when it runs,
-and the name of each collection has the run in which it was made. Whoever finds a new run removes the collections of
-others and sends all items into new ones. The run is looked at before an answer and, if that is more than a second ago,
-after it: a call may last from one run into the next.
+and the name of each collection has the run in which it was made. The first process that finds a new run removes the
+collections of others and sends all items into new ones. The run is looked at before an answer and, if that is more than
+a second ago, after it: a call may last from one run into the next.
 
 Where more than a few items are missing, a thread sends them, and until it is done the items' own gallery answers.
 
@@ -683,7 +683,7 @@ class MilvusGallery(Gallery):
     def _current_run(self) -> str:
         """The server's run. What was known of an earlier one is forgotten, and its collections are removed.
 
-        After a failure, what was sent is read again: others may have started anew.
+        After a failure, what was sent is read again: others may have begun again.
         """
         run = self._server.run()
         failures = self._server.failures
