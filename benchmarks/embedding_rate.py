@@ -88,7 +88,7 @@ def _noise(rng: np.random.Generator, scale: int, deviation: float) -> np.ndarray
     shape = (HEIGHT // scale + 1, WIDTH // scale + 1)
     planes = []
     for _ in range(3):
-        plane = Image.fromarray(rng.normal(0, deviation, shape).astype(np.float32))
+        plane = Image.fromarray(deviation * rng.standard_normal(shape, np.float32))
         planes.append(np.asarray(plane.resize((WIDTH, HEIGHT), Image.Resampling.BICUBIC)))
     return np.stack(planes, axis=-1)
 

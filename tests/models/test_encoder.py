@@ -204,7 +204,7 @@ def test_decoding_overlaps_with_the_model(monkeypatch: pytest.MonkeyPatch) -> No
         read[0] += 1
         return pixels(1)[0]
 
-    monkeypatch.setattr("fixstar.images.reading.os.cpu_count", lambda: 2)
+    monkeypatch.setattr("fixstar.images.reading._CORES", 2)
     monkeypatch.setattr("fixstar.images.reading.read_pixels", slowly)
     monkeypatch.setattr(encoder, "features", busy)
     encoder.encode(["a file"] * 80, batch_size=20)

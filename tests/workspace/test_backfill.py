@@ -21,10 +21,10 @@ from fixstar.data import from_arrays, open_images
 from fixstar.errors import CheckpointError, ImageError, InputError, UnknownNameError
 from fixstar.gallery import Gallery, MemoryGallery, SqliteGallery
 from fixstar.geometry import unit
+from fixstar.models import EmbeddedBatch
 from fixstar.workspace import Backfilled, BackfillOptions, ImageStore, Workspace, catalogue
 from fixstar.workspace.backfill.planning import gallery_accuracy
 from fixstar.workspace.backfill.run import BATCH, BackfillPlan, BackfillRun, KeptItem, Pace, PlanFiles, budget_items
-from fixstar.workspace.items import EmbeddedBatch
 
 WIDTH, COUNT = 8, 200
 

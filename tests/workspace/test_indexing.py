@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from fixstar.gallery import Gallery, Item, open_gallery
+from fixstar.models import EmbeddedBatch
 from fixstar.workspace import CatalogueItem, items
-from fixstar.workspace.items import EmbeddedBatch, index_items
+from fixstar.workspace.items import index_items
 
 SEEN = {"image": "/photo.png", "stamp": "1-1"}
 

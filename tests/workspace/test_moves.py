@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,9 @@ from shops import pictures, shop
 
 from fixstar.errors import FixstarError, InputError, ModelError
 from fixstar.images import ImageSource
-from fixstar.texts import Role
+from fixstar.models import EmbeddedBatch
 from fixstar.workspace import Workspace, catalogue
-from fixstar.workspace.items import EmbeddedBatch, LocalEmbedder
+from fixstar.workspace.items import LocalEmbedder
 
 
 @pytest.fixture
@@ -56,11 +56,12 @@ def test_a_version_is_not_retired_while_items_are_embedded_with_it(space: Worksp
     refused: list[str] = []
 
     class Slow(LocalEmbedder):
-        def one(self, images: Sequence[ImageSource], role: Role = "item") -> EmbeddedBatch:
-            with pytest.raises(InputError, match="v2 is in use: items are being embedded with it") as caught:
-                Workspace(space.path).retire("v2")
-            refused.append(str(caught.value))
-            return super().one(images, role)
+        def __call__(self, batches: Iterable[Sequence[ImageSource]]) -> Iterator[EmbeddedBatch]:
+            for batch in super().__call__(batches):
+                with pytest.raises(InputError, match="v2 is in use: items are being embedded with it") as caught:
+                    Workspace(space.path).retire("v2")
+                refused.append(str(caught.value))
+                yield batch
 
     embedder = Slow(space.encoder("v2"))
     done = space.index(catalogue(pictures(tmp_path / "photos")), embedder, version="v2")

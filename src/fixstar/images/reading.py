@@ -13,8 +13,8 @@ import sys
 import threading
 import zlib
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
@@ -406,52 +406,95 @@ def _from_deep_grey(image: Image.Image) -> Image.Image:
 
 
 _SMALL = 1 << 16  # bytes of an image
+_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+Decode: TypeAlias = Callable[[ImageSource, Preprocessing], Pixels]
+Sources: TypeAlias = "Sequence[ImageSource] | npt.NDArray[Any]"
+Part: TypeAlias = "tuple[Sources, range]"  # the images at some positions
 
 
 def decode_ahead(
-    sources: Sequence[ImageSource] | npt.NDArray[Any],
+    sources: Sources,
     preprocessing: Preprocessing,
     workers: int | None = None,
     ahead: int | None = None,
-    decode: Callable[[ImageSource, Preprocessing], Pixels] | None = None,
+    decode: Decode | None = None,
 ) -> Generator[Pixels | ImageError, None, None]:
     """Every image in order, decoded by ``workers`` threads at most ``ahead``; ``ImageError`` if unreadable.
 
     ``decode`` is ``read_pixels`` by default. Closing the generator early stops the threads.
     """
-    workers = min(8, os.cpu_count() or 1) if workers is None else workers
+    workers = _CORES if workers is None else workers
     ahead = 4 * workers if ahead is None else ahead
     if workers < 1 or ahead < 1:
         raise InputError(f"decode_ahead needs workers >= 1 and ahead >= 1, got {workers} and {ahead}")
+    read = functools.partial(_read, preprocessing=preprocessing, decode=decode)
+    parts = _singly(sources, range(len(sources)))
+    if workers == 1 or _is_cheap(sources, preprocessing):
+        return (image for part in parts for image in read(part))
+    return _one_by_one(_in_threads(read, ([part] for part in parts), workers=workers, ahead=ahead))
 
-    def read(position: int) -> Pixels | ImageError:
+
+def decode_batches(
+    batches: Iterable[Part], preprocessing: Preprocessing, decode: Decode | None = None
+) -> Generator[list[Pixels | ImageError], None, None]:
+    """The images of every batch as ``decode_ahead`` gives them; a position is that in the batch's sequence.
+
+    Threads decode the next batch while the caller works on this one. The one after it is not asked for yet.
+    """
+    read = functools.partial(_read, preprocessing=preprocessing, decode=decode)
+    jobs = (
+        [(sources, positions)] if _is_cheap(sources, preprocessing) else list(_singly(sources, positions))
+        for sources, positions in batches
+    )
+    return _in_threads(read, jobs, workers=_CORES, ahead=1)
+
+
+def _singly(sources: Sources, positions: range) -> Iterator[Part]:
+    return ((sources, range(position, position + 1)) for position in positions)
+
+
+def _read(part: Part, *, preprocessing: Preprocessing, decode: Decode | None) -> list[Pixels | ImageError]:
+    sources, positions = part
+    found: list[Pixels | ImageError] = []
+    for position in positions:
         try:
             if decode is not None:
-                return decode(sources[position], preprocessing)
-            return read_pixels(sources[position], preprocessing, position=position)
+                found.append(decode(sources[position], preprocessing))
+            else:
+                found.append(read_pixels(sources[position], preprocessing, position=position))
         except ImageError as error:
-            return ImageError(error.name, error.reason, position)  # without its traceback
-
-    if workers == 1 or (isinstance(sources, np.ndarray) and _is_cheap(sources, preprocessing)):
-        return (read(position) for position in range(len(sources)))
-    return _in_threads(read, count=len(sources), workers=workers, ahead=ahead)
+            found.append(ImageError(error.name, error.reason, position))  # without its traceback
+    return found
 
 
-def _is_cheap(images: npt.NDArray[Any], preprocessing: Preprocessing) -> bool:
+def _is_cheap(images: Sources, preprocessing: Preprocessing) -> bool:
     """Whether handing an image to a thread costs more than reading it: a plain copy, or a small image to resize."""
+    if not isinstance(images, np.ndarray):
+        return False
     return images.shape[1:3] == preprocessing.size or math.prod(images.shape[1:]) <= _SMALL
 
 
-def _in_threads(
-    read: Callable[[int], Pixels | ImageError], count: int, workers: int, ahead: int
+def _one_by_one(
+    batches: Generator[list[Pixels | ImageError], None, None],
 ) -> Generator[Pixels | ImageError, None, None]:
+    with contextlib.closing(batches):
+        for batch in batches:
+            yield from batch
+
+
+def _in_threads(
+    read: Callable[[Part], list[Pixels | ImageError]], batches: Iterable[list[Part]], workers: int, ahead: int
+) -> Generator[list[Pixels | ImageError], None, None]:
+    """The images of every batch, whose parts are read in parallel, and meanwhile those of ``ahead`` more batches."""
     pool = ThreadPoolExecutor(workers, thread_name_prefix="fixstar-decode")
+    window: deque[list[Future[list[Pixels | ImageError]]]] = deque()
     try:
-        window = deque(pool.submit(read, position) for position in range(min(ahead, count)))
-        for position in range(count):
-            result = window.popleft().result()
-            if position + ahead < count:
-                window.append(pool.submit(read, position + ahead))
-            yield result
+        for parts in batches:
+            window.append([pool.submit(read, part) for part in parts])
+            if len(window) > ahead:
+                yield [image for part in window.popleft() for image in part.result()]
+        while window:
+            yield [image for part in window.popleft() for image in part.result()]
     finally:
         pool.shutdown(wait=True, cancel_futures=True)

@@ -13,7 +13,7 @@ from fixstar.models.classifiers import (
     SimplexClassifier,
     create_classifier,
 )
-from fixstar.models.encoder import Adapter, Encoder, Outputs, resolve_device
+from fixstar.models.encoder import Adapter, EmbeddedBatch, Encoder, Outputs, resolve_device
 from fixstar.models.frozen import FrozenEncoder
 from fixstar.models.slots import Slots
 
@@ -23,6 +23,7 @@ __all__ = [
     "Classifier",
     "CosineClassifier",
     "CubeClassifier",
+    "EmbeddedBatch",
     "Encoder",
     "FixedClassifier",
     "FrozenEncoder",

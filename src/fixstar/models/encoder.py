@@ -9,11 +9,12 @@ import functools
 import hashlib
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -25,7 +26,6 @@ from torch.nn import functional
 from fixstar.durable import DAMAGE, disk_errors, document, flush, is_vacant, make_directory, read_document, replace_json
 from fixstar.errors import (
     FixstarError,
-    ImageError,
     InputError,
     ItemError,
     ModelError,
@@ -36,7 +36,7 @@ from fixstar.errors import (
     plural,
 )
 from fixstar.geometry import short_factors, unit
-from fixstar.images import ImageSource, Pixels, Preprocessing, decode_ahead
+from fixstar.images import Decode, ImageSource, Part, Pixels, Preprocessing, decode_batches
 from fixstar.models.backbones import BACKBONES, PRETRAINED, Backbone, create_backbone
 from fixstar.models.backbones.base import require_images
 from fixstar.models.backbones.endpoint import endpoint_backbone
@@ -58,7 +58,22 @@ Vectors = np.ndarray[Any, np.dtype[np.float32]]
 
 _FORMAT = "encoder"
 _SAME = 0.03  # the largest distance of two unit vectors of one image by one model; devices differ by far less
-_AHEAD = 32  # images decoded in advance, at least
+
+
+class EmbeddedBatch(NamedTuple):
+    """The vectors of a batch; rows of items that could not be read are NaN, and ``bad`` says why."""
+
+    vectors: Vectors
+    bad: tuple[ItemError, ...]
+
+
+class _Prepared(NamedTuple):
+    """A batch of ``count`` items: the rows that could be read, and what the model makes their vectors of."""
+
+    count: int
+    rows: list[int]
+    inputs: Tensor | list[str]
+    bad: tuple[ItemError, ...] = ()
 
 
 def resolve_device(name: str) -> torch.device:
@@ -464,7 +479,7 @@ class Encoder(nn.Module):
         bad: Literal["refuse", "skip"] = "refuse",
         on_bad: Callable[[ItemError], None] | None = None,
         progress: bool = False,
-        decode: Callable[[ImageSource, Preprocessing], Pixels] | None = None,
+        decode: Decode | None = None,
         role: Role = "item",
     ) -> Vectors:
         """Unit vectors [N, d] of paths, PIL images, arrays or tensors, or of backbone features, a float array [N, m].
@@ -476,82 +491,119 @@ class Encoder(nn.Module):
         with the error (``bad="skip"``). ``decode`` reads one image; see ``decode_ahead``.
         """
         _check_encode(images, batch_size, form, bad)
+        vectors = np.empty((len(images), self._width(form)), np.float32)
+        prepared = self._prepared(images, batch_size, refuse=bad == "refuse", decode=decode)
+        done = 0
+        with (
+            progress_bar("encoding", len(images), self.reads, show=progress) as advance,
+            closing(self._embedded(prepared, form, role)) as made,
+        ):
+            for batch in made:
+                vectors[done : done + len(batch.vectors)] = batch.vectors
+                done += len(batch.vectors)
+                for error in batch.bad:
+                    if on_bad is not None:
+                        on_bad(error)
+                advance(len(batch.vectors) - len(batch.bad))
+        return vectors
+
+    def encode_batches(
+        self,
+        batches: Iterable[Sequence[ImageSource]],
+        *,
+        form: Form = "full",
+        decode: Decode | None = None,
+        role: Role = "item",
+    ) -> Generator[EmbeddedBatch, None, None]:
+        """One result per batch, as ``encode`` makes it with ``bad="skip"``, but the model does not wait for decoders.
+
+        While it works on a batch, the next one is asked for and decoded. A GPU gets the next one before the vectors of
+        this one are fetched. Closing the generator early stops the threads.
+        """
+        prepared = self._read(((batch, range(len(batch))) for batch in batches), refuse=False, decode=decode)
+        return self._embedded(prepared, form, role)
+
+    def _width(self, form: Form) -> int:
         if form == "short":
-            width = min(self.feature_dim, self.backbone.feature_dim)
-        else:
-            width = self.feature_dim
-        vectors = np.full((len(images), width), np.nan, np.float32)
+            return min(self.feature_dim, self.backbone.feature_dim)
+        return self.feature_dim
+
+    def _embedded(
+        self, prepared: Generator[_Prepared, None, None], form: Form, role: Role
+    ) -> Generator[EmbeddedBatch, None, None]:
+        """The vectors of every batch. On a GPU the next batch is started before they are fetched."""
+        started: deque[tuple[_Prepared, Callable[[], Vectors] | None]] = deque()
+        ahead = int(self.device.type == "cuda")
+        width = self._width(form)
+        with closing(prepared):
+            for batch in prepared:
+                started.append((batch, self._started(batch, form, role)))
+                if len(started) > ahead:
+                    yield _fetched(*started.popleft(), width)
+        while started:
+            yield _fetched(*started.popleft(), width)
+
+    def _started(self, batch: _Prepared, form: Form, role: Role) -> Callable[[], Vectors] | None:
+        """Start the model on a batch: what fetches its vectors, None if nothing in it can be read."""
+        if not batch.rows:
+            return None
         training = self.training
         self.eval()
         try:
-            with torch.no_grad(), progress_bar("encoding", len(images), self.reads, show=progress) as advance:
-                for rows, features in self._feature_batches(images, batch_size, bad, on_bad, decode, form, role):
-                    vectors[rows] = features.float().cpu().numpy()
-                    advance(len(rows))
+            with torch.no_grad():
+                return _fetch(self._vectors(batch.inputs, form, role))
         finally:
             self.train(training)
-        return vectors
 
-    def _feature_batches(
-        self,
-        items: Any,
-        batch_size: int,
-        bad: str,
-        on_bad: Callable[[ItemError], None] | None,
-        decode: Callable[[ImageSource, Preprocessing], Pixels] | None,
-        form: Form,
-        role: Role,
-    ) -> Iterator[tuple[list[int], Tensor]]:
-        """Row numbers [B] and features [B, width] of the items that can be read."""
+    def _vectors(self, inputs: Tensor | list[str], form: Form, role: Role) -> Tensor:
+        """[B, width] of texts, of pixels [B, H, W, C] or of features [B, m]."""
         if isinstance(self.backbone, TextBackbone):
-            for rows, texts in _text_batches(items, batch_size, bad, on_bad):
-                prompted = [self.backbone.inputs.before(text, role) for text in texts]
-                h = self.backbone.embed(prompted)
-                yield rows, h if form == "raw" else unit(h)
-            return
-        for rows, pixels in self._pixel_batches(items, batch_size, bad, on_bad, decode):
-            yield rows, self.features(pixels.to(self.device, non_blocking=True), form)
+            prompted = [self.backbone.inputs.before(text, role) for text in inputs]
+            h = self.backbone.embed(prompted)
+            return h if form == "raw" else unit(h)
+        assert isinstance(inputs, Tensor)
+        on_device = inputs.to(self.device, non_blocking=True)
+        if on_device.ndim == 4:
+            on_device = on_device.permute(0, 3, 1, 2).contiguous()
+        return self.features(on_device, form)
 
-    def _pixel_batches(
-        self,
-        images: Any,
-        batch_size: int,
-        bad: str,
-        on_bad: Callable[[ItemError], None] | None,
-        decode: Callable[[ImageSource, Preprocessing], Pixels] | None,
-    ) -> Iterator[tuple[list[int], Tensor]]:
-        """Row numbers [B] and uint8 pixels [B, C, H, W] of the images that can be read."""
+    def _prepared(
+        self, items: Any, batch_size: int, *, refuse: bool, decode: Decode | None
+    ) -> Generator[_Prepared, None, None]:
+        """Batches of a sequence; arrays of what the model takes are not read image by image."""
+        starts = range(0, len(items), batch_size)
+        parts = [range(start, min(start + batch_size, len(items))) for start in starts]
+        if self.reads == "images" and isinstance(items, np.ndarray) and self._takes(items):
+            whole = (torch.from_numpy(np.ascontiguousarray(items[part.start : part.stop])) for part in parts)
+            return (_Prepared(len(pixels), list(range(len(pixels))), pixels) for pixels in whole)
+        return self._read(((items, part) for part in parts), refuse=refuse, decode=decode)
+
+    def _takes(self, array: np.ndarray[Any, Any]) -> bool:
+        """Whether the array holds pixels as the model takes them, or backbone features."""
+        if array.dtype == np.float32 and array.ndim == 2:
+            if array.shape[1] != self.backbone.feature_dim:
+                raise InputError(f"features have {self.backbone.feature_dim} components here, got {array.shape[1]}")
+            return True
         shape = (*self.preprocessing.size, self.preprocessing.channels)
-        if isinstance(images, np.ndarray) and images.dtype == np.float32 and images.ndim == 2:
-            if images.shape[1] != self.backbone.feature_dim:
-                raise InputError(f"features have {self.backbone.feature_dim} components here, got {images.shape[1]}")
-            for start in range(0, len(images), batch_size):
-                part = torch.from_numpy(images[start : start + batch_size])
-                yield list(range(start, start + len(part))), part
-            return
-        if isinstance(images, np.ndarray) and images.dtype == np.uint8 and images.shape[1:] == shape:
-            for start in range(0, len(images), batch_size):  # pixels as the model takes them
-                part = torch.from_numpy(np.ascontiguousarray(images[start : start + batch_size]))
-                yield list(range(start, start + len(part))), part.to(self.device).permute(0, 3, 1, 2).contiguous()
-            return
-        rows: list[int] = []
-        stack: list[np.ndarray[Any, Any]] = []
-        ahead = max(_AHEAD, 2 * batch_size)  # the next batch is decoded while the model works on this one
-        for index, item in enumerate(decode_ahead(images, self.preprocessing, ahead=ahead, decode=decode)):
-            if isinstance(item, ImageError):
-                if bad == "refuse":
-                    raise item
-                if on_bad is not None:
-                    on_bad(item)
-                continue
-            rows.append(index)
-            stack.append(item)
-            if len(stack) == batch_size:
-                yield rows, _to_tensor(stack)
-                rows = []
-                stack = []
-        if stack:
-            yield rows, _to_tensor(stack)
+        return array.dtype == np.uint8 and array.shape[1:] == shape
+
+    def _read(self, parts: Iterable[Part], *, refuse: bool, decode: Decode | None) -> Generator[_Prepared, None, None]:
+        """Every batch, read. With ``refuse`` the first item that cannot be read is raised."""
+        read: Generator[Sequence[Any], None, None]
+        if isinstance(self.backbone, TextBackbone):
+            read = _checked_texts(parts)
+        else:
+            read = decode_batches(parts, self.preprocessing, decode)
+        with closing(read):
+            for batch in read:
+                bad = tuple(item for item in batch if isinstance(item, ItemError))
+                if refuse and bad:
+                    raise bad[0]
+                rows = [row for row, item in enumerate(batch) if not isinstance(item, ItemError)]
+                inputs = [batch[row] for row in rows]
+                if rows and not isinstance(self.backbone, TextBackbone):
+                    inputs = _stacked(inputs, pinned=self.device.type == "cuda")
+                yield _Prepared(len(batch), rows, inputs, bad)
 
     def save(self, directory: str | Path) -> Path:
         """Write weights (safetensors) and card (JSON) into a new directory, all or nothing, read back first."""
@@ -620,28 +672,47 @@ def _check_encode(images: Any, batch_size: int, form: str, bad: str) -> None:
         raise InputError(f"batch_size must be at least 1, got {batch_size}")
 
 
-def _text_batches(
-    texts: Sequence[Any], batch_size: int, bad: str, on_bad: Callable[[ItemError], None] | None
-) -> Iterator[tuple[list[int], list[str]]]:
-    """Row numbers and texts that can be embedded."""
-    rows: list[int] = []
-    batch: list[str] = []
-    for index, text in enumerate(texts):
-        try:
-            batch.append(checked_text(text, index))
-        except TextError as error:
-            if bad == "refuse":
-                raise
-            if on_bad is not None:
-                on_bad(error)
-            continue
-        rows.append(index)
-        if len(batch) == batch_size:
-            yield rows, batch
-            rows = []
-            batch = []
-    if batch:
-        yield rows, batch
+def _checked_texts(parts: Iterable[Part]) -> Generator[list[str | TextError], None, None]:
+    """The texts of every batch; ``TextError`` where one cannot be embedded."""
+    for texts, positions in parts:
+        found: list[str | TextError] = []
+        for position in positions:
+            try:
+                found.append(checked_text(texts[position], position))
+            except TextError as error:
+                found.append(error)
+        yield found
+
+
+def _stacked(images: list[Pixels], pinned: bool) -> Tensor:
+    """Pixels [B, H, W, C]; a GPU copies them from pinned memory while the host goes on."""
+    stack = torch.empty((len(images), *images[0].shape), dtype=torch.uint8, pin_memory=pinned)
+    np.stack(images, out=stack.numpy())
+    return stack
+
+
+def _fetch(features: Tensor) -> Callable[[], Vectors]:
+    """Start to copy vectors to the host. The call that is returned waits for them, not for what came after them."""
+    if not features.is_cuda:
+        vectors: Vectors = features.float().cpu().numpy()
+        return lambda: vectors
+    copy = torch.empty(features.shape, dtype=torch.float32, pin_memory=True)
+    copy.copy_(features, non_blocking=True)
+    copied = torch.cuda.Event()
+    copied.record(torch.cuda.current_stream(features.device))
+
+    def wait() -> Vectors:
+        copied.synchronize()
+        return copy.numpy()
+
+    return wait
+
+
+def _fetched(batch: _Prepared, fetch: Callable[[], Vectors] | None, width: int) -> EmbeddedBatch:
+    vectors = np.full((batch.count, width), np.nan, np.float32)
+    if fetch is not None:
+        vectors[batch.rows] = fetch()
+    return EmbeddedBatch(vectors, batch.bad)
 
 
 def _statistics(inputs: Preprocessing | Prompts) -> tuple[Tensor, Tensor]:
@@ -695,10 +766,6 @@ def _image_body(
 def _refuse_preprocessing(model: str, given: Preprocessing | None) -> None:
     if given is not None:
         raise InputError(f"{model} reads texts: a size, mean and std of images do not go with it")
-
-
-def _to_tensor(stack: list[np.ndarray[Any, Any]]) -> Tensor:
-    return torch.from_numpy(np.stack(stack)).permute(0, 3, 1, 2).contiguous()
 
 
 def _require_images(backbone: Backbone, wanted: Preprocessing) -> None:

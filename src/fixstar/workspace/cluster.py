@@ -17,10 +17,10 @@ import numpy as np
 
 from fixstar.errors import InputError, MissingExtraError, ModelError
 from fixstar.images import ImageSource
-from fixstar.models import Encoder
+from fixstar.models import EmbeddedBatch, Encoder
 from fixstar.models.encoder import read_card
 from fixstar.trust import remembered, trusted_modules, trusting
-from fixstar.workspace.items import EmbeddedBatch, LocalEmbedder
+from fixstar.workspace.items import LocalEmbedder
 
 RETRIES = 2  # workers that may die on a batch before it counts as the cause
 _AHEAD = 2  # batches in progress per worker

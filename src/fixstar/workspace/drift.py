@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from fixstar.errors import GalleryError, NextStep
 from fixstar.gallery import Item
 from fixstar.geometry import unit
-from fixstar.workspace.items import LABEL, Decode, ImageStore, LocalEmbedder
+from fixstar.images import Decode
+from fixstar.workspace.items import LABEL, ImageStore, LocalEmbedder
 from fixstar.workspace.search import Serving
 
 LOOKED_AT = 5000  # stored items that a sample is chosen from, at most

@@ -14,7 +14,7 @@ import os
 import re
 import time
 import warnings
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fixstar.data.formats import IMAGE_EXTENSIONS, below, folder_label, list_images, other_labels, warn_left_out
 from fixstar.data.image_set import ImageSet
@@ -35,12 +34,11 @@ from fixstar.gallery import Gallery, Hit
 from fixstar.gallery.filters import Payload, Where, conditions, payload_test
 from fixstar.gallery.store import Item, Vectors
 from fixstar.gallery.transfer import made_or_same
-from fixstar.images import ImageSource, Pixels, Preprocessing
-from fixstar.models import Encoder
+from fixstar.images import Decode, ImageSource
+from fixstar.models import EmbeddedBatch, Encoder
 from fixstar.progress import Advance
 from fixstar.texts import Reads, Role
 
-Decode = Callable[[ImageSource, Preprocessing], Pixels]
 IMAGE = "image"  # a payload field, as are the next two
 LABEL = "label"
 STAMP = "stamp"
@@ -310,13 +308,6 @@ def _png(image: Any) -> bytes:
     return buffer.getvalue()
 
 
-class EmbeddedBatch(NamedTuple):
-    """A batch's short forms [n, width]; rows of images that could not be read are NaN, and ``bad`` says why."""
-
-    vectors: NDArray[np.float32]
-    bad: tuple[ItemError, ...]
-
-
 class Embedder(Protocol):
     """Makes vectors of one version. Batches may be embedded in parallel; results come in their order."""
 
@@ -332,9 +323,8 @@ class LocalEmbedder:
         self._decode = decode
 
     def __call__(self, batches: Iterable[Sequence[ImageSource]]) -> Iterator[EmbeddedBatch]:
-        """One result per batch, made when it is asked for."""
-        for batch in batches:
-            yield self.one(batch)
+        """One result per batch. The next batch is asked for, and decoded, while the model works on this one."""
+        return self._encoder.encode_batches(batches, form="short", decode=self._decode)
 
     def one(self, images: Sequence[ImageSource], role: Role = "item") -> EmbeddedBatch:
         """The vectors of one batch, to be stored or to search with."""
@@ -380,6 +370,14 @@ class Indexed:
     updated: int = 0
 
 
+class _Batch(NamedTuple):
+    """Items to embed, what is stored under their ids, and how many were taken to find them."""
+
+    items: list[CatalogueItem]
+    known: dict[str, Item]
+    taken: int
+
+
 def index_items(
     gallery: Gallery,
     version: str,
@@ -397,14 +395,22 @@ def index_items(
     updated = 0
     counts = Counter[str]()
     bad: list[ItemError] = []
-    waiting: list[tuple[list[CatalogueItem], dict[str, Item]]] = []
+    waiting: deque[_Batch] = deque()
+    size = min(BATCH, FIRST_BATCH)
+    stepped = time.monotonic()
+
+    def step(taken: int) -> None:
+        """After ``taken`` items: how many to take next. Batches that are embedded ahead have the size of then."""
+        nonlocal size, stepped
+        now = time.monotonic()
+        size = next_size(taken, now - stepped)
+        stepped = now
 
     def batches() -> Iterator[list[object]]:
         nonlocal unchanged, updated
         source = iter(items)
-        size = min(BATCH, FIRST_BATCH)
-        began = time.monotonic()
         while came := list({item.id: item for item in islice(source, size)}.values()):  # the last of every id
+            taken = size
             batch = [item for item in came if _is_unicode(item.id)]
             shown = (item.id.encode("utf-8", "backslashreplace").decode() for item in came if not _is_unicode(item.id))
             bad.extend(ItemError(name, "its name is not valid UTF-8; rename it") for name in shown)
@@ -420,14 +426,13 @@ def index_items(
             if progress is not None:
                 progress(len(came) - len(fresh))
             if fresh:
-                waiting.append((fresh, known))
+                waiting.append(_Batch(fresh, known, taken))
                 yield [item.image for item in fresh]
-            now = time.monotonic()
-            size = next_size(size, now - began)
-            began = now
+            else:
+                step(taken)
 
     for vectors, unread in embedder(batches()):  # type: ignore[arg-type]
-        batch, known = waiting.pop(0)
+        batch, known, taken = waiting.popleft()
         good = np.flatnonzero(~np.isnan(vectors).any(axis=1)).tolist()
         kept = [batch[i] for i in good]
         if kept:
@@ -437,6 +442,7 @@ def index_items(
         bad += [ItemError(batch[image.index].id, image.reason, image.index) for image in unread]
         if progress is not None:
             progress(len(batch))
+        step(taken)
     return Indexed(
         version=version,
         added=counts.total(),

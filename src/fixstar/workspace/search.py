@@ -23,12 +23,12 @@ from fixstar.gallery import Gallery, Hit, Item, SearchOptions, SearchRequest, Se
 from fixstar.gallery.ranking import Carrier
 from fixstar.gallery.store import Question, reaching
 from fixstar.geometry import unit
-from fixstar.images import ImageSource
+from fixstar.images import Decode, ImageSource
 from fixstar.models import Encoder
 from fixstar.translation import Translation
 from fixstar.workspace.backfill.read_through import DEPTH, ReadThrough
 from fixstar.workspace.deployment import Move, Rollout
-from fixstar.workspace.items import Decode, ImageStore, LocalEmbedder, ensure_version
+from fixstar.workspace.items import ImageStore, LocalEmbedder, ensure_version
 from fixstar.workspace.registry import Registry
 from fixstar.workspace.translations import Scales, Translations
 from fixstar.workspace.usage import Usage

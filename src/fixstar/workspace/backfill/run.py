@@ -35,8 +35,9 @@ from fixstar.durable import DAMAGE, document, exclusive, open_document, read_doc
 from fixstar.errors import CheckpointError, InputError, ModelError
 from fixstar.gallery import Gallery, Item
 from fixstar.images import ImageSource
+from fixstar.models import EmbeddedBatch
 from fixstar.progress import Advance
-from fixstar.workspace.items import WAIT, EmbeddedBatch, Embedder, ImageStore
+from fixstar.workspace.items import WAIT, Embedder, ImageStore
 
 BUDGETS = (
     'a budget is a share such as "10%" (above 0%, up to 100%), a number of items such as "5000" (1 or more), "$2.50" '
