@@ -36,7 +36,7 @@ from fixstar.errors import (
     plural,
 )
 from fixstar.geometry import short_factors, unit
-from fixstar.images import Decode, ImageSource, Part, Pixels, Preprocessing, decode_batches
+from fixstar.images import Decode, ImageSource, Part, Preprocessing, decode_batches
 from fixstar.models.backbones import BACKBONES, PRETRAINED, Backbone, create_backbone
 from fixstar.models.backbones.base import require_images
 from fixstar.models.backbones.endpoint import endpoint_backbone
@@ -68,9 +68,9 @@ class EmbeddedBatch(NamedTuple):
 
 
 class _Prepared(NamedTuple):
-    """A batch of ``count`` items: the rows that could be read, and what the model makes their vectors of."""
+    """A batch of ``size`` items: the rows that could be read, and what the model makes their vectors of."""
 
-    count: int
+    size: int
     rows: list[int]
     inputs: Tensor | list[str]
     bad: tuple[ItemError, ...] = ()
@@ -585,7 +585,7 @@ class Encoder(nn.Module):
                 raise InputError(f"features have {self.backbone.feature_dim} components here, got {array.shape[1]}")
             return True
         shape = (*self.preprocessing.size, self.preprocessing.channels)
-        return array.dtype == np.uint8 and array.shape[1:] == shape
+        return bool(array.dtype == np.uint8 and array.shape[1:] == shape)
 
     def _read(self, parts: Iterable[Part], *, refuse: bool, decode: Decode | None) -> Generator[_Prepared, None, None]:
         """Every batch, read. With ``refuse`` the first item that cannot be read is raised."""
@@ -600,10 +600,15 @@ class Encoder(nn.Module):
                 if refuse and bad:
                     raise bad[0]
                 rows = [row for row, item in enumerate(batch) if not isinstance(item, ItemError)]
-                inputs = [batch[row] for row in rows]
-                if rows and not isinstance(self.backbone, TextBackbone):
-                    inputs = _stacked(inputs, pinned=self.device.type == "cuda")
-                yield _Prepared(len(batch), rows, inputs, bad)
+                yield _Prepared(len(batch), rows, self._inputs([batch[row] for row in rows]), bad)
+
+    def _inputs(self, items: list[Any]) -> Tensor | list[str]:
+        """Texts as they are; pixels [H, W, C] as one tensor, from which a GPU copies while the host goes on."""
+        if isinstance(self.backbone, TextBackbone) or not items:
+            return items
+        stack = torch.empty((len(items), *items[0].shape), dtype=torch.uint8, pin_memory=self.device.type == "cuda")
+        np.stack(items, out=stack.numpy())
+        return stack
 
     def save(self, directory: str | Path) -> Path:
         """Write weights (safetensors) and card (JSON) into a new directory, all or nothing, read back first."""
@@ -684,13 +689,6 @@ def _checked_texts(parts: Iterable[Part]) -> Generator[list[str | TextError], No
         yield found
 
 
-def _stacked(images: list[Pixels], pinned: bool) -> Tensor:
-    """Pixels [B, H, W, C]; a GPU copies them from pinned memory while the host goes on."""
-    stack = torch.empty((len(images), *images[0].shape), dtype=torch.uint8, pin_memory=pinned)
-    np.stack(images, out=stack.numpy())
-    return stack
-
-
 def _fetch(features: Tensor) -> Callable[[], Vectors]:
     """Start to copy vectors to the host. The call that is returned waits for them, not for what came after them."""
     if not features.is_cuda:
@@ -698,7 +696,7 @@ def _fetch(features: Tensor) -> Callable[[], Vectors]:
         return lambda: vectors
     copy = torch.empty(features.shape, dtype=torch.float32, pin_memory=True)
     copy.copy_(features, non_blocking=True)
-    copied = torch.cuda.Event()
+    copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
     copied.record(torch.cuda.current_stream(features.device))
 
     def wait() -> Vectors:
@@ -709,7 +707,7 @@ def _fetch(features: Tensor) -> Callable[[], Vectors]:
 
 
 def _fetched(batch: _Prepared, fetch: Callable[[], Vectors] | None, width: int) -> EmbeddedBatch:
-    vectors = np.full((batch.count, width), np.nan, np.float32)
+    vectors = np.full((batch.size, width), np.nan, np.float32)
     if fetch is not None:
         vectors[batch.rows] = fetch()
     return EmbeddedBatch(vectors, batch.bad)

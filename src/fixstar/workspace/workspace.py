@@ -19,7 +19,7 @@ from fixstar.gallery import Gallery, SearchOptions, SearchRequest, SearchResult
 from fixstar.gallery.addresses import without_secret
 from fixstar.gallery.filters import Where
 from fixstar.gallery.store import Item
-from fixstar.images import ImageSource, Preprocessing
+from fixstar.images import Decode, ImageSource, Preprocessing
 from fixstar.models import Encoder, resolve_device
 from fixstar.progress import Advance
 from fixstar.texts import Prompts
@@ -35,7 +35,6 @@ from fixstar.workspace.gate import Features, check_relevance, check_version
 from fixstar.workspace.held_out import pin_images
 from fixstar.workspace.items import (
     CatalogueItem,
-    Decode,
     Embedder,
     ImageStore,
     Indexed,
