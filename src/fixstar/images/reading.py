@@ -229,7 +229,8 @@ def _image_pixels(image: Image.Image, p: Preprocessing, max_pixels: int, *, ours
     width, height = image.size
     box: Box = (0, 0, width, height)
     if ours and isinstance(image, JpegImageFile):
-        if (scans := _scans(image)) > MAX_SCANS:
+        data = _file_bytes(image)
+        if data.count(_SCAN_BEGINS) > MAX_SCANS and (scans := _scans(data)) > MAX_SCANS:  # to count exactly is slow
             raise _UnreadableError(f"a JPEG of {scans} scans or more, but up to {MAX_SCANS} are allowed; not decoded")
         box = _shrink_while_decoding(image, p)
     if ours and isinstance(image, PngImageFile):
@@ -252,15 +253,20 @@ _MARKER = re.compile(rb"\xff+([\x01-\xcf\xd8-\xfe])")  # not a stuffed byte, not
 _ALONE = (0x01, 0xD8)
 _END = 0xD9
 _SCAN = 0xDA
+_SCAN_BEGINS = b"\xff\xda"  # or other data; a scan does not begin otherwise
 
 
-def _scans(image: JpegImageFile) -> int:
-    """The scans of a JPEG up to its end, counted without decoding; the count stops above ``MAX_SCANS``."""
+def _file_bytes(image: JpegImageFile) -> bytes:
     assert image.fp is not None
     place = image.fp.tell()
     image.fp.seek(0)
     data = image.fp.read()
     image.fp.seek(place)
+    return data
+
+
+def _scans(data: bytes) -> int:
+    """The scans of a JPEG up to its end, counted without decoding; the count stops above ``MAX_SCANS``."""
     scans = 0
     start = 0
     while scans <= MAX_SCANS and (found := _MARKER.search(data, start)) is not None and found[1][0] != _END:
