@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,26 @@ def test_answers_are_those_of_one_process_in_order_and_a_dead_worker_costs_nothi
         answer.vectors[:] = 0  # it may be written to
     assert [answers[1].bad[0].index, answers[1].bad[0].reason] == broken_batch
     assert [len(answer.bad) for answer in answers] == [0, 1, 0, 0, 0]
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_worker_prepares_a_batch_while_the_model_works_on_another(
+    upgraded: tuple[Workspace, Path], tmp_path: Path
+) -> None:
+    came = tmp_path / "came"
+
+    def first(_: Any) -> bool:
+        """Ends when the second call is there too."""
+        until = time.monotonic() + 60
+        while not came.exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        return came.exists()
+
+    with RayEmbedder(upgraded[0].registry.directory("v2"), "auto", workers=1) as embedder:
+        (worker,) = embedder._workers
+        waiting = worker.__ray_call__.remote(first)
+        ray.get(worker.__ray_call__.remote(lambda _: came.touch()))
+        assert ray.get(waiting)
 
 
 @pytest.mark.usefixtures("cluster")

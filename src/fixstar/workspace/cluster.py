@@ -23,7 +23,7 @@ from fixstar.trust import remembered, trusted_modules, trusting
 from fixstar.workspace.items import LocalEmbedder
 
 RETRIES = 2  # workers that may die on a batch before it counts as the cause
-_AHEAD = 2  # batches in progress per worker
+_AHEAD = 2  # batches in progress per worker: one is decoded while the model works on the other
 
 
 class RayEmbedder:
@@ -39,7 +39,9 @@ class RayEmbedder:
         free = int(self._ray.available_resources().get("CPU", 1))
         most = int(self._ray.cluster_resources().get("CPU", 1))  # one worker too many would wait for a place for ever
         gpus = int(device.startswith("cuda"))
-        actor = self._ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=-1, max_task_retries=RETRIES)(_Worker)
+        actor = self._ray.remote(
+            num_cpus=1, num_gpus=gpus, max_restarts=-1, max_task_retries=RETRIES, max_concurrency=_AHEAD
+        )(_Worker)
         count = max(1, min(workers or free, most))
         trusted = sorted(trusted_modules() | remembered(directory.absolute().parents[1]))  # of the workspace
         self._workers = [actor.remote(str(directory.absolute()), device, trusted) for _ in range(count)]
@@ -81,7 +83,7 @@ class RayEmbedder:
 
 
 class _Worker:
-    """What runs on a worker: one encoder, loaded once."""
+    """What runs on a worker: one encoder, loaded once. Several threads may embed with it."""
 
     def __init__(self, directory: str, device: str, trusted: Sequence[str]) -> None:
         with trusting(*trusted):
