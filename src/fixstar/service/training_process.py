@@ -150,7 +150,7 @@ def _end_with_the_service() -> None:
 
 
 def _train(wanted: dict[str, Any], tell: Callable[..., None]) -> None:
-    from fixstar.service.jobs import opened_images, planned_training
+    from fixstar.service.jobs.training import opened_images, planned_training
 
     def report(title: str, done: int, total: int, note: str) -> None:
         tell(progress=[title, done, total, note])
