@@ -122,7 +122,7 @@ _TYPES: dict[str, tuple[int, str, str]] = {
     "too-many-requests": (429, "Too many requests", "wait as long as Retry-After says"),
     "bug": (500, "Something is wrong in the service", "the operator finds it in the log"),
     "damaged-job": (500, "The job's file is damaged", "ask for it again"),
-    "training-ended": (500, "The training ended before it was done", "see the log, then ask for it again"),
+    "process-ended": (500, "The process of the job ended too early", "see the log, then ask for it again"),
     "job-abandoned": (500, "The job was abandoned", "see the log, then ask for it again"),
     "busy": (503, "Too busy", _RETRY),
     "not-ready": (503, "Not ready", _SEE_LOG),

@@ -9,7 +9,7 @@ from fixstar.errors import ItemError, plural
 from fixstar.gallery.filters import Payload
 from fixstar.gallery.store import Vectors
 from fixstar.service.jobs.records import NAMED, Result
-from fixstar.service.jobs.running import RunningJob, StoppedError
+from fixstar.service.jobs.running import LocalJob, StoppedError
 from fixstar.workspace import CatalogueItem, Workspace
 
 BATCH = 64  # images stored at a time
@@ -23,7 +23,7 @@ _NOTHING_INDEXED: Result = {
 }
 
 
-def index(space: Workspace, running: RunningJob) -> Result:
+def index(space: Workspace, running: LocalJob) -> Result:
     """Embed images that the workspace keeps, with the version that is deployed when their batch comes."""
     job = running.job()
     items: Sequence[Mapping[str, Any]] = job.parameters["items"]

@@ -19,13 +19,15 @@ from fixstar.errors import DeploymentMovedError, FixstarError, InputError
 from fixstar.images import DecodeProcesses
 from fixstar.service.jobs import signs_of_life
 from fixstar.service.jobs.history import History
+from fixstar.service.jobs.process import ProcessEndedError, run_in_process
 from fixstar.service.jobs.records import KINDS, Job, JobFiles, Kind, Result, now
-from fixstar.service.jobs.running import RunningJob, StoppedError
+from fixstar.service.jobs.running import LocalJob, StoppedError
 from fixstar.service.jobs.signs_of_life import SignsOfLife
-from fixstar.service.jobs.work import WORK
+from fixstar.service.jobs.work import LONG_WORK, WORK
 from fixstar.service.problems import Problem
 from fixstar.service.settings import AuditLog, ServiceSettings
 from fixstar.workspace import Workspace
+from fixstar.workspace.files import gallery_url
 
 LANES: tuple[tuple[Kind, ...], ...] = (
     ("index",),
@@ -55,7 +57,7 @@ class Jobs:
         self._changed = threading.Condition()
         self._write = threading.Lock()  # taken before _changed where both are
         self._shared = limits.shared
-        self.trains_apart = limits.trains_apart
+        self._in_processes = limits.jobs_in_processes
         self._fresh = False  # whether what other services changed has just been read
         self._alive = SignsOfLife(workspace.path)
         self._over = threading.Event()
@@ -321,12 +323,20 @@ class Jobs:
         return self._keep(started, save=False)
 
     def _run(self, job: Job) -> None:
+        running = LocalJob(self, job)
         try:
-            result = WORK[job.kind](self._workspace, RunningJob(self, job))
+            if self._has_own_process(job):
+                result = run_in_process(self._workspace, running)
+            else:
+                result = WORK[job.kind](self._workspace, running)
         except Exception as error:
             self._finish(job, None, error)
         else:
             self._finish(job, result)
+
+    def _has_own_process(self, job: Job) -> bool:
+        """Whether a job's work is done in another process, which cannot see a gallery in the memory of this one."""
+        return self._in_processes and job.kind in LONG_WORK and gallery_url(self._workspace.path) != ":memory:"
 
     def _finish(self, job: Job, result: Result | None, error: Exception | None = None) -> None:
         """Record how a job ended, unless another service has it now."""
@@ -342,8 +352,20 @@ class Jobs:
                 self._leave(job.id, str(error))
             elif self._stopping:  # the gallery may have been closed under it
                 _log.warning("job %s broke off while the service stopped: %s", job.id, error)
+            elif isinstance(error, ProcessEndedError):
+                self._begin_again(known, error)
             else:
                 self._fail(job.id, error)
+
+    def _begin_again(self, job: Job, error: ProcessEndedError) -> None:
+        """Resume a job whose process was killed or crashed, unless that has happened too often."""
+        if job.cancelling:
+            self._end(job, state="cancelled", message="cancelled")
+        elif job.attempts >= ATTEMPTS:
+            self._fail(job.id, Problem("process-ended", f"{error}, at the last of {job.attempts} attempts"))
+        else:
+            _log.warning("%s begins again: %s", job, error)
+            self._keep(replace(job, state="queued", message=f"begins again: {error}"))
 
     def _leave(self, name: str, message: str, result: Result | None = None) -> None:
         """It ended early: for good, or until the next start."""

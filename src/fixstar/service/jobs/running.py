@@ -1,4 +1,4 @@
-"""A running job, as its own work sees it."""
+"""A running job as its own work sees it, whether that runs in the service or in a process of its own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fixstar.errors import CheckpointError, ImageError, InputError
 from fixstar.images import ImageSource, Pixels, Preprocessing
@@ -28,15 +29,29 @@ class StoppedError(Exception):
         self.result = result
 
 
-class RunningJob:
-    """A job seen from its own work."""
+class RunningJob(Protocol):
+    """What the work of a job may ask and say."""
+
+    images: Path  # the file of what a training job learns from
+
+    def job(self) -> Job:
+        """As it is now."""
+
+    def note(self, save: bool = False, **changes: Any) -> None:
+        """Change what is reported about it; with ``save`` it is on disk when this returns."""
+
+    def stopped(self) -> bool:
+        """Whether it is to end after the current batch."""
+
+
+class LocalJob:
+    """A job as seen in the service that runs it."""
 
     def __init__(self, jobs: Jobs, job: Job) -> None:
         self._jobs = jobs
         self._name = job.id
         self._runner = job.runner
         self.images = jobs.training_images(job.id)
-        self.trains_apart = jobs.trains_apart
         self._patience = 0.0  # when the batch of a job that is to end is given up
         self._due = 0.0  # when other services are to see its progress
 

@@ -18,7 +18,6 @@ from fixstar.progress import reported_to
 from fixstar.service.jobs.records import Result
 from fixstar.service.jobs.running import RunningJob, StoppedError, await_predecessor
 from fixstar.service.problems import Problem, to_step
-from fixstar.service.training_process import train_apart
 from fixstar.workspace import Workspace
 from fixstar.workspace.pairs import known_label
 
@@ -148,31 +147,17 @@ def train(space: Workspace, running: RunningJob) -> Result:
 
 
 def _run_training(space: Workspace, running: RunningJob) -> None:
-    """Train here, or in a process of its own, until the job is to end."""
-    job = running.job()
-
-    def require_more() -> None:
-        if running.stopped():
-            raise StoppedError("no version was made")
+    """Train until the job is to end."""
 
     def report(title: str, done: int, total: int, note: str) -> None:
-        require_more()
+        if running.stopped():
+            raise StoppedError("no version was made")
         running.note(done=done, total=total, message=": ".join(filter(None, (title, note))))
 
     def say(text: str) -> None:
         running.note(message=text)
 
-    if running.trains_apart:
-        train_apart(
-            space,
-            kind=job.kind,
-            parameters=dict(job.parameters),
-            images=running.images,
-            report=report,
-            say=say,
-            look=require_more,
-        )
-        return
+    job = running.job()
     train = planned_training(space, job.kind, job.parameters)
     with reported_to(report):
         train(opened_images(running.images), say)

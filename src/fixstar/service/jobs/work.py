@@ -9,13 +9,13 @@ from fixstar.service.jobs.backfill import backfill
 from fixstar.service.jobs.check import check
 from fixstar.service.jobs.index import index
 from fixstar.service.jobs.records import Result
-from fixstar.service.jobs.running import RunningJob, StoppedError
+from fixstar.service.jobs.running import LocalJob, RunningJob, StoppedError
 from fixstar.service.jobs.training import train
 from fixstar.workspace import Workspace
 from fixstar.workspace.snapshot import take_snapshot
 
 
-def snapshot(space: Workspace, running: RunningJob) -> Result:
+def snapshot(space: Workspace, running: LocalJob) -> Result:
     """Copy the workspace, but for this job: nobody wants it repeated where the copy is served."""
     job = running.job()
 
@@ -29,11 +29,14 @@ def snapshot(space: Workspace, running: RunningJob) -> Result:
     return take_snapshot(space.path, target, advance, without=(itself,))._asdict()
 
 
-WORK: dict[str, Callable[[Workspace, RunningJob], Result]] = {
-    "index": index,
+LONG_WORK: dict[str, Callable[[Workspace, RunningJob], Result]] = {  # may run in a process of its own
     "check": check,
     "backfill": backfill,
     "train": train,
     "upgrade": train,
+}
+WORK: dict[str, Callable[[Workspace, LocalJob], Result]] = {
+    **LONG_WORK,
+    "index": index,
     "snapshot": snapshot,
 }
