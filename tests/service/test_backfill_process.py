@@ -21,6 +21,8 @@ from fixstar.errors import NextStep
 from fixstar.models import Encoder
 from fixstar.service.jobs import Job, JobFiles, Jobs, process
 from fixstar.service.jobs.process import NICE
+from fixstar.service.jobs.running import StoppedError
+from fixstar.service.jobs.work import LONG_WORK
 from fixstar.service.problems import Problem
 from fixstar.service.schemas import CheckRequest
 from fixstar.service.settings import ServiceSettings
@@ -208,6 +210,36 @@ def test_refusals_are_the_same_and_the_log_of_the_service_has_the_rest(
         assert over.error["status"] == 500
         assert "details are in the log" in over.error["detail"]
         assert str(weights) in caplog.text
+
+
+class Impatient:
+    """A job that is to end as soon as it has begun to embed."""
+
+    images = Path("none")
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self.messages: list[str] = []
+
+    def job(self) -> Job:
+        return self._job
+
+    def note(self, save: bool = False, **changes: Any) -> None:  # noqa: ARG002
+        self.messages.append(changes["message"])
+
+    def stopped(self) -> bool:
+        return bool(self.messages)
+
+
+def test_a_check_ends_after_a_batch(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    embedded: list[Any] = []
+    features = Workspace.features
+    monkeypatch.setattr(Workspace, "features", lambda *given, **more: embedded.append(features(*given, **more)))
+    running = Impatient(Job.new("check", {"version": "v2", **CheckRequest().model_dump()}))
+    with Workspace(path, device="cpu") as space, pytest.raises(StoppedError, match="nothing was decided"):
+        LONG_WORK["check"](space, running)
+    assert running.messages == ["embedding 30 images with v1"]
+    assert not embedded
 
 
 def test_a_problem_is_the_same_behind_the_pipe() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fixstar.data.image_set import ImageSet
+from fixstar.progress import reported_to
 from fixstar.service.jobs.records import Result
 from fixstar.service.jobs.running import RunningJob, StoppedError
 from fixstar.service.problems import to_step
@@ -25,14 +26,17 @@ def check(space: Workspace, running: RunningJob) -> Result:
         weight=wanted["weight"],
     )
 
+    def require_more() -> None:
+        if running.stopped():
+            raise StoppedError("nothing was decided")
+
     def embed(queries: ImageSet, gallery: ImageSet, names: Sequence[str]) -> list[VersionFeatures]:
         features: list[VersionFeatures] = []
         images = len(queries) + len(gallery)
         steps = len(names) + 1  # the last one is the comparison
 
         def begin(step: int, message: str) -> None:
-            if running.stopped():
-                raise StoppedError("nothing was decided")
+            require_more()
             running.note(done=step, total=steps, message=message)
 
         for step, name in enumerate(names):
@@ -46,14 +50,15 @@ def check(space: Workspace, running: RunningJob) -> Result:
         sample=wanted["sample"],
         seed=wanted["seed"],
     )
-    check = space.check(
-        wanted["version"],
-        rules=rules,
-        fitting=fitting,
-        data=wanted["data"],
-        progress=False,
-        embed=embed,
-    )
+    with reported_to(lambda *_: require_more()):  # it ends after a batch, also where it embeds to fit
+        check = space.check(
+            wanted["version"],
+            rules=rules,
+            fitting=fitting,
+            data=wanted["data"],
+            progress=False,
+            embed=embed,
+        )
     running.note(done=running.job().total or 0, message=f"{check.version}: {check.outcome}")
     return {
         "version": check.version,
