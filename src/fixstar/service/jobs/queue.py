@@ -67,7 +67,7 @@ class Jobs:
         self._is_locked = False
 
     def lock(self) -> None:
-        """Become the only process that runs the jobs of this workspace, or refuse. ``start`` does it too."""
+        """Lock the jobs of this workspace, or refuse if another process has them. ``start`` does it too."""
         if self._is_locked:
             return
         seen = f"another service runs the jobs of {self._workspace.path}; stop it first, or use its address"
@@ -77,7 +77,7 @@ class Jobs:
         self._is_locked = True
 
     def start(self) -> None:
-        """Resume what is left of the last run, and wait for more."""
+        """Resume unfinished jobs, and wait for more."""
         self.lock()
         if self._shared:
             self._alive.join()
@@ -118,7 +118,7 @@ class Jobs:
         self._is_locked = False
 
     def require_room(self, kind: Kind) -> None:
-        """Refuse as ``submit`` would at this moment: before images are kept for a job that would be refused."""
+        """Refuse as ``submit`` would now, before images are kept for a job."""
         with self._changed:
             self._look()
             if self._stopping:
@@ -133,7 +133,7 @@ class Jobs:
                 raise Problem("already-running", seen, f"wait for it, or POST /v1/jobs/{active[0].id}/cancel")
 
     def submit(self, kind: Kind, parameters: Mapping[str, Any], by: str | None = None) -> Job:
-        """Accept a job asked for by ``by``; it is on disk when this returns. Refused while another one blocks it."""
+        """Accept a job requested by ``by``; it is on disk when this returns. Refused while another job blocks it."""
         with self._changing():
             self.require_room(kind)
             newest = max((one.id for one in self._jobs.values() if one.kind in KINDS), default="")
@@ -146,9 +146,9 @@ class Jobs:
 
     @contextlib.contextmanager
     def overtaking(self, ids: Collection[str]) -> Iterator[bool]:
-        """Held while others write or delete items: index jobs accepted before leave these items alone afterwards.
+        """Held while a request writes or deletes items. Index jobs accepted before then leave these items alone.
 
-        Gives whether there are such jobs. If the write fails, they store the items as planned.
+        Yields whether there are such jobs. If the write fails, they store the items as planned.
         """
         ids = frozenset(ids)
         with self._changed:
@@ -183,7 +183,7 @@ class Jobs:
         return next((job for job in self.all() if job.kind == kind), None)
 
     def cancel(self, name: str, by: str | None = None) -> Job:
-        """End a job: at once if it waits, after its batch if it runs. One that has ended stays as it is."""
+        """Cancel a job: at once if it waits, after its batch if it runs. An ended job stays as it is."""
         with self._changing():
             job = self.get(name)
             if job.has_ended or job.cancelling:
@@ -213,7 +213,7 @@ class Jobs:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Held while items are written that a job was to store, or by that job."""
+        """Held while a job, or a request that overtakes it, writes items."""
         with self._write:
             if not self._shared:
                 yield
@@ -230,7 +230,7 @@ class Jobs:
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
-        """Held while jobs change on disk: no other service changes them, and what others changed before is known."""
+        """Held while jobs change on disk: other services wait, and their earlier changes are read first."""
         with self._changed:
             if not self._shared or self._fresh:
                 yield
@@ -272,7 +272,7 @@ class Jobs:
                 _log.exception("job %s could not be recorded", job.id)
 
     def _next(self, lane: tuple[Kind, ...]) -> Job | None:
-        """The oldest job that waits, once there is one; None when it is time to stop."""
+        """Wait for the next job, the oldest first; None when the service stops."""
         with self._changed:
             while not self._stopping:
                 self._look()
@@ -292,7 +292,7 @@ class Jobs:
         return None
 
     def _waiting(self, lane: tuple[Kind, ...]) -> Job | None:
-        """The oldest job that waits, or whose service died, unless another service runs one of the lane."""
+        """The oldest job that waits or whose service died, unless another service runs a job of this lane."""
         left = [job for job in self._jobs.values() if job.kind in lane and not job.has_ended]
         others = [job.runner for job in left if job.state == "running" and job.runner != self._alive.name]
         if self._shared and any(map(self._alive.is_alive, others)):
@@ -301,7 +301,7 @@ class Jobs:
         return min(waiting, key=lambda one: one.id, default=None)
 
     def _claim(self, lane: tuple[Kind, ...]) -> Job | None:
-        """Begin the next job; None if another service did, or if there is no point in it."""
+        """Start the next job; None if another service has started it, or if it has ended."""
         job = self._waiting(lane)
         if job is not None and job.state == "running":
             self._audit.info("%s is taken over: the service %s is gone", job, job.runner or "before this one")
@@ -368,7 +368,7 @@ class Jobs:
             self._keep(replace(job, state="queued", message=f"begins again: {error}"))
 
     def _leave(self, name: str, message: str, result: Result | None = None) -> None:
-        """It ended early: for good, or until the next start."""
+        """End a job early, or keep it for the next start if the service stops."""
         job = self.get(name)
         if result is None:
             result = job.result
@@ -416,7 +416,7 @@ class Jobs:
             del self._jobs[name]
 
     def _discard_training(self) -> None:
-        """Leave nothing of a training that will not resume."""
+        """Delete what a training left that will not resume."""
         from fixstar.workspace.training import discard_unfinished
 
         try:
@@ -426,7 +426,7 @@ class Jobs:
 
 
 def _without_places(text: str, folders: Iterable[Path]) -> str:
-    """What was seen, without where it is on this machine.
+    """The message without the paths of this machine.
 
     >>> _without_places("/data/sets/shoes/a: no images; /data/sets/shoes is empty", [Path("/data/sets/shoes")])
     'a: no images; shoes is empty'

@@ -95,7 +95,7 @@ class Job:
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing more will happen to it."""
+        """Whether it is done, failed or cancelled."""
         return self.state in ("done", "failed", "cancelled")
 
     def without_items(self) -> Job:
@@ -112,7 +112,7 @@ class Job:
 
     @property
     def overtaken(self) -> frozenset[str]:
-        """Items that others wrote or deleted after it was accepted: it leaves them as they are."""
+        """Items written or deleted by others after it was accepted. It leaves them alone."""
         return frozenset(self.parameters.get("overtaken", ()))
 
     def overtaken_by(self, ids: Collection[str]) -> Job:
@@ -130,7 +130,7 @@ class JobFiles:
         self._stamps: dict[str, tuple[int, int, int] | None] = {}  # of files as they were read or written last
 
     def save(self, job: Job) -> None:
-        """Write a job as it is now. One that has ended needs no list of items or images any more."""
+        """Write a job. If it has ended, its list of items and its images are removed."""
         if job.has_ended:
             job = job.without_items()
             self.images(job.id).unlink(missing_ok=True)
@@ -138,7 +138,7 @@ class JobFiles:
         self._stamps[job.id] = file_stamp(self._path(job.id))
 
     def images(self, name: str) -> Path:
-        """What a training job has begun to learn from: it resumes with the same images."""
+        """The file that lists the images of a training job: it resumes with the same ones."""
         return self.directory / f"{name}.images"
 
     def delete(self, name: str) -> None:

@@ -78,7 +78,7 @@ class LocalJob:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[Collection[str]]:
-        """Held while it writes items: gives those that others wrote since it was accepted. Meanwhile they wait."""
+        """Held while it writes items, so that others wait. Yields what others wrote since it was accepted."""
         with self._jobs.writing():
             yield self.job().overtaken
 
@@ -87,7 +87,7 @@ class LocalJob:
         return self._jobs.is_stopping or self.job().cancelling
 
     def decode(self, image: ImageSource, preprocessing: Preprocessing) -> Pixels:
-        """The pixels of one image. If the job is to end, a batch that takes long is given up as a whole."""
+        """The pixels of one image. If the job is to end, a batch that takes too long is abandoned."""
         if self.stopped():
             self._patience = self._patience or time.monotonic() + PATIENCE
         if not self._patience or time.monotonic() < self._patience:

@@ -34,7 +34,7 @@ class SignsOfLife:
         (self._directory / self.name).touch()
 
     def beat(self) -> None:
-        """Touch this service's file. If others took the service for dead, they have its jobs, and it joins again."""
+        """Touch this service's heartbeat file. If others removed it, they have its jobs, and it joins again."""
         try:
             os.utime(self._directory / self.name)
         except FileNotFoundError:
@@ -54,7 +54,7 @@ class SignsOfLife:
         return bool(name) and (changed != known or now - since < LEASE)
 
     def bury(self, name: str) -> None:
-        """Remove a dead service's file, from which it also learns that others took it for dead."""
+        """Remove a dead service's heartbeat file. If it still runs, it notices."""
         if name:  # else a service that did not share the workspace ran the job
             (self._directory / name).unlink(missing_ok=True)
             self._seen.pop(name, None)

@@ -16,7 +16,7 @@ from fixstar.workspace.snapshot import take_snapshot
 
 
 def snapshot(space: Workspace, running: LocalJob) -> Result:
-    """Copy the workspace, but for this job: nobody wants it repeated where the copy is served."""
+    """Copy the workspace without this job, so that a service over the copy does not repeat it."""
     job = running.job()
 
     def advance(files: int) -> None:
