@@ -140,7 +140,7 @@ def _version_fields(space: Workspace, name: str, counts: dict[str, int], deploye
 
 
 def _gain(found: SavedCheck | None) -> Gain | None:
-    """What a check measured among the vectors that gain least, on one scale."""
+    """The gain that a check measured on the vectors that gain least."""
     if found is None:
         return None
     cells = [cell for cell in found.cells if cell.reembedded is not None]
@@ -160,7 +160,7 @@ def _all(space: Workspace) -> list[str]:
 
 
 def _known(space: Workspace, name: str) -> str:
-    """A version of the registry; no other name ever becomes part of a path."""
+    """A version of the registry. Other names are refused, so none becomes part of a path."""
     names = _all(space)
     if name in names:
         return name
@@ -255,8 +255,8 @@ def drift(
 ) -> DriftMap:
     """Where the new version puts stored items, beside the old one: a sample of as many labels as possible.
 
-    The images of the sample are embedded for it, once as long as the gallery does not change. One map is made at a
-    time; another request meanwhile is told to come again.
+    It embeds the images of the sample, and keeps the result until the gallery changes. Only one map is computed at a
+    time; other requests are told to retry.
     """
     space = context.workspace
     for name in (old, new):
@@ -290,7 +290,7 @@ def _drift_point(point: MovedItem) -> DriftPoint:
 
 
 def _forget_drift_maps(path: str, revision: int) -> None:
-    """Drop maps of an earlier state of a gallery, whose items may be deleted by now, and the oldest of the others."""
+    """Drop maps of an older state of the gallery (their items may be deleted), and the oldest of the rest."""
     for key in [key for key in _drift_maps if key[0] == path and key[-1] != revision]:
         del _drift_maps[key]
     while len(_drift_maps) >= _KEPT_MAPS:
@@ -299,7 +299,7 @@ def _forget_drift_maps(path: str, revision: int) -> None:
 
 @router.get("/compatibility", tags=["versions"], dependencies=READ)
 def compatibility(context: Shared) -> Compatibility:
-    """Which version's queries work on which version's gallery, by checks on one set of images; the latest wins."""
+    """Which version's queries work on which version's gallery, from checks on the same images; the latest counts."""
     names = _all(context.workspace)
     checks = checks_on_one_set(context.workspace.path, names)
     cells: dict[tuple[str, str], MatrixCell] = {}
@@ -313,7 +313,7 @@ def compatibility(context: Shared) -> Compatibility:
 
 
 def _undamaged_check(space: Workspace, name: str) -> SavedCheck | None:
-    """The last check; a damaged one counts as none, and does not hide the other versions."""
+    """The last check, or None if it is damaged: one damaged check must not hide the other versions."""
     try:
         return last_check(space.path, name)
     except ModelError as error:
@@ -421,7 +421,7 @@ def rollback(context: Shared, caller: Admin, wanted: RollbackRequest | None = No
 
 @router.get("/rollback", tags=["lifecycle"], dependencies=READ, responses=problem_responses(409))
 def rollback_preview(context: Shared) -> RollbackPreview:
-    """What a rollback would do now. Send its ``deployed`` and ``to`` with the rollback to make sure that it does."""
+    """What a rollback would do now. Send ``deployed`` and ``to`` with the rollback to get exactly that."""
     space = context.workspace
     to = _previous(space)
     return RollbackPreview(
