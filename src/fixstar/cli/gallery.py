@@ -20,7 +20,8 @@ from fixstar.cli.app import AsJson, Verbs, WorkspacePath, app, examples, verb
 from fixstar.cli.output import print_result
 from fixstar.errors import DamagedItemError, FixstarError, InputError, plural
 from fixstar.progress import progress_bar
-from fixstar.workspace.registry import Registry, is_version_name
+from fixstar.versions import is_version_name
+from fixstar.workspace.registry import Registry
 
 if TYPE_CHECKING:
     from fixstar.gallery import Gallery
@@ -467,7 +468,7 @@ def _own_versions(workspace: Path, gallery: Gallery) -> list[str]:
     for name in registry.names():
         if name in held:
             ensure_version(gallery, name, registry.encoder(name))  # refuses another space
-    return [*registry.retired(), *registry.names()]
+    return registry.known()
 
 
 def _counted(gallery: Gallery) -> dict[str, int]:

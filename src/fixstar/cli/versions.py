@@ -18,6 +18,7 @@ from fixstar.cli.rollout import print_check
 from fixstar.durable import replace_json
 from fixstar.errors import FixstarError, InputError, NextStep, plural
 from fixstar.trust import ADDRESSES, import_path, is_trusted, module_of, remember, remembered, trusting
+from fixstar.versions import named_in_space
 from fixstar.wording import percent
 from fixstar.workspace.registry import FIRST, Registry
 
@@ -505,7 +506,7 @@ def add(
                 f"{model} holds vectors: there is no model that --size, --output, --weights or --argument fit"
             )
         if compatible_with:
-            name = f"{name}@{compatible_with}"
+            name = named_in_space(name, compatible_with)
         import_vectors(model, name, workspace, as_json=as_json)
         return
     if name is not None:

@@ -34,6 +34,7 @@ from fixstar.cli.rollout import print_searched_by
 from fixstar.errors import DataError, InputError, ItemError, NextStep, plural
 from fixstar.progress import progress_bar
 from fixstar.trust import is_trusted, module_of, remember, remembered, trusting
+from fixstar.versions import named_in_space
 from fixstar.wording import percent, points, rounded
 from fixstar.workspace.checks import checks_on_one_set
 from fixstar.workspace.registry import FIRST
@@ -480,7 +481,7 @@ def _left_out(name: str, version: str, trained: bool, workspace: Path) -> str:
         return f"not searched: vectors of {name}. {version} items are compared only with {version} items"
     return (
         f"not searched: vectors of {name}, because nothing connects them with queries of {version}. "
-        f"If {version}'s own model made them elsewhere, import them as {name.partition('@')[0]}@{version} instead\n"
+        f"If {version}'s own model made them elsewhere, import them as {named_in_space(name, version)} instead\n"
         f"Next: fixstar check {version} -w {workspace}"
     )
 

@@ -63,7 +63,6 @@ from fixstar.workspace.checks import (
 )
 from fixstar.workspace.drift import DriftPoint as MovedItem
 from fixstar.workspace.drift import drift_map
-from fixstar.workspace.registry import version_number
 
 router = APIRouter(prefix="/v1")
 
@@ -87,7 +86,9 @@ def versions(context: Shared) -> list[Version]:
     space = context.workspace
     counts = space.gallery.count()
     deployed = space.rollout.current()
-    return [Version(**_version_fields(space, name, counts=counts, deployed=deployed)) for name in _all(space)]
+    return [
+        Version(**_version_fields(space, name, counts=counts, deployed=deployed)) for name in space.registry.known()
+    ]
 
 
 @router.get("/versions/{name}", tags=["versions"], dependencies=READ, responses=problem_responses(404))
@@ -155,13 +156,9 @@ def _gain(found: SavedCheck | None) -> Gain | None:
     )
 
 
-def _all(space: Workspace) -> list[str]:
-    return sorted({*space.versions(), *space.registry.retired()}, key=version_number)
-
-
 def _known(space: Workspace, name: str) -> str:
     """A version of the registry; no other name ever becomes part of a path."""
-    names = _all(space)
+    names = space.registry.known()
     if name in names:
         return name
     error = space.no_encoder(name)
@@ -300,7 +297,7 @@ def _forget_drift_maps(path: str, revision: int) -> None:
 @router.get("/compatibility", tags=["versions"], dependencies=READ)
 def compatibility(context: Shared) -> Compatibility:
     """Which version's queries work on which version's gallery, by checks on one set of images; the latest wins."""
-    names = _all(context.workspace)
+    names = context.workspace.registry.known()
     checks = checks_on_one_set(context.workspace.path, names)
     cells: dict[tuple[str, str], MatrixCell] = {}
     for one in checks:

@@ -57,6 +57,7 @@ from fixstar.translation.calibrate import (
 )
 from fixstar.translation.choose import by_relevance, gain, with_fewest_models
 from fixstar.translation.score import translated_pair
+from fixstar.versions import named_in_space
 from fixstar.wording import percent, points
 from fixstar.workspace.checks import (
     Check,
@@ -647,7 +648,7 @@ def _unmeasured(version: str, one: Searched) -> Finding:
         NextStep("check", {"version": version, "pairs": ...}, "vectors by both models, with labels, FILE.npz"),
         NextStep(
             "import-vectors",
-            {"file": ..., "name": f"{one.name.partition('@')[0]}@{version}"},
+            {"file": ..., "name": named_in_space(one.name, version)},
             f"if {version}'s model made these vectors elsewhere",
         ),
     )

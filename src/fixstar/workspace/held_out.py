@@ -29,8 +29,9 @@ from fixstar.durable import DAMAGE, document, read_arrays, read_document, replac
 from fixstar.errors import ImageError, InputError, ModelError, NextStep, UnknownNameError, plural
 from fixstar.images import Preprocessing, decode_ahead
 from fixstar.images.reading import content
+from fixstar.versions import version_number
 from fixstar.workspace.files import require_writable
-from fixstar.workspace.registry import Registry, version_number
+from fixstar.workspace.registry import Registry
 
 SHARE = "hold_out"  # of a card's ``about``
 HELD_OUT = "held-out"  # the name of the images that training held out
@@ -165,7 +166,7 @@ def unlearnt_images(
     following: SplitOff | None = None,
 ) -> UnlearntImages:
     """What was held out up to a version and learnt neither by those versions, ``searched`` nor ``following``."""
-    names = [*registry.retired(), *registry.names()]
+    names = registry.known()
     earlier = [name for name in names if version_number(name) <= version_number(version)]
     asked = [name for name in names if name in earlier or name in searched]
     found = list[ImageSet]()

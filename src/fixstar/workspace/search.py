@@ -239,7 +239,7 @@ class Serving:
             questions.append(_scaled(self._question(name, way, version, by_models), scales))
         used = {model for way in asked.values() for model in way.models} or {version}
         noted = self.read_through
-        if noted is not None and version != self.rollout.current():
+        if noted is not None and version != move.version:
             noted = None
         if noted is None:
             depth = request.k

@@ -44,6 +44,7 @@ from fixstar.training.version import VersionPlan, require_same_classifier
 from fixstar.translation import Evidence, Translation, by_class
 from fixstar.translation.fit import fit_translations
 from fixstar.trust import import_path, remember_named, remembered, trusting
+from fixstar.versions import version_name
 from fixstar.workspace.held_out import (
     SHARE,
     SplitOff,
@@ -54,7 +55,7 @@ from fixstar.workspace.held_out import (
     unlearnt_images,
 )
 from fixstar.workspace.pairs import from_images
-from fixstar.workspace.registry import Registry, version_number
+from fixstar.workspace.registry import Registry
 from fixstar.workspace.translations import OLD_WIDTH, OWN_SPACE
 
 # What is tried beside the settings of the last version: settings that differ enough to tell them apart.
@@ -287,7 +288,7 @@ def _setup(registry: Registry, start: str, options: UpgradeOptions) -> Setup:
         past, settings=settings, method=options.method or last_method, options=options
     )
     if options.keep_images:
-        memory = RunDirectory(registry.path).memory(version_number(start))
+        memory = registry.files.memory(start)
         past = replace(past, memory=ReplayMemory.load(memory))
     return Setup(name=f"as {start}", start=start, past=past, settings=settings, method=method)
 
@@ -319,7 +320,7 @@ def add_version(registry: Registry, encoder: Encoder, compatible_with: str | Non
         encoder.about = {"parent": compatible_with, "added": {"source": source, "weights": digest}}
         number = registry.next_number()
         run.finish(number, encoder, ReplayMemory(0))
-    return f"v{number}"
+    return version_name(number)
 
 
 def after_adding(registry: Registry, version: str) -> NextStep:
@@ -599,9 +600,7 @@ def choose_setup(
     epochs = base.settings.recipe.epochs
     short = min(epochs, max(LEAST_EPOCHS, round(EPOCHS_SHARE * epochs)))
     compared = setups[: int(MOST * epochs / short) if trials == "auto" else trials]
-    if trials == 0 or (
-        from_rank_zero((workspace / f"checkpoint-v{number}.safetensors").exists) and not folder.is_dir()
-    ):
+    if trials == 0 or (from_rank_zero(RunDirectory(workspace).checkpoint(number).exists) and not folder.is_dir()):
         return base, []  # the second: a run without trials was interrupted, and resumes
     if len(compared) < 2:
         if len(setups) > 1:

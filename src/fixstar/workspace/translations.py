@@ -31,6 +31,7 @@ from fixstar.durable import exclusive, file_stamp
 from fixstar.errors import InputError
 from fixstar.gallery import Gallery, VersionSpace
 from fixstar.translation import Calibration, Translation, load_translation, save_translation
+from fixstar.versions import home_of
 from fixstar.workspace.checks import LastChecks
 from fixstar.workspace.deployment import Move, Rollout
 from fixstar.workspace.registry import Card, Registry, lineage
@@ -86,7 +87,7 @@ class Translations:
         move = move or self._rollout.current_move()
         check = self._checks.of(version)
         deployed = move if move.version == version else None
-        folders = (self._directory, *self._registry.folders)
+        folders = (self._directory, self._registry.files.finished, self._registry.files.retired)
         seen = (spaces, deployed, check, *map(file_stamp, folders))
         known = self._known.get(version)
         if known is None or known.seen != seen:
@@ -103,10 +104,10 @@ class Translations:
         chosen = {} if check is None else check.translations
         named = {**chosen, **(deployed.translations if deployed is not None else {})}
         shared = sharing_space(self._registry, version, spaces)
-        homes = {*self._registry.names(), *self._registry.retired()}
+        homes = self._registry.homes(space.name for space in spaces)
         found = {}
         for space in spaces:
-            home = home_of(space.name, homes) or space.name
+            home = homes[space.name]
             if home != space.name and space.name not in sharing_space(self._registry, home, spaces):
                 continue  # of another width than the version it is named after
             way = self._answer(home, version, named, shared=space.name in shared)
@@ -294,7 +295,7 @@ def sharing_space(registry: Registry, version: str, spaces: Sequence[VersionSpac
     space of its own, and so does an added model, unless it was said to be compatible. Full widths must be equal, or one
     grown from the other. Vectors that a version was trained to agree with (``bct-vectors``) share its space by width.
     """
-    known = {*registry.names(), *registry.retired()}
+    known = registry.known()
     card = cache(registry.card)
     widths = {space.name: space.full_width for space in spaces}
     return frozenset(
@@ -304,7 +305,7 @@ def sharing_space(registry: Registry, version: str, spaces: Sequence[VersionSpac
     )
 
 
-def _is_shared(card: Card, one: str, other: str, widths: Mapping[str, int], known: set[str]) -> bool:
+def _is_shared(card: Card, one: str, other: str, widths: Mapping[str, int], known: Sequence[str]) -> bool:
     my_home = home_of(one, known)
     their_home = home_of(other, known)
     if my_home is not None and their_home is not None:
@@ -326,20 +327,6 @@ def space_root(card: Card, version: str) -> str | None:
             return name
         if about.get(OWN_SPACE):
             return name
-    return None
-
-
-def home_of(name: str, known: set[str]) -> str | None:
-    """The version whose space vectors of this name lie in, if the name says so.
-
-    >>> home_of("v1", {"v1"}), home_of("clip@v1", {"v1"}), home_of("clip", {"v1"}), home_of("clip@v9", {"v1"})
-    ('v1', 'v1', None, None)
-    """
-    if name in known:
-        return name
-    prefix, at, version = name.rpartition("@")
-    if prefix and at and version in known:
-        return version
     return None
 
 
