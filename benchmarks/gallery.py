@@ -252,7 +252,7 @@ def translated(options: argparse.Namespace, folder: Path) -> Figures:
     batches = {"single": [queries[i : i + 1] for i in range(options.singles)], "batch": [queries]}
     with contextlib.ExitStack() as stack:
         gallery = stack.enter_context(filled(options, folder, stack))
-        report: Figures = {"store": options.store, "versions": options.chain}
+        report: Figures = {"store": options.store, "versions": options.chain, "mapped": options.mapped}
         if not options.exact_only and not gallery.indexes():
             gallery.build_index()
         gallery.search("v1", own[:1])
@@ -323,7 +323,10 @@ def translated_table(reports: Sequence[Figures]) -> str:
     ]
     for report in reports:
         count, width = report["vectors"]
-        cells = [report["store"], f"{count:,} x {width}", str(report["versions"])]
+        store = report["store"]
+        if report.get("mapped"):
+            store += ", vectors in files"
+        cells = [store, f"{count:,} x {width}", str(report["versions"])]
         cells += [str(report["first_exact_seconds"]), str(report["mapped_seconds"])]
         for kind in ("exact", "approximate"):
             for how in ("single", "batch"):

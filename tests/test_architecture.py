@@ -311,12 +311,13 @@ EXPORTED = {
         *("cube_dimension", "cube_logits", "orthoplex_logits", "polygon_logits", "polygon_prototypes"),
     ],
     "fixstar.images": [
-        *("MAX_PIXELS", "DecodeProcesses", "ImageSource", "Pixels", "Preprocessing", "decode_ahead", "read_pixels"),
+        *("MAX_PIXELS", "Decode", "DecodeProcesses", "ImageSource", "Pixels", "Preprocessing"),
+        *("decode_ahead", "read_pixels"),
     ],
     "fixstar.models": [
-        *("Adapter", "Backbone", "Classifier", "CosineClassifier", "CubeClassifier", "Encoder", "FixedClassifier"),
-        *("FrozenEncoder", "LinearClassifier", "OrthoplexClassifier", "Outputs", "PolygonClassifier"),
-        *("ProxyClassifier", "SimplexClassifier", "Slots"),
+        *("Adapter", "Backbone", "Classifier", "CosineClassifier", "CubeClassifier", "EmbeddedBatch", "Encoder"),
+        *("FixedClassifier", "FrozenEncoder", "LinearClassifier", "OrthoplexClassifier", "Outputs"),
+        *("PolygonClassifier", "ProxyClassifier", "SimplexClassifier", "Slots"),
         *("backbone_names", "create_backbone", "create_classifier", "resolve_device"),
     ],
     "fixstar.data": [

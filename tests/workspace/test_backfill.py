@@ -195,11 +195,13 @@ def test_the_rate_is_kept_and_a_wait_can_be_stopped(tmp_path: Path, monkeypatch:
     assert Pace(None).batch == BATCH
     pace, started = Pace(10.0), clock[-1]
     for _ in range(4):
-        pace.wait(1, lambda: False)
+        pace.wait(lambda: False)
+        pace.count(1)
     assert clock[-1] - started == pytest.approx(0.3)
     slow, started = Pace(0.001), clock[-1]
-    slow.wait(1, lambda: False)
-    slow.wait(1, lambda: True)  # would be 1000 s
+    slow.wait(lambda: False)
+    slow.count(1)
+    slow.wait(lambda: True)  # would be 1000 s
     assert clock[-1] == started
     with pytest.raises(InputError, match="items per second"):
         Pace(0.0)

@@ -9,26 +9,15 @@ the caller has imported it.
 
 from fixstar.images.isolated import DecodeProcesses
 from fixstar.images.preprocessing import Preprocessing
-from fixstar.images.reading import (
-    MAX_PIXELS,
-    Decode,
-    ImageSource,
-    Part,
-    Pixels,
-    decode_ahead,
-    decode_batches,
-    read_pixels,
-)
+from fixstar.images.reading import MAX_PIXELS, Decode, ImageSource, Pixels, decode_ahead, read_pixels
 
 __all__ = [
     "MAX_PIXELS",
     "Decode",
     "DecodeProcesses",
     "ImageSource",
-    "Part",
     "Pixels",
     "Preprocessing",
     "decode_ahead",
-    "decode_batches",
     "read_pixels",
 ]

@@ -36,7 +36,8 @@ from fixstar.errors import (
     plural,
 )
 from fixstar.geometry import short_factors, unit
-from fixstar.images import Decode, ImageSource, Part, Preprocessing, decode_batches
+from fixstar.images import Decode, ImageSource, Preprocessing
+from fixstar.images.reading import Part, decode_batches
 from fixstar.models.backbones import BACKBONES, PRETRAINED, Backbone, create_backbone
 from fixstar.models.backbones.base import require_images
 from fixstar.models.backbones.endpoint import endpoint_backbone

@@ -252,12 +252,15 @@ class Pace:
             return BATCH
         return max(1, min(BATCH, int(self.rate)))
 
-    def wait(self, count: int, stop: Stop) -> None:
-        """Wait until ``count`` more items may be embedded, or until told to stop."""
+    def count(self, items: int) -> None:
+        """Count items that are embedded now."""
+        self._done += items
+
+    def wait(self, stop: Stop) -> None:
+        """Wait until the items counted so far are due, or until told to stop."""
         if self.rate is None:
             return
         due = self._started + self._done / self.rate
-        self._done += count
         while (left := due - time.monotonic()) > 0 and not stop():
             time.sleep(min(left, _NAP))
 
@@ -339,12 +342,13 @@ class BackfillRun:
         ids = iter(self.plan.ids[self._position :])
         end = self._position
         while names := list(islice(ids, self._pace.batch)):
-            if (reason := self._reason()) is not None:
-                self._stopped = reason
+            self._pace.wait(lambda: self._reason() is not None)
+            self._stopped = self._reason()
+            if self._stopped is not None:
                 return
             end += len(names)
             items, sources = self._to_embed(names)
-            self._pace.wait(len(items), lambda: self._reason() is not None)
+            self._pace.count(len(items))
             self._waiting.append(_Batch(items, end))
             if sources:
                 yield sources
