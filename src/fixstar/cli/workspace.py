@@ -195,7 +195,7 @@ def index(
         deleted = space.gallery.delete(gone)
         spent = _spent(space.serving.encoder(version))
         total = sum(space.gallery.count().values())
-        done = dataclasses.replace(done, bad=(*_rows_left_out(broken), *done.bad))
+        done = dataclasses.replace(done, bad=(*_skipped_rows(broken), *done.bad))
         for bad in done.bad:
             print(f"left out {visible(bad.name)}: {bad.reason}", file=sys.stderr)
         if as_json:
@@ -208,7 +208,7 @@ def index(
         raise typer.Exit(1)
 
 
-def _rows_left_out(broken: Sequence[DataError]) -> list[ItemError]:
+def _skipped_rows(broken: Sequence[DataError]) -> list[ItemError]:
     """Broken rows of a file, as items that were left out: each says its file and line."""
     found = []
     for error in broken:

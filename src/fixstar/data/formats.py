@@ -181,7 +181,7 @@ def image_folder(path: str | Path, label: str | None = "top") -> ImageSet:
         raise DataError(f"{root}: no images{where}; {_FOLDER_LAYOUT.format(root=root)}")
     if empty:
         warnings.warn(f"{root}: classes left out because they have no image:{_listed(empty)}", stacklevel=2)
-    warn_left_out(root, others)
+    warn_skipped(root, others)
     if label is None and (seen := other_labels(root, images)):
         raise DataError(
             f"{root}: {seen}. Say which folder is the class",
@@ -277,7 +277,7 @@ def list_images(root: Path) -> tuple[list[Path], list[Path]]:
     return images, others
 
 
-def warn_left_out(root: Path, others: Sequence[Path]) -> None:
+def warn_skipped(root: Path, others: Sequence[Path]) -> None:
     """Name the files among ``others`` that are images and are not read, and links that lead nowhere."""
     lines = []
     for path in others:

@@ -134,7 +134,7 @@ def _version_fields(space: Workspace, name: str, counts: dict[str, int], deploye
         "check": None if found is None else found.outcome,
         "gain": _gain(found),
         "vectors": counts.get(name, 0),
-        "unreached": space.unreachable_vectors(name),
+        "left_out": space.left_out_vectors(name),
         "retired": name in space.registry.retired(),
         "fixstar": card.get("fixstar"),
     }
@@ -393,7 +393,7 @@ def deploy(context: Shared, wanted: DeployRequest, caller: Admin) -> Deployment:
         queries=wanted.queries,
     )
     _record(context, move)
-    return Deployment(**vars(move), unreached=space.unreachable_vectors(move.version))
+    return Deployment(**vars(move), left_out=space.left_out_vectors(move.version))
 
 
 @router.post("/rollback", tags=["lifecycle"], responses=problem_responses(409))
@@ -411,7 +411,7 @@ def rollback(context: Shared, caller: Admin, wanted: RollbackRequest | None = No
         **vars(move),
         left=space.rollout.left_by(move),
         unchecked=space.unchecked_vectors(move.version),
-        unreached=space.unreachable_vectors(move.version),
+        left_out=space.left_out_vectors(move.version),
         cancelled=_ended_by(job, move.version),
     )
 
@@ -425,7 +425,7 @@ def rollback_preview(context: Shared) -> RollbackPreview:
         deployed=space.deployed(),
         to=to,
         unchecked=space.unchecked_vectors(to),
-        unreached=space.unreachable_vectors(to),
+        left_out=space.left_out_vectors(to),
         cancelled=_ended_by(_active_backfill(context), to),
     )
 

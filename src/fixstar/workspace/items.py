@@ -25,7 +25,7 @@ from typing import Any, Literal, NamedTuple, Protocol, cast
 
 import numpy as np
 
-from fixstar.data.formats import IMAGE_EXTENSIONS, below, folder_label, list_images, other_labels, warn_left_out
+from fixstar.data.formats import IMAGE_EXTENSIONS, below, folder_label, list_images, other_labels, warn_skipped
 from fixstar.data.image_set import ImageSet
 from fixstar.data.texts import TEXT, OnBad, text_rows
 from fixstar.durable import replace_file
@@ -82,7 +82,7 @@ def catalogue(source: Path, prefix: str = "", label: str | None = None) -> Itera
 
 def _folder(folder: Path, prefix: str, label: str | None) -> Iterator[CatalogueItem]:
     images, others = list_images(folder)
-    warn_left_out(folder, others)
+    warn_skipped(folder, others)
     if not images:
         raise DataError(f"{folder} holds no images ({', '.join(sorted(IMAGE_EXTENSIONS))})")
     if label is None and (seen := other_labels(folder, images)):

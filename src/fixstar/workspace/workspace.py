@@ -475,7 +475,7 @@ class Workspace:
         homes = self.registry.homes(self.serving.live())
         return [name for name in dict.fromkeys(homes.values()) if name != version]
 
-    def unreachable_vectors(self, version: str) -> dict[str, int]:
+    def left_out_vectors(self, version: str) -> dict[str, int]:
         """How many vectors queries of a version cannot search, by the version that made them."""
         ways = self.translations.of(version)
         return {name: count for name, count in self.gallery.count().items() if count and name not in ways}
