@@ -355,7 +355,7 @@ def _known_split(root: Path, split: str, splits: list[str]) -> str:
 # A CSV that names images and their classes.
 
 
-class _Row(NamedTuple):
+class _CsvRow(NamedTuple):
     line: int
     cells: list[str]
 
@@ -367,7 +367,7 @@ def image_list(csv_path: str | Path, root: str | Path | None = None) -> ImageSet
     """
     source = Path(csv_path)
     root = source.parent if root is None else Path(root)
-    header, *rows = _rows(source) or [_Row(1, [])]
+    header, *rows = _rows(source) or [_CsvRow(1, [])]
     names = [name.lower() for name in header.cells]
     if names.count("path") != 1 or names.count("label") != 1:
         seen = ",".join(header.cells)
@@ -390,7 +390,7 @@ def image_list(csv_path: str | Path, root: str | Path | None = None) -> ImageSet
     return _labelled_files(files, source.stem)
 
 
-def _rows(source: Path) -> list[_Row]:
+def _rows(source: Path) -> list[_CsvRow]:
     """All lines that are not blank, with the number of their last line."""
     try:
         text = source.read_text(encoding="utf-8-sig")
@@ -400,12 +400,12 @@ def _rows(source: Path) -> list[_Row]:
         raise DataError(f"{source}: not UTF-8 text ({error.reason} at byte {error.start})") from error
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
-        return [_Row(reader.line_num, [cell.strip() for cell in cells]) for cells in reader if any(cells)]
+        return [_CsvRow(reader.line_num, [cell.strip() for cell in cells]) for cells in reader if any(cells)]
     except csv.Error as error:
         raise DataError(f"{source}: line {reader.line_num}: {error}") from error
 
 
-def _wrong_rows(rows: list[_Row], width: int, path_column: int, label_column: int) -> Iterator[str]:
+def _wrong_rows(rows: list[_CsvRow], width: int, path_column: int, label_column: int) -> Iterator[str]:
     for line, cells in rows:
         if len(cells) != width:
             yield f"line {line}: {len(cells)} columns, but the header has {width}"

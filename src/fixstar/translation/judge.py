@@ -251,7 +251,7 @@ def _taken(side: Embedded, rows: Sequence[int]) -> Embedded:
     return side._replace(ids=[side.ids[row] for row in rows], vectors=side.vectors[list(rows)])
 
 
-class _Division(NamedTuple):
+class _JudgedItems(NamedTuple):
     asked: dict[str, Embedded]
     stored: dict[str, Embedded]
     wanted: Grades
@@ -259,7 +259,7 @@ class _Division(NamedTuple):
 
 def _among_items(
     items: Mapping[str, Embedded], wanted: Grades | None, known: Mapping[str, str], seed: int
-) -> _Division:
+) -> _JudgedItems:
     """Queries that are items themselves are taken out of the gallery; by labels they are half of each class."""
     ids = items[OLD].ids
     if wanted is not None:
@@ -283,7 +283,7 @@ def _among_items(
     asked = {search: _taken(side, queries) for search, side in by_new.items()}
     if wanted is None:
         wanted = _of_one_label(asked, stored=stored, right=known, known=known)
-    return _Division(asked, stored, wanted)
+    return _JudgedItems(asked, stored, wanted)
 
 
 def _of_one_label(

@@ -370,7 +370,7 @@ class Indexed:
     updated: int = 0
 
 
-class _Batch(NamedTuple):
+class _ChangedItems(NamedTuple):
     """Items to embed, what is stored under their ids, and how many were taken to find them."""
 
     items: list[CatalogueItem]
@@ -395,7 +395,7 @@ def index_items(
     updated = 0
     counts = Counter[str]()
     bad: list[ItemError] = []
-    waiting: deque[_Batch] = deque()
+    waiting: deque[_ChangedItems] = deque()
     size = min(BATCH, FIRST_BATCH)
     stepped = time.monotonic()
 
@@ -426,7 +426,7 @@ def index_items(
             if progress is not None:
                 progress(len(came) - len(fresh))
             if fresh:
-                waiting.append(_Batch(fresh, known, taken))
+                waiting.append(_ChangedItems(fresh, known, taken))
                 yield [item.image for item in fresh]
             else:
                 step(taken)

@@ -266,7 +266,7 @@ class Pace:
 
 
 @dataclass(frozen=True)
-class _Batch:
+class _PlannedBatch:
     """Items whose images are being embedded; all ids of the plan up to ``end`` are in it or before it."""
 
     items: list[Item]
@@ -297,8 +297,8 @@ class BackfillRun:
         self._pace = Pace(self.rate)
         self._stopped: str | None = None
         self._counts = Counter[str]()
-        self._waiting = deque[_Batch]()
-        self._ready: list[tuple[_Batch, EmbeddedBatch | None]] = []  # to be written together
+        self._waiting = deque[_PlannedBatch]()
+        self._ready: list[tuple[_PlannedBatch, EmbeddedBatch | None]] = []  # to be written together
         self._most = max(self._pace.batch, min(_WRITE, len(self.plan.ids) // 32))
         self._written = time.monotonic()
 
@@ -349,7 +349,7 @@ class BackfillRun:
             end += len(names)
             items, sources = self._to_embed(names)
             self._pace.count(len(items))
-            self._waiting.append(_Batch(items, end))
+            self._waiting.append(_PlannedBatch(items, end))
             if sources:
                 yield sources
 
