@@ -231,9 +231,9 @@ def _typed_verb() -> str:
 
 def _interrupted(*_: object) -> NoReturn:
     if process_rank() == 0:
-        verb = _typed_verb()
-        kept = _RESUMES.get(verb, "Nothing was changed")
-        print(f"\nfixstar: {verb} was interrupted. {kept}", file=sys.stderr)
+        typed = _typed_verb()
+        kept = _RESUMES.get(typed, "Nothing was changed")
+        print(f"\nfixstar: {typed} was interrupted. {kept}", file=sys.stderr)
     raise SystemExit(130)
 
 

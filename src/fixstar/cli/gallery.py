@@ -389,11 +389,9 @@ def move(
             )
     if gallery is None:
         set_gallery(workspace, _kept(workspace, target))
-    lines = [
-        f"{plural(count, 'item')} copied to {without_secret(target)}"
-        + ("; the workspace now uses it" * (gallery is None))
-    ]
+    lines = [f"{plural(count, 'item')} copied to {without_secret(target)}"]
     if gallery is None:
+        lines[0] += "; the workspace now uses it"
         back = shlex.join(["fixstar", "gallery", "use", without_secret(source), "-w", str(workspace)])
         lines.append(f"The old one stays as it is. To return to it: {back}")
     print_result(as_json, {"items": count, "from": without_secret(source), "to": without_secret(target)}, *lines)

@@ -89,7 +89,14 @@ def evaluate(
     _check_protocol(protocol, split_file, pairs_file)
     if features:
         _check_outputs(picture, report, len(features))
-        given = _vectors_of_files(features, labels, protocol, seed, pairs_file, shared_components)
+        given = _vectors_of_files(
+            features,
+            labels=labels,
+            protocol=protocol,
+            seed=seed,
+            pairs_file=pairs_file,
+            shared_components=shared_components,
+        )
     else:
         from fixstar.data import open_images
 
@@ -99,7 +106,9 @@ def evaluate(
         images = searchable(open_images(data or Path(), split, label), inputs, bad_images)
         _require_two_classes(images.classes, str(data))
         embed = partial(space.features, device=device, progress=not as_json)
-        given = vectors_of_images(embed, images, protocol, seed, split_file, pairs_file)
+        given = vectors_of_images(
+            embed, images, protocol=protocol, seed=seed, split_file=split_file, pairs_file=pairs_file
+        )
     result = cross_test(*given.images, protocol, pairs=given.pairs)
     clusters = None
     if by_class:

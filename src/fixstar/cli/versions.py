@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
@@ -130,7 +131,7 @@ class RecipeOptions:
             recipe = recipe.shortened(epochs)
         if optimizer is not None:
             recipe = recipe.with_optimizer(optimizer)
-        return replace(recipe, **{name: value for name, value in given.items() if value is not None})
+        return dataclasses.replace(recipe, **{name: value for name, value in given.items() if value is not None})
 
 
 @verb(

@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -300,7 +300,7 @@ def _labelled(space: Workspace, data: Path, *, prefix: str, label: str | None) -
     for item in labelled_items(open_images(data, label=label), prefix):
         if STAMP not in item.payload:
             kept = space.images.keep(item.image)
-            item = replace(item, payload={**item.payload, **kept})
+            item = dataclasses.replace(item, payload={**item.payload, **kept})
         items.append(item)
     return items
 

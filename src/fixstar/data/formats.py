@@ -78,7 +78,9 @@ def open_images(path: str | Path, split: str = "train", label: str | None = None
         return _unsplit(partial(labelled_texts, label=label))(root, split)
     if not found:
         known = [layout.description for layout in (_DATASETS | _GENERAL).values()]
-        seen_here = sorted(entry.name + "/" * entry.is_dir() for entry in root.iterdir()) or ["nothing, it is empty"]
+        folders = [f"{entry.name}/" for entry in root.iterdir() if entry.is_dir()]
+        files = [entry.name for entry in root.iterdir() if not entry.is_dir()]
+        seen_here = sorted([*folders, *files]) or ["nothing, it is empty"]
         raise DataError(
             f"{root}: no known layout of labelled images. Known:{_listed(known)}\nFound here:{_listed(seen_here)}"
         )

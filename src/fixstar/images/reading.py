@@ -303,13 +303,13 @@ def _has_all_rows(file: IO[bytes] | None, path: str | bytes) -> bool:
     unpacking = zlib.decompressobj()
     while len(start := file.read(8)) == 8:
         size = int.from_bytes(start[:4], "big")
-        content = file.read(size)
+        data = file.read(size)
         file.seek(4, io.SEEK_CUR)  # its checksum
         if start[4:] == b"IHDR":
-            head = content
-        while start[4:] == b"IDAT" and content:
-            unpacked += len(unpacking.decompress(content, 1 << 20))
-            content = unpacking.unconsumed_tail
+            head = data
+        while start[4:] == b"IDAT" and data:
+            unpacked += len(unpacking.decompress(data, 1 << 20))
+            data = unpacking.unconsumed_tail
     return unpacked >= _png_bytes(head)
 
 

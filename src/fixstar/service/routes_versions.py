@@ -298,14 +298,14 @@ def _forget_drift_maps(path: str, revision: int) -> None:
 def compatibility(context: Shared) -> Compatibility:
     """Which version's queries work on which version's gallery, by checks on one set of images; the latest wins."""
     names = context.workspace.registry.known()
-    checks = checks_on_one_set(context.workspace.path, names)
+    latest = checks_on_one_set(context.workspace.path, names)
     cells: dict[tuple[str, str], MatrixCell] = {}
-    for one in checks:
+    for one in latest:
         for cell in _matrix_cells(one):
             cells.setdefault((cell.query_version, cell.gallery_version), cell)
     shown = list(dict.fromkeys([*names, *(cell.gallery_version for cell in cells.values())]))
     ranked = sorted(cells.values(), key=lambda one: (shown.index(one.query_version), shown.index(one.gallery_version)))
-    measured_on = {one.version: _measured_on(one) for one in checks}
+    measured_on = {one.version: _measured_on(one) for one in latest}
     return Compatibility(versions=tuple(shown), cells=tuple(ranked), measured_on=measured_on)
 
 
@@ -404,7 +404,7 @@ def rollback(context: Shared, caller: Admin, wanted: RollbackRequest | None = No
     if space.versions():
         space.rollout.require_deployed(wanted.deployed)
     _previous(space)
-    job = _active_backfill(context)
+    running = _active_backfill(context)
     move = space.rollback(caller.name, wanted.deployed, wanted.to)
     _record(context, move)
     return Rollback(
@@ -412,7 +412,7 @@ def rollback(context: Shared, caller: Admin, wanted: RollbackRequest | None = No
         left=space.rollout.left_by(move),
         unchecked=space.unchecked_vectors(move.version),
         left_out=space.left_out_vectors(move.version),
-        cancelled=_ended_by(job, move.version),
+        cancelled=_ended_by(running, move.version),
     )
 
 
@@ -460,17 +460,17 @@ def _record(context: Context, move: SavedMove) -> None:
 
 
 def _active_backfill(context: Context) -> work.Job | None:
-    job = context.jobs.latest("backfill")
-    if job is None or job.has_ended:
+    found = context.jobs.latest("backfill")
+    if found is None or found.has_ended:
         return None
-    return job
+    return found
 
 
-def _ended_by(job: work.Job | None, version: str) -> str | None:
+def _ended_by(running: work.Job | None, deployed: str) -> str | None:
     """The id of a backfill that ends when ``version`` is deployed."""
-    if job is None or job.parameters["target"] == version:
+    if running is None or running.parameters["target"] == deployed:
         return None
-    return job.id
+    return running.id
 
 
 # --- backfill and history
@@ -497,12 +497,12 @@ def start_backfill(context: Shared, caller: Admin, wanted: BackfillRequest | Non
 def backfill(context: Shared) -> BackfillState:
     """The last backfill plan: its progress, what was predicted and measured; and what another could do."""
     space = context.workspace
-    job = context.jobs.latest("backfill")
+    last = context.jobs.latest("backfill")
     state: dict[str, Any] = {"job": None}
     result: Mapping[str, Any] = {}
-    if job is not None:
-        state["job"] = Job.model_validate(job)
-        result = job.result or {}
+    if last is not None:
+        state["job"] = Job.model_validate(last)
+        result = last.result or {}
     state["predicted"] = result.get("predicted") or None
     state["measured"] = result.get("measured", ())
     files = PlanFiles(space.path)
@@ -594,7 +594,7 @@ def jobs(
     context: Shared, caller: Reader, limit: Annotated[int, Query(ge=1, le=200, description="Jobs, at most.")] = 50
 ) -> list[Job]:
     """The jobs that are remembered, newest first."""
-    return [_as_shown(job, caller) for job in context.jobs.all()[:limit]]
+    return [_as_shown(one, caller) for one in context.jobs.all()[:limit]]
 
 
 @router.get("/jobs/{id}", tags=["jobs"], responses=problem_responses(404))
@@ -603,8 +603,8 @@ def job(context: Shared, name: JobId, caller: Reader) -> Job:
     return _as_shown(context.jobs.get(name), caller)
 
 
-def _as_shown(job: work.Job, caller: Caller) -> Job:
-    shown = Job.model_validate(job)
+def _as_shown(kept: work.Job, caller: Caller) -> Job:
+    shown = Job.model_validate(kept)
     if shown.error is None or shown.kind not in _NAME_FILES or caller.may("admin"):
         return shown
     error = shown.error.model_copy(update={"detail": "a key with the role admin shows why", "next_steps": ()})

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from fixstar.durable import WatchedFile, document, exclusive, read_document, replace_json
+from fixstar.durable import WatchedFile, document, exclusive, parse_document, replace_json
 from fixstar.errors import DeploymentMovedError, GateError, InputError, ModelError
 from fixstar.versions import version_name
 from fixstar.workspace.registry import Registry
@@ -204,10 +204,7 @@ class Rollout:
 
 
 def _parse(file: Path) -> tuple[Move, ...]:
-    try:
-        return tuple(map(_parse_move, read_document(file, "deployment")["moves"]))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelError(f"{file} is damaged ({error}); restore it from a copy") from error
+    return parse_document(file, "deployment", lambda content: tuple(map(_parse_move, content["moves"])))
 
 
 def _parse_move(content: dict[str, Any]) -> Move:

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fixstar.durable import document, exclusive, read_document, replace_json
+from fixstar.durable import document, exclusive, parse_document, read_document, replace_json
 from fixstar.errors import InputError, ModelError, NextStep, UnknownNameError
 from fixstar.texts import Reads
 from fixstar.trust import import_path, remembered, trusting
@@ -184,10 +184,7 @@ class Registry:
         path = self.path / "growth.json"
         if not path.is_file():
             return ()
-        try:
-            added = tuple(read_document(path, "growth")["added"])
-        except (KeyError, TypeError) as error:
-            raise ModelError(f"{path} is damaged ({error}); restore it from a copy") from error
+        added = parse_document(path, "growth", lambda content: tuple(content["added"]))
         if not all(isinstance(count, int) and count >= 2 for count in added):
             raise ModelError(f"{path} is damaged: it holds {added}; restore it from a copy")
         return added

@@ -26,7 +26,7 @@ import numpy as np
 
 from fixstar.data.image_set import ImageSet, concatenate
 from fixstar.data.replay import ReplayMemory
-from fixstar.durable import DAMAGE, document, read_document, replace_json
+from fixstar.durable import document, parse_document, replace_json
 from fixstar.errors import CheckpointError, InputError, ModelError, NextStep, UnknownNameError, plural
 from fixstar.evaluation import VersionFeatures, gallery_query_split
 from fixstar.evaluation.features import version_features
@@ -750,10 +750,13 @@ def _measured(base: Setup, setup: Setup, encoder: Encoder, test: ImageSet, shown
 def _results(path: Path) -> dict[str, Any]:
     """What finished trials measured; nothing if the file is not there or damaged: they are then run again."""
     try:
-        found = read_document(path, "trials")["results"]
-        return {key: asdict(TrialResult.from_json(value)) for key, value in found.items()}
-    except (ModelError, OSError, *DAMAGE):
+        return parse_document(path, "trials", _parse_results)
+    except (ModelError, OSError):
         return {}
+
+
+def _parse_results(content: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: asdict(TrialResult.from_json(value)) for key, value in content["results"].items()}
 
 
 def _duration(seconds: float) -> str:

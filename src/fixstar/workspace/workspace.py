@@ -191,7 +191,15 @@ class Workspace:
                 self.registry.next_version(),
                 NextStep("drop", {"version": names[0]}, "if it was a mistake: then train again"),
             )
-        return train_first(self.registry, images, settings, method, old_vectors, hold_out, progress)
+        return train_first(
+            self.registry,
+            images=images,
+            settings=settings,
+            method=method,
+            old_vectors=old_vectors,
+            hold_out=hold_out,
+            progress=progress,
+        )
 
     def upgrade(
         self,
@@ -658,7 +666,15 @@ class Workspace:
             fitted = check.calibrations
         else:
             fitted = {}
-        return self.rollout.deploy(version, force, by, deployed, files, fitted, models)
+        return self.rollout.deploy(
+            version,
+            reason=force,
+            by=by,
+            deployed=deployed,
+            translations=files,
+            calibrations=fitted,
+            models=models,
+        )
 
     def deploy_step(self, version: str, note: str = "", queries: Queries = "checked") -> NextStep:
         """The step that deploys a version: with a reason, where its check does not allow it."""
@@ -731,7 +747,7 @@ class Workspace:
         self.deployed()
         if (previous := self.rollout.previous()) is not None:
             self.serving.encoder(self.registry.checked(previous))
-        return self.rollout.rollback(None, by, deployed, to)
+        return self.rollout.rollback(by=by, deployed=deployed, to=to)
 
     def backfill_outlook(self) -> BackfillOutlook:
         """What a backfill to the deployed version could re-embed."""

@@ -26,12 +26,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fixstar.durable import DAMAGE, document, exclusive, open_document, read_document, replace_file, replace_json
+from fixstar.durable import DAMAGE, document, exclusive, open_document, parse_document, replace_file, replace_json
 from fixstar.errors import CheckpointError, InputError, ModelError
 from fixstar.gallery import Gallery, Item
 from fixstar.images import ImageSource
@@ -175,12 +175,12 @@ class PlanFiles:
 
     def _progress(self, plan: BackfillPlan) -> tuple[int, dict[str, int]]:
         try:
-            cursor = read_document(self._cursor, "cursor")
-            if cursor["token"] == plan.token:
-                return int(cursor["position"]), dict(cursor["counts"])
-            return 0, {}
-        except (ModelError, OSError, *DAMAGE):
+            token, position, counts = parse_document(self._cursor, "cursor", _parse_cursor)
+        except (ModelError, OSError):
             return 0, {}  # the gallery knows what is done; going through the plan again costs little
+        if token != plan.token:
+            return 0, {}
+        return position, counts
 
     def move(self, plan: BackfillPlan, position: int, counts: Mapping[str, int]) -> None:
         """Note that the first ``position`` ids are done, and what happened to them."""
@@ -263,6 +263,10 @@ class Pace:
         due = self._started + self._done / self.rate
         while (left := due - time.monotonic()) > 0 and not stop():
             time.sleep(min(left, _NAP))
+
+
+def _parse_cursor(content: Mapping[str, Any]) -> tuple[str, int, dict[str, int]]:
+    return content["token"], int(content["position"]), dict(content["counts"])
 
 
 @dataclass(frozen=True)
