@@ -568,8 +568,8 @@ def _print_backfilled(done: Backfilled, picture: Path | None) -> None:
     if len(done.kept) > KEPT_SHOWN:
         print(f"... and {len(done.kept) - KEPT_SHOWN:,} more, in state/backfill/kept.jsonl", file=sys.stderr)
     if done.measured:
-        gained = (f"{percent(point.accuracy)} at {point.share:.0%}" for point in done.measured)
-        print_wrapped(f"Measured on the gallery: {', '.join(gained)}")
+        curve = (f"{percent(point.accuracy)} at {point.share:.0%}" for point in done.measured)
+        print_wrapped(f"Measured on the gallery: {', '.join(curve)}")
     if done.refitted:
         names = " and ".join(done.refitted)
         print_wrapped(f"The translation of {names}'s vectors was fitted again on these items, and finds more")
