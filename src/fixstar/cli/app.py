@@ -147,7 +147,8 @@ def verb(*commands: str, group: typer.Typer = app, name: str | None = None) -> C
 
     A parameter whose type is a dataclass stands for several options: the fields of the dataclass. Typer reads options
     from the signature alone, so a function is registered with the fields in place of the dataclass. Otherwise train,
-    upgrade and add would each repeat its 6 to 7 parameters with their help.
+    upgrade and add would each repeat its 6 to 7 parameters with their help. These dataclasses belong to the command
+    line: those of training would load torch, 2 s of processor time where ``--help`` now takes 0.3 s.
     """
 
     def register(function: Verb) -> Verb:
