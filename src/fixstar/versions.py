@@ -88,7 +88,8 @@ def version_number(name: str) -> int:
 
 def version_numbers(names: Iterable[str]) -> set[int]:
     """The numbers of those names that are names of versions."""
-    return {version_number(name) for name in names if is_version_name(name)}
+    found = map(_NAME.fullmatch, names)
+    return {int(match[1]) for match in found if match is not None}
 
 
 def named_in_space(name: str, version: str) -> str:

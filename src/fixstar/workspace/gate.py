@@ -357,6 +357,7 @@ def judge(labelled: LabelledVectors, searched: Sequence[Searched], rules: GateRu
     chosen = _chosen_ways(labelled, measured=measured, rows=choosing if chooses else None, rules=rules)
     if chooses:
         labelled = _with_queries(labelled, judging)
+    asked = len(labelled.query_labels)
     *older, newest = [replace(one, adapt=None) for one in labelled.versions]
     features = {one.name: one for one in older}
     pairs = {name: translated_pair(way, features[name], newest) for name, way in chosen.items()}
@@ -370,9 +371,7 @@ def judge(labelled: LabelledVectors, searched: Sequence[Searched], rules: GateRu
         )
         cells.append(cell)
         findings.append(
-            _cell_finding(
-                newest.name, cell=cell, queries=len(labelled.query_labels), cells=count, rules=rules, chosen_by=chooses
-            )
+            _cell_finding(newest.name, cell=cell, queries=asked, cells=count, rules=rules, chosen_by=chooses)
         )
     for one in [one for one in searched if one not in measured]:
         if one.sample is not None and one.measurable:
@@ -394,7 +393,7 @@ def judge(labelled: LabelledVectors, searched: Sequence[Searched], rules: GateRu
     labels = (labelled.query_labels, labelled.gallery_labels)
     calibrations, folds = calibrations_and_folds([*views, own], *labels, rules.seed)
     curves = {name: _curve(pair, labels, folds) for name, pair in pairs.items()}
-    notes = list(_mixture_notes(newest.name, curves, len(labelled.query_labels)))
+    notes = list(_mixture_notes(newest.name, curves, asked))
     steps = [step for finding in findings for step in finding.next_steps]
     if views and not folds:
         notes.append(_NO_CALIBRATIONS)
@@ -411,7 +410,7 @@ def judge(labelled: LabelledVectors, searched: Sequence[Searched], rules: GateRu
         reasons=tuple(finding.reason for finding in findings) or (_alone(newest.name),),
         cells=tuple(cells),
         self_test=float(tested.matrix[-1, -1]),
-        queries=len(labelled.query_labels),
+        queries=asked,
         gallery=len(labelled.gallery_labels),
         confidence=rules.confidence,
         tolerance=rules.tolerance,
@@ -427,6 +426,7 @@ def _chosen_ways(
     labelled: LabelledVectors, measured: Sequence[Searched], rows: Indices | None, rules: GateRules
 ) -> dict[str, Translation]:
     """The translation of each version's vectors, chosen by the queries in ``rows``, if any."""
+    asked = len(labelled.query_labels)
     *older, newest = [replace(one, adapt=None) for one in labelled.versions]
     features = {one.name: one for one in older}
     measure = by_class(labelled.query_labels, labelled.gallery_labels)
