@@ -426,7 +426,6 @@ def _chosen_ways(
     labelled: LabelledVectors, measured: Sequence[Searched], rows: Indices | None, rules: GateRules
 ) -> dict[str, Translation]:
     """The translation of each version's vectors, chosen by the queries in ``rows``, if any."""
-    asked = len(labelled.query_labels)
     *older, newest = [replace(one, adapt=None) for one in labelled.versions]
     features = {one.name: one for one in older}
     measure = by_class(labelled.query_labels, labelled.gallery_labels)
