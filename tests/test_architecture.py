@@ -36,6 +36,7 @@ LAYERS: list[set[str]] = [
     {"models"},
     {"kernels"},
     {"images", "geometry", "polytopes", "texts"},
+    {"versions"},
     {"trust"},
     {"durable"},
     {"errors", "progress", "wording"},
@@ -413,7 +414,7 @@ def test_functions_stay_short() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-FOLDER_OWNERS = {"workspace/registry.py", "training/run_directory.py"}  # of versions/ and retired/
+FOLDER_OWNER = "versions.py"  # of versions/ and retired/
 
 
 def numbers_by_hand(tree: ast.AST) -> list[int]:
@@ -440,19 +441,32 @@ def folders_by_hand(tree: ast.AST) -> list[int]:
     ]
 
 
-def test_the_registry_alone_knows_the_order_and_the_folders_of_versions() -> None:
+def names_by_hand(tree: ast.AST) -> list[int]:
+    """Lines with ``f"v{number}"``: the name of a version, made from its number."""
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.JoinedStr)
+        and len(node.values) == 2
+        and isinstance(node.values[0], ast.Constant)
+        and node.values[0].value == "v"
+    ]
+
+
+def test_one_file_alone_knows_the_order_and_the_folders_of_versions() -> None:
     assert numbers_by_hand(ast.parse("a = int(name[1:]) > int(one.target[1:])")) == [1, 1]
     assert sorted(folders_by_hand(ast.parse('a = path / "versions" / name\nb = path / "retired"'))) == [1, 2]
+    assert names_by_hand(ast.parse('a = f"v{number}"\nb = f"v{number} and {more}"')) == [1]
     wrong = []
     for path in sources():
         source = path.read_text()
-        if not re.search(r"\[1:\]|versions|retired", source):
+        place = path.relative_to(ROOT).as_posix()
+        if place == FOLDER_OWNER or not re.search(r"\[1:\]|versions|retired|f\"v{", source):
             continue
         tree = ast.parse(source)
-        place = path.relative_to(ROOT).as_posix()
-        wrong += [f"{place}:{line}: version_number of the registry says it" for line in numbers_by_hand(tree)]
-        if place not in FOLDER_OWNERS:
-            wrong += [f"{place}:{line}: the registry says where it is" for line in folders_by_hand(tree)]
+        wrong += [f"{place}:{line}: version_name says it" for line in names_by_hand(tree)]
+        wrong += [f"{place}:{line}: version_number of fixstar.versions says it" for line in numbers_by_hand(tree)]
+        wrong += [f"{place}:{line}: VersionFiles says where it is" for line in folders_by_hand(tree)]
     assert not wrong, "\n".join(wrong)
 
 

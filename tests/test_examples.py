@@ -65,8 +65,15 @@ def test_first_upgrade(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_two_models(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_notebook("two_models.ipynb")["found"].outcome
-    assert "held-out queries" in capsys.readouterr().out
+    found = run_notebook("two_models.ipynb")["found"]
+    assert (found.outcome, found.chosen, found.queries, found.gallery) == ("pass", "both sides, one model", 112, 256)
+    finds = {name: one.finds for name, one in found.measured.items()}
+    assert finds["old model"] == pytest.approx(52 / 112, abs=0.02)  # two queries: other processors round otherwise
+    assert finds["both sides, one model"] == pytest.approx(67 / 112, abs=0.02)
+    assert finds["all re-embedded"] == pytest.approx(74 / 112, abs=0.02)
+    best = found.measured[found.chosen]
+    assert best.won - best.lost == round(112 * (best.finds - finds["old model"]))
+    assert f"{best.finds:.1%}".replace("%", " %") in capsys.readouterr().out
 
 
 def test_characters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,19 +16,21 @@ import fixstar
 SOURCE = Path(fixstar.__file__).parent
 CONTRIBUTING = SOURCE.parents[1] / "CONTRIBUTING.md"
 JSON = "service/schemas.py"  # the class of a noun is its JSON there
+CENTRAL = {"Workspace", "Serving", "Registry", "Rollout", "Translations"}  # what every other part goes through
+TWICE = {"_Asked"}  # private: two backends each translate a question into what they ask
 NAMED_BY_OTHERS = {"FixstarVectorStore"}  # one per connected library, as each calls such a class
 
 
 @cache
-def definitions(folder: Path) -> dict[str, list[str]]:
-    """The files that define each public class, those of JSON left out."""
+def definitions(folder: Path, private: bool = False) -> dict[str, list[str]]:
+    """The files that define each public class, or each private one; those of JSON left out."""
     found = defaultdict(list)
     for path in sorted(folder.rglob("*.py")):
         place = path.relative_to(folder).as_posix()
         if place == JSON:
             continue
         for node in statements(path):
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            if isinstance(node, ast.ClassDef) and node.name.startswith("_") == private:
                 found[node.name].append(place)
     return dict(found)
 
@@ -55,6 +57,7 @@ def test_every_noun_is_defined_by_its_owner_and_nowhere_else() -> None:
     table = nouns(CONTRIBUTING.read_text())
     assert 20 <= len(table) <= 35
     assert len(dict(table)) == len(table)
+    assert dict(table).keys() >= CENTRAL
     wrong = wrong_owners(table, definitions(SOURCE))
     assert not wrong, "\n".join(wrong)
 
@@ -66,12 +69,20 @@ def test_no_class_name_has_two_meanings() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_no_private_class_has_the_name_of_another() -> None:
+    defined = definitions(SOURCE, private=True)
+    wrong = shared_names({name: files for name, files in defined.items() if name not in TWICE})
+    assert not wrong, "\n".join(wrong)
+    assert all(len(defined[name]) == 2 for name in TWICE)
+
+
 def test_a_second_meaning_and_a_wrong_owner_are_seen(tmp_path: Path) -> None:
     (tmp_path / "service").mkdir()
     for name in ("one.py", "two.py", JSON):
         (tmp_path / name).write_text("class Part: ...\nclass _Own: ...\n")
     defined = definitions(tmp_path)
     assert defined == {"Part": ["one.py", "two.py"]}
+    assert definitions(tmp_path, private=True) == {"_Own": ["one.py", "two.py"]}
     assert shared_names(defined) == ["Part has several meanings: ['one.py', 'two.py']"]
     rows = "| `Part` | `one.py` | a part |\n| `Gone` | `one.py` | gone |"
     table = nouns(f"# A\n## Nouns\n| noun |\n|---|\n{rows}\n## B\n| `X` | `y.py` | another table |")

@@ -225,7 +225,7 @@ def settings(epochs: int, seed: int, device: str) -> Settings:
 def _draw_gain(now: float, curve: Sequence[tuple[float, float]], path: Path) -> None:
     """What v2's queries find while the gallery is re-embedded, above what v1's found."""
     shares = np.array([share for share, _ in curve])
-    found = np.array([accuracy for _, accuracy in curve])
+    found = np.array([hits for _, hits in curve])
     name = "queries by v2"
     drawn = {name: BackfillCurve(shares, found[None])}
     title = "At 0 % every stored vector is v1's, untouched"

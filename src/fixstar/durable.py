@@ -132,8 +132,13 @@ def document(name: str, content: Mapping[str, Any], version: int = 1) -> dict[st
 
 def read_document(path: Path, name: str, version: int = 1) -> dict[str, Any]:
     """The content of a document, or a ``ModelError`` if it is damaged, another one, or of a newer format."""
+    return parse_document(path, name, lambda content: content, version)
+
+
+def parse_document(path: Path, name: str, parse: Callable[[dict[str, Any]], Content], version: int = 1) -> Content:
+    """What ``parse`` makes of a document. Content that it cannot parse is damage too, and raises a ``ModelError``."""
     with _damage_named(path):
-        return open_document(json.loads(path.read_text(encoding="utf-8")), name, version)
+        return parse(open_document(json.loads(path.read_text(encoding="utf-8")), name, version))
 
 
 @contextlib.contextmanager

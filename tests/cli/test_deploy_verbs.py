@@ -135,7 +135,7 @@ def test_what_a_move_puts_out_of_reach_is_told(path: Path) -> None:
         foreign(space)
         back = Map.linear(np.eye(7, 5))
         space.translations.keep(Translation("other", "v2", backward=back, one=0.0, about={"fit": "test"}))
-    assert typed("deploy", "v2", "--force", "test", "-w", path, "--json").json["unreached"] == {}
+    assert typed("deploy", "v2", "--force", "test", "-w", path, "--json").json["left_out"] == {}
     rolled = typed("rollback", "-w", path)
     assert rolled.out == (
         "v1 is deployed again, v2 no longer\nNot searched: 2 vectors of other; nothing connects them with v1\n"
@@ -145,7 +145,7 @@ def test_what_a_move_puts_out_of_reach_is_told(path: Path) -> None:
     moved = typed("deploy", "v3", "--force", "test", "-w", path)
     assert f"fixstar check v3 --pairs FILE.npz -w {path}" in moved.out
     assert typed("status", "-w", path, "--json").json["left_out"] == ["other"]
-    assert typed("rollback", "-w", path, "--json").json["unreached"] == {"other": 2}
+    assert typed("rollback", "-w", path, "--json").json["left_out"] == {"other": 2}
 
 
 def test_there_is_no_way_back_to_a_retired_version(path: Path) -> None:

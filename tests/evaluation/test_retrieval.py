@@ -54,8 +54,8 @@ def test_average_precision_is_that_of_scikit_learn(ranked: int, monkeypatch: pyt
             assert values[row] == pytest.approx(average_precision_score(labels == truth[row], table[row]))
     result = mean_average_precision(queries, truth, gallery, labels)
     assert result.mean == pytest.approx(values[truth != 4].mean())
-    assert (result.counted, result.left_out) == ((truth != 4).sum(), (truth == 4).sum())
-    assert result.left_out > 0
+    assert (result.counted, result.skipped) == ((truth != 4).sum(), (truth == 4).sum())
+    assert result.skipped > 0
 
 
 @st.composite

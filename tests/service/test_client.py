@@ -242,7 +242,7 @@ def test_translations_are_fitted_and_chosen_by_what_is_sent() -> None:
                 "when": "",
                 "reason": None,
                 "by": "ann",
-                "unreached": {},
+                "left_out": {},
             }
             return httpx.Response(200, json={**move, "translations": {"v1": "v1-v2-3.npz"}})
         return httpx.Response(202, json={"id": "1", "kind": "check", "state": "queued", "created": ""})

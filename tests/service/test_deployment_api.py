@@ -139,15 +139,15 @@ def test_a_move_says_how_many_vectors_it_puts_out_of_reach(http: TestClient, spa
     foreign(space)
     back = Map.linear(np.eye(7, 5))
     space.translations.keep(Translation("other", "v3", backward=back, one=0.0, about={"fit": "test"}))
-    assert [one["unreached"] for one in http.get("/v1/versions").json()] == [{"other": 2}, {"other": 2}, {}]
+    assert [one["left_out"] for one in http.get("/v1/versions").json()] == [{"other": 2}, {"other": 2}, {}]
     ahead, back = http.get("/v1/rollback").json(), http.post("/v1/rollback").json()
-    assert (ahead["to"], ahead["unreached"], ahead["unchecked"]) == ("v2", {"other": 2}, {})
-    assert (back["version"], back["unreached"], back["unchecked"]) == ("v2", {"other": 2}, {})
+    assert (ahead["to"], ahead["left_out"], ahead["unchecked"]) == ("v2", {"other": 2}, {})
+    assert (back["version"], back["left_out"], back["unchecked"]) == ("v2", {"other": 2}, {})
     answer = space.search([picture(1)], k=100)
     assert (len(answer.hits[0]), answer.left_out) == (9, ("other",))  # as was said
     assert http.get("/v1/status").json()["left_out"] == ["other"]
-    for version, unreached in (("v3", {}), ("v2", {"other": 2}), ("v1", {"other": 2})):
-        assert http.post("/v1/deploy", json={"version": version, "force": "x"}).json()["unreached"] == unreached
+    for version, left_out in (("v3", {}), ("v2", {"other": 2}), ("v1", {"other": 2})):
+        assert http.post("/v1/deploy", json={"version": version, "force": "x"}).json()["left_out"] == left_out
 
 
 def test_a_rollback_to_a_retired_version_is_neither_offered_nor_made(http: TestClient, space: Workspace) -> None:

@@ -238,7 +238,7 @@ def test_deploy_and_rollback_are_written_down_with_their_caller(
         assert http.get("/v1/status", headers=reader).json()["deployed"] == "v2"
         back = http.post("/v1/rollback", headers=admin).json()
         assert (back["version"], back["kind"], back["by"]) == ("v1", "rollback", "ann")
-        assert moved.pop("unreached") == back.pop("unreached") == {}
+        assert moved.pop("left_out") == back.pop("left_out") == {}
         kept = {name: back[name] for name in moved}
         assert http.get("/v1/deployments", headers=reader).json() == [kept, moved]
         assert http.get("/v1/deployments?limit=1", headers=reader).json() == [kept]

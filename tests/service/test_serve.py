@@ -215,7 +215,7 @@ def test_a_port_in_use_and_an_untrained_workspace_are_told(space: Workspace, tmp
 def test_whatever_hangs_the_process_ends_after_its_grace_period() -> None:
     program = (
         "import signal, threading; from fixstar.service import serve; serve._GRACE = 1\n"
-        "import uvicorn; server = serve._Server(uvicorn.Config(None), None)\n"
+        "import uvicorn; server = serve._AnnouncingServer(uvicorn.Config(None), None)\n"
         "signal.signal(signal.SIGTERM, server.handle_exit); signal.raise_signal(signal.SIGTERM)\n"
         "while True: threading.Event().wait(1)"
     )

@@ -15,6 +15,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
@@ -140,6 +141,13 @@ def compare_layers() -> None:
             torch.testing.assert_close(y, plain.eval()(x), rtol=1e-4, atol=1e-4)
 
 
+def torchs_own_layer_needs_a_gpu() -> None:
+    """Why fixstar has a batch norm of its own; once this fails, torch's could take its place."""
+    layer = nn.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(nn.BatchNorm2d(3)))
+    with pytest.raises(ValueError, match="SyncBatchNorm expected input tensor to be on"):
+        layer(torch.zeros(2, 3, 4, 4))
+
+
 def interrupted(directory: Path, stop: Callable[[], Any]) -> None:
     """The case hoc, stopped when the first epoch of its second version is saved."""
     saved = 0
@@ -162,6 +170,7 @@ def first_session(out: Path, rank: int, port: int) -> None:
     torch.set_num_threads(1)
     assert distributed.world().size == 2
     compare_layers()
+    torchs_own_layer_needs_a_gpu()
     for name, versions in CASES.items():
         keep(versions(None), out / name)
     interrupted(out / "killed", lambda: os.kill(os.getpid(), signal.SIGKILL))

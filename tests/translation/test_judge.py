@@ -95,7 +95,7 @@ def test_figures_are_those_of_slow_code(tmp_path: Path) -> None:
     assert rows[AGAIN].share == 1
     assert (found.queries, found.gallery, found.measure, found.evidence) == (QUERIES, ITEMS, "nDCG@10", "relevance")
     assert list(found.measured) == ["nDCG@10", "Recall@10", "MRR", "top-1"]
-    assert found.left_out == {}
+    assert found.skipped == {}
     assert found.verdict == "better"
     assert str(found).startswith(f"Better: the migrated vectors reach nDCG@10 {100 * rows[MIGRATED].value:.1f} %")
     assert f"the migration has {100 * share:.0f} % of that" in found.sentence
@@ -182,7 +182,7 @@ def test_what_could_not_be_used_is_counted(tmp_path: Path) -> None:
         np.savez(tmp_path / "fewer.npz", vectors=there["vectors"][:450], ids=there["ids"][:450])
     wanted = {**given["relevant"], "unknown": {"d1": 1.0}, "q3": {"elsewhere": 1.0}}
     found = judge(**{**given, "migrated": tmp_path / "fewer.npz", "relevant": wanted})
-    left = dict(found.left_out)
+    left = dict(found.skipped)
     assert left["queries without vectors"] == 1
     assert left["queries without a relevant item among the stored ones"] >= 1
     assert left["relevant items that are not stored"] >= 1

@@ -13,7 +13,7 @@ import pytest
 from fixstar.data import Augmentation, ImageSet
 from fixstar.data.image_set import concatenate, from_arrays
 from fixstar.errors import NextStep
-from fixstar.evaluation.trial import searchable
+from fixstar.evaluation.labelled_vectors import searchable
 from fixstar.methods import create_method
 from fixstar.models.backbones.base import cifar_inputs
 from fixstar.training import Settings, paper_recipe

@@ -162,7 +162,7 @@ def test_a_translation_is_fitted_on_all_pairs_that_can_be_had(space: Workspace, 
     assert ways[0].about["fitted_on"] == "80 pairs of pairs.npz"
     assert all(way.two is None for way in ways)  # the model that made them is not here
     assert [way.key for way in space.translations.fitted("old", "v1")] == [way.key for way in ways]
-    assert space.unreachable_vectors("v1") == {}
+    assert space.left_out_vectors("v1") == {}
     with pytest.raises(InputError, match="model of old is not here"):
         space.fit_translations("old", "v1", FitOptions(images=unlabelled_images(pictures(tmp_path / "more"))))
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from fixstar.evaluation import VersionFeatures
+from fixstar.evaluation.labelled_vectors import SHARES, LabelledVectors
 from fixstar.evaluation.mixed import BackfillCurve
-from fixstar.evaluation.trial import SHARES, Trial
 from fixstar.geometry import unit
 from fixstar.translation import Translation
 from fixstar.translation.fit import Pairs, fit_translations
@@ -26,7 +26,7 @@ def vectors(seed: int, noise: float, per_class: int) -> Any:
     return unit(centres[labels] + noise * np.random.default_rng(seed).normal(size=(len(labels), WIDTH)))
 
 
-def trial(turned: bool, noise: float, per_class: int = 20) -> Trial:
+def labelled(turned: bool, noise: float, per_class: int = 20) -> LabelledVectors:
     """v1 with noisy vectors; v2 with ``noise``, in a space that is ``turned`` or in v1's."""
     turn = TURN if turned else np.eye(WIDTH)
     versions = [
@@ -34,16 +34,16 @@ def trial(turned: bool, noise: float, per_class: int = 20) -> Trial:
         VersionFeatures("v2", vectors(3, noise, per_class) @ turn, vectors(4, noise, per_class) @ turn),
     ]
     labels = np.arange(CLASSES * per_class) % CLASSES
-    return Trial(versions, labels, labels, {}, {})
+    return LabelledVectors(versions, labels, labels, {}, {})
 
 
-def held(given: Trial) -> GateResult:
+def held(given: LabelledVectors) -> GateResult:
     """The verdict if v2 was held to v1's space, or was thought to be."""
     return judge(given, [Searched("v1", (Translation.between_shared("v1", "v2"),))])
 
 
 def test_a_share_is_named_and_keeping_the_old_version() -> None:
-    judged = held(trial(turned=True, noise=0.1))
+    judged = held(labelled(turned=True, noise=0.1))
     check = judged.check
     assert check.outcome == "refuse"
     backfill, keep = proposals(judged)
@@ -57,7 +57,7 @@ def test_a_share_is_named_and_keeping_the_old_version() -> None:
 
 
 def test_a_translation_of_the_turned_space_passes() -> None:
-    given = trial(turned=True, noise=0.1)
+    given = labelled(turned=True, noise=0.1)
     old, new = given.versions
     pairs = Pairs.checked(vectors(5, 0.3, 50), vectors(5, 0.3, 50) @ TURN)
     judged = judge(given, [Searched("v1", tuple(fit_translations(pairs, old.name, new.name)))])
@@ -66,13 +66,13 @@ def test_a_translation_of_the_turned_space_passes() -> None:
 
 
 def test_a_worse_model_is_only_proposed_to_be_dropped() -> None:
-    judged = held(trial(turned=False, noise=1.2))
+    judged = held(labelled(turned=False, noise=1.2))
     assert judged.check.outcome == "refuse"
     assert [step.action for step in proposals(judged)] == ["drop"]
 
 
 def test_a_deployed_version_is_not_proposed_to_be_dropped() -> None:
-    judged = held(trial(turned=False, noise=1.2))
+    judged = held(labelled(turned=False, noise=1.2))
     assert proposals(judged, deployed="v2") == ()
 
 
@@ -85,10 +85,10 @@ def test_a_backfill_that_gains_nothing_that_is_shown_is_not_proposed() -> None:
 
 
 def test_nothing_is_proposed_where_all_is_well_or_little_was_measured() -> None:
-    well = held(trial(turned=False, noise=0.1))
+    well = held(labelled(turned=False, noise=0.1))
     assert well.check.outcome == "pass"
     assert proposals(well) == ()
-    assert proposals(held(trial(turned=True, noise=0.1, per_class=1))) == ()
+    assert proposals(held(labelled(turned=True, noise=0.1, per_class=1))) == ()
 
 
 def test_a_part_that_finds_less_than_at_once_is_not_proposed() -> None:

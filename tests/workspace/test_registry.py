@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from fixstar.errors import InputError
-from fixstar.workspace.registry import Registry, version_number
+from fixstar.versions import version_number
+from fixstar.workspace.registry import Registry
 
 
 def test_versions_are_ordered_by_number_and_other_names_are_refused() -> None:
@@ -25,8 +26,8 @@ def test_a_card_stays_where_the_registry_says_when_its_version_is_retired(tmp_pa
 
     kept.mkdir(parents=True)
     registry.directory("v2").mkdir()
-    registry.folders[1].mkdir()
-    (registry.folders[1] / "v1.json").write_text("{}")
+    registry.files.retired.mkdir()
+    (registry.files.retired / "v1.json").write_text("{}")
     assert registry.is_retired("v1")
     assert registry.card_file("v1") == tmp_path / "retired" / "v1.json"
     assert registry.directories() == [registry.directory("v2")]  # v1 is what a killed retirement left behind

@@ -12,7 +12,7 @@ import pytest
 
 from fixstar.errors import GateError, InputError
 from fixstar.evaluation import VersionFeatures, paired_bootstrap
-from fixstar.evaluation.trial import Trial
+from fixstar.evaluation.labelled_vectors import LabelledVectors
 from fixstar.evaluation.verdicts import halves
 from fixstar.geometry import unit
 from fixstar.translation import Translation
@@ -41,13 +41,13 @@ def turned(vectors: Any, seed: int = 5) -> Any:
     return (vectors @ turn).astype(np.float32)
 
 
-def trial(old: float, new: float, queries: int = QUERIES) -> Trial:
+def labelled(old: float, new: float, queries: int = QUERIES) -> LabelledVectors:
     """Two versions whose errors are independent: both together are better than one alone."""
     versions = [
         VersionFeatures("v1", noisy(10, old, queries), noisy(20, 0.4, 5 * CLASSES)),
         VersionFeatures("v2", turned(noisy(11, new, queries)), turned(noisy(20, 0.1, 5 * CLASSES))),
     ]
-    return Trial(versions, np.arange(queries) % CLASSES, np.arange(5 * CLASSES) % CLASSES, {}, {})
+    return LabelledVectors(versions, np.arange(queries) % CLASSES, np.arange(5 * CLASSES) % CLASSES, {}, {})
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def right(scores: Any, rows: Iterable[int]) -> list[bool]:
     return [int(np.argmax(scores[row])) % CLASSES == row % CLASSES for row in rows]
 
 
-def slow_scores(way: Translation, made: Trial, weight: float, own: bool) -> Any:
+def slow_scores(way: Translation, made: LabelledVectors, weight: float, own: bool) -> Any:
     """w cos(q, F(z)) + (1 - w) cos(b, z), pair by pair."""
     old, new = made.versions
     assert way.forward is not None
@@ -79,7 +79,7 @@ def slow_scores(way: Translation, made: Trial, weight: float, own: bool) -> Any:
 
 
 def test_half_chooses_the_other_half_judges_and_all_figures_are_of_that_half(ways: tuple[Translation, ...]) -> None:
-    made = trial(0.6, 0.45)
+    made = labelled(0.6, 0.45)
     found = judge(made, [Searched("v1", ways)])
     check = found.check
     (cell,) = check.cells
@@ -104,7 +104,7 @@ def test_half_chooses_the_other_half_judges_and_all_figures_are_of_that_half(way
 
 
 def test_one_model_per_query_is_judged_beside_two(ways: tuple[Translation, ...]) -> None:
-    made = trial(0.6, 0.45)
+    made = labelled(0.6, 0.45)
     found = judge(made, [Searched("v1", ways)])
     (cell,) = found.check.cells
     alone = cell.one_model
@@ -114,7 +114,7 @@ def test_one_model_per_query_is_judged_beside_two(ways: tuple[Translation, ...])
     assert alone.cross_test == pytest.approx(np.mean(after))
     assert alone.verdict == "compatible"
     require_one_model(found.check, "v2")
-    poor = trial(0.35, 0.6)
+    poor = labelled(0.35, 0.6)
     check = judge(poor, [Searched("v1", ways)]).check
     one = check.cells[0].one_model
     assert one is not None
@@ -128,7 +128,7 @@ def test_without_the_old_model_here_one_model_asks(ways: tuple[Translation, ...]
     labels: list[str | None] = [str(number % CLASSES) for number in range(800)]
     sample = Sample(noisy(7, 0.5, 800), turned(noisy(8, 0.3, 800)), labels)
     alone = tuple(way.with_one_model() for way in ways)
-    made = replace(trial(0.6, 0.45), versions=trial(0.6, 0.45).versions[1:])
+    made = replace(labelled(0.6, 0.45), versions=labelled(0.6, 0.45).versions[1:])
     found = judge(made, [Searched("v1", alone, has_model=False, sample=sample)])
     (cell,) = found.check.cells
     assert cell.models == ("v2",)
@@ -139,7 +139,7 @@ def test_without_the_old_model_here_one_model_asks(ways: tuple[Translation, ...]
 
 
 def test_a_weight_that_is_given_needs_no_query_to_choose_it(ways: tuple[Translation, ...]) -> None:
-    made = trial(0.6, 0.45)
+    made = labelled(0.6, 0.45)
     check = judge(made, [Searched("v1", ways)], GateRules(weight=0.3)).check
     assert (check.cells[0].weight, check.queries) == (0.3, QUERIES)
     with pytest.raises(InputError, match="weight"):
@@ -147,13 +147,13 @@ def test_a_weight_that_is_given_needs_no_query_to_choose_it(ways: tuple[Translat
 
 
 def test_a_worse_model_does_not_pass_and_old_queries_are_offered(ways: tuple[Translation, ...]) -> None:
-    check = judge(trial(0.2, 1.2), [Searched("v1", ways)]).check
+    check = judge(labelled(0.2, 1.2), [Searched("v1", ways)]).check
     assert check.outcome != "pass"
     assert {"version": "v2", "queries": "old"} in [step.arguments for step in check.next_steps]
 
 
 def test_too_few_queries_do_not_decide_and_say_how_many_would(ways: tuple[Translation, ...]) -> None:
-    check = judge(trial(0.5, 0.5, queries=60), [Searched("v1", ways)]).check
+    check = judge(labelled(0.5, 0.5, queries=60), [Searched("v1", ways)]).check
     assert check.outcome == "missing evidence"
     assert check.queries == 30
     assert any(step.arguments.get("data") is ... for step in check.next_steps)
@@ -161,7 +161,7 @@ def test_too_few_queries_do_not_decide_and_say_how_many_would(ways: tuple[Transl
 
 def test_all_verdicts_hold_together(ways: tuple[Translation, ...]) -> None:
     """Bonferroni: 97.5 % for each of two versions."""
-    made = trial(0.6, 0.45)
+    made = labelled(0.6, 0.45)
     old, new = made.versions
     both = replace(made, versions=[replace(old, name="v0"), old, new])
     others = tuple(replace(way, source="v0") for way in ways)
@@ -179,6 +179,6 @@ def test_all_verdicts_hold_together(ways: tuple[Translation, ...]) -> None:
 
 
 def test_a_check_with_translations_is_kept(tmp_path: Path, ways: tuple[Translation, ...]) -> None:
-    check = judge(trial(0.6, 0.45), [Searched("v1", ways)]).check
+    check = judge(labelled(0.6, 0.45), [Searched("v1", ways)]).check
     save_check(tmp_path, check)
     assert last_check(tmp_path, "v2") == check

@@ -188,7 +188,7 @@ def test_models_of_other_widths_are_asked_by_their_own_queries(tmp_path: Path) -
             (other.path / "versions" / "v2").rename(space.path / "versions" / "v2")
         space.index(catalogue(pictures(tmp_path / "photos")))
         space.serving.encoder("v2")
-        assert space.unreachable_vectors("v2") == {}
+        assert space.left_out_vectors("v2") == {}
         images = queries(space)
         before = space.search(images, k=9).hits
         with pytest.raises(GateError, match="never checked"):

@@ -18,7 +18,7 @@ from fixstar.methods import create_method
 from fixstar.training import Recipe, Settings
 from fixstar.training.checkpoint import save_checkpoint
 from fixstar.workspace import UpgradeOptions, Workspace, training
-from fixstar.workspace.training import Tried, best_trial
+from fixstar.workspace.training import TrialResult, best_trial
 
 ENOUGH = training.LEAST_QUERIES
 EPOCHS = 30  # so that three short runs are worth their time
@@ -91,7 +91,7 @@ def test_the_best_of_three_settings_is_trained_in_full(
     assert said[0].startswith("3 trial runs of 3 epochs each, about 30% of the time of the full run (30 epochs)")
     assert any("to go" in line for line in said)
     (chosen,) = [one for one in tried if one["chosen"]]
-    assert chosen is tried[best_trial([Tried.from_json(one) for one in tried])]
+    assert chosen is tried[best_trial([TrialResult.from_json(one) for one in tried])]
     about = space.registry.card("v2")["about"]
     assert about["method"]["options"]["hold"] == (5 if chosen["setting"] == "hold=5" else 40)
     assert not list(space.path.glob("trials-*"))
@@ -219,10 +219,10 @@ def test_odd_numbers_of_trials_are_refused(space: Workspace, wrong: Any) -> None
 
 
 def test_settings_that_hold_come_first() -> None:
-    better, drifted = Tried("a", {"v1": (0.61, 0.60)}, 0.62), Tried("b", {"v1": (0.59, 0.60)}, 0.90)
+    better, drifted = TrialResult("a", {"v1": (0.61, 0.60)}, 0.62), TrialResult("b", {"v1": (0.59, 0.60)}, 0.90)
     assert better.score > drifted.score
-    assert Tried("c", {"v1": (0.62, 0.60)}, 0.65).score > better.score
-    assert Tried("d", {}, 0.5).holds
+    assert TrialResult("c", {"v1": (0.62, 0.60)}, 0.65).score > better.score
+    assert TrialResult("d", {}, 0.5).holds
 
 
 def test_trial_constants_are_those_of_the_documentation() -> None:

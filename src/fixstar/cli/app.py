@@ -147,7 +147,8 @@ def verb(*commands: str, group: typer.Typer = app, name: str | None = None) -> C
 
     A parameter whose type is a dataclass stands for several options: the fields of the dataclass. Typer reads options
     from the signature alone, so a function is registered with the fields in place of the dataclass. Otherwise train,
-    upgrade and add would each repeat its 6 to 7 parameters with their help.
+    upgrade and add would each repeat its 6 to 7 parameters with their help. These dataclasses belong to the command
+    line: those of training would load torch, 2 s of processor time where ``--help`` now takes 0.3 s.
     """
 
     def register(function: Verb) -> Verb:
@@ -231,9 +232,9 @@ def _typed_verb() -> str:
 
 def _interrupted(*_: object) -> NoReturn:
     if process_rank() == 0:
-        verb = _typed_verb()
-        kept = _RESUMES.get(verb, "Nothing was changed")
-        print(f"\nfixstar: {verb} was interrupted. {kept}", file=sys.stderr)
+        typed = _typed_verb()
+        kept = _RESUMES.get(typed, "Nothing was changed")
+        print(f"\nfixstar: {typed} was interrupted. {kept}", file=sys.stderr)
     raise SystemExit(130)
 
 

@@ -295,8 +295,8 @@ def _command(one: Run, folders: Folders, device: str) -> list[str]:
         words += ["--option", f"{key}={json.dumps(value)}"]
     words += ["--data", str(folders.data), "--work", str(folders.work), "--results", str(folders.results)]
     words += ["--ledger", str(folders.ledger)]
-    verb = [sys.executable, "-m", "fixstar", "bench", "run", one.benchmark.name, "--method", one.method]
-    return [*verb, *words, "--jobs", "1", "--device", device]
+    begin = [sys.executable, "-m", "fixstar", "bench", "run", one.benchmark.name, "--method", one.method]
+    return [*begin, *words, "--jobs", "1", "--device", device]
 
 
 def _job_json(job: QueuedRun, folders: Folders) -> dict[str, Any]:
@@ -395,7 +395,7 @@ def _options(entry: Benchmark, line: Line) -> tuple[str, ...]:
     others = ("K=", "w=", *known, *settings)
     options = [word for word in line.special if not word.startswith(others)]
     epochs = [] if line.epochs == usual_epochs(entry, line.method) else [f"--epochs {line.epochs}"]
-    orders, seeds = ({getattr(run, name) for run in line.runs} for name in ("class_order", "seed"))
+    orders, seeds = ({getattr(one, name) for one in line.runs} for name in ("class_order", "seed"))
     listed = [*_asked("order", orders, first=1), *_asked("seed", seeds, first=0)]
     changed = [f"--capacity {k}" for k in capacity] + [f"--setting {word}" for word in settings]
     return (*listed, *epochs, *changed, *translation, *(f"--option {word}" for word in options))

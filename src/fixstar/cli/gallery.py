@@ -20,7 +20,8 @@ from fixstar.cli.app import AsJson, Verbs, WorkspacePath, app, examples, verb
 from fixstar.cli.output import print_result
 from fixstar.errors import DamagedItemError, FixstarError, InputError, plural
 from fixstar.progress import progress_bar
-from fixstar.workspace.registry import Registry, is_version_name
+from fixstar.versions import is_version_name
+from fixstar.workspace.registry import Registry
 
 if TYPE_CHECKING:
     from fixstar.gallery import Gallery
@@ -388,11 +389,9 @@ def move(
             )
     if gallery is None:
         set_gallery(workspace, _kept(workspace, target))
-    lines = [
-        f"{plural(count, 'item')} copied to {without_secret(target)}"
-        + ("; the workspace now uses it" * (gallery is None))
-    ]
+    lines = [f"{plural(count, 'item')} copied to {without_secret(target)}"]
     if gallery is None:
+        lines[0] += "; the workspace now uses it"
         back = shlex.join(["fixstar", "gallery", "use", without_secret(source), "-w", str(workspace)])
         lines.append(f"The old one stays as it is. To return to it: {back}")
     print_result(as_json, {"items": count, "from": without_secret(source), "to": without_secret(target)}, *lines)
@@ -467,7 +466,7 @@ def _own_versions(workspace: Path, gallery: Gallery) -> list[str]:
     for name in registry.names():
         if name in held:
             ensure_version(gallery, name, registry.encoder(name))  # refuses another space
-    return [*registry.retired(), *registry.names()]
+    return registry.known()
 
 
 def _counted(gallery: Gallery) -> dict[str, int]:

@@ -124,7 +124,7 @@ def _print_judged(found: Judged) -> None:
         "decides. Differences are points over the old model; the share is that of the gain of re-embedding",
         indent="",
     )
-    for reason, count in found.left_out.items():
+    for reason, count in found.skipped.items():
         print_wrapped(f"Left out: {count:,} {reason}")
 
 

@@ -19,7 +19,7 @@ from fixstar.wording import percent
 if TYPE_CHECKING:
     from fixstar.evaluation import CrossTest, Difference
     from fixstar.evaluation.features import LabelFile, VersionFeatures
-    from fixstar.evaluation.trial import Trial
+    from fixstar.evaluation.labelled_vectors import LabelledVectors
     from fixstar.research.theorem import DimensionCheck
 
     Evidence = Mapping[tuple[int, int], Difference]
@@ -82,14 +82,21 @@ def evaluate(
     """
     from fixstar.evaluation import compatibility_heat_map, cross_test
     from fixstar.evaluation.evidence import needed_resamples, verdicts
-    from fixstar.evaluation.trial import searchable, trial_of_images
+    from fixstar.evaluation.labelled_vectors import searchable, vectors_of_images
 
     needed_resamples(confidence)  # refuses a wrong confidence before anything is computed
     _check_source(data, features, labels, shared_components, split_file)
     _check_protocol(protocol, split_file, pairs_file)
     if features:
         _check_outputs(picture, report, len(features))
-        given = _trial_of_files(features, labels, protocol, seed, pairs_file, shared_components)
+        given = _vectors_of_files(
+            features,
+            labels=labels,
+            protocol=protocol,
+            seed=seed,
+            pairs_file=pairs_file,
+            shared_components=shared_components,
+        )
     else:
         from fixstar.data import open_images
 
@@ -99,7 +106,9 @@ def evaluate(
         images = searchable(open_images(data or Path(), split, label), inputs, bad_images)
         _require_two_classes(images.classes, str(data))
         embed = partial(space.features, device=device, progress=not as_json)
-        given = trial_of_images(embed, images, protocol, seed, split_file, pairs_file)
+        given = vectors_of_images(
+            embed, images, protocol=protocol, seed=seed, split_file=split_file, pairs_file=pairs_file
+        )
     result = cross_test(*given.images, protocol, pairs=given.pairs)
     clusters = None
     if by_class:
@@ -170,15 +179,15 @@ def _check_outputs(picture: Path | None, report: Path | None, versions: int) -> 
         raise InputError(f"a {what} needs two versions", NextStep("upgrade", {"data": ...}, "trains the second"))
 
 
-def _trial_of_files(
+def _vectors_of_files(
     features: Sequence[str], labels: str | None, protocol: str, seed: int, pairs_file: Path | None, shared: bool
-) -> Trial:
+) -> LabelledVectors:
     """Versions of any system, given as NAME=FILES; see ``fixstar.evaluation.features``."""
     import numpy as np
 
     from fixstar.evaluation.cross_test import takes_pairs
     from fixstar.evaluation.features import read_features, read_labels
-    from fixstar.evaluation.trial import Trial, counted, kept_pairs
+    from fixstar.evaluation.labelled_vectors import LabelledVectors, counted, kept_pairs
 
     named = [_named_files(word) for word in features]
     versions = [read_features(name, files, shared) for name, files in named]
@@ -197,7 +206,7 @@ def _trial_of_files(
     facts = {"Gallery": counted(known.gallery), "Features": widths}
     if not takes_pairs(protocol):
         _require_two_classes(sorted({known.classes.get(y, str(y)) for y in known.gallery.tolist()}), "the gallery")
-        return Trial(versions, known.queries, known.gallery, classes=known.classes, facts=facts)
+        return LabelledVectors(versions, known.queries, known.gallery, classes=known.classes, facts=facts)
     same = all(np.array_equal(version.queries, version.gallery) for version in versions)
     truth = known.queries
     if not same:
@@ -210,7 +219,7 @@ def _trial_of_files(
         both.append(replace(version, queries=vectors, gallery=vectors))
     pairs, how = kept_pairs(truth, pairs_file, seed)
     facts = {"Images": counted(truth), "Pairs drawn": how, "Features": widths}
-    return Trial(both, truth, truth, classes=known.classes, facts=facts, pairs=pairs)
+    return LabelledVectors(both, truth, truth, classes=known.classes, facts=facts, pairs=pairs)
 
 
 def _require_two_classes(classes: Sequence[str], what: str) -> None:

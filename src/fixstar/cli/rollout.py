@@ -319,20 +319,20 @@ def deploy(
     with fixstar.Workspace(workspace, "cpu") as space:
         move = space.deploy(version, force, by=operator_name(), queries=checked_queries(queries))
         state = space.status()
-        unreached = space.unreachable_vectors(version)
+        left_out = space.left_out_vectors(version)
         older = space.backfill_outlook().older
     if as_json:
-        print_json({**asdict(move), "searched_by": state.searched_by, "unreached": unreached})
+        print_json({**asdict(move), "searched_by": state.searched_by, "left_out": left_out})
         return
     old = sum(state.vectors[name] for name in state.searched_by if name != version)
     stay = "stays and is" if old == 1 else "stay and are"
     print_wrapped(f"{version} is deployed. {plural(old, 'vector')} of other versions {stay} searched")
     print_searched_by(state)
-    _print_unreached(unreached, version)
+    _print_left_out(left_out, version)
     steps = [NextStep("rollback", {}, "to undo this")]
     if older:
         steps.insert(0, NextStep("backfill", {}, "optional"))
-    print(*next_lines([*steps, *_reaching(unreached, version)], workspace), sep="\n")
+    print(*next_lines([*steps, *_reaching(left_out, version)], workspace), sep="\n")
 
 
 @verb("fixstar rollback -w shop", "fixstar rollback --to v1 -w shop")
@@ -348,11 +348,11 @@ def rollback(
         move = space.rollback(by=operator_name(), to=to)
         left = space.rollout.left_by(move)
         unchecked = space.unchecked_vectors(move.version)
-        unreached = space.unreachable_vectors(move.version)
+        left_out = space.left_out_vectors(move.version)
         state = space.status()
         again = space.deploy_step(left, f"back to {left}")
     if as_json:
-        print_json({**asdict(move), "left": left, "unchecked": unchecked, "unreached": unreached})
+        print_json({**asdict(move), "left": left, "unchecked": unchecked, "left_out": left_out})
         return
     told = f"{move.version} is deployed again"
     steps = []
@@ -365,8 +365,8 @@ def rollback(
         print_wrapped(f"{plural(count, 'vector')} made by {name}: searched by {move.version}'s queries too, unchecked")
     if unchecked:
         steps.append(NextStep("check", {"version": move.version}, "how well it finds those vectors"))
-    _print_unreached(unreached, move.version)
-    for line in next_lines([*steps, *_reaching(unreached, move.version)], workspace):
+    _print_left_out(left_out, move.version)
+    for line in next_lines([*steps, *_reaching(left_out, move.version)], workspace):
         print(line)
 
 
@@ -379,16 +379,16 @@ def print_searched_by(state: Status) -> None:
             print_wrapped(asked_by(name, models, costs_more))
 
 
-def _print_unreached(unreached: Mapping[str, int], version: str) -> None:
-    for name, count in sorted(unreached.items()):
+def _print_left_out(left_out: Mapping[str, int], version: str) -> None:
+    for name, count in sorted(left_out.items()):
         print_wrapped(f"Not searched: {plural(count, 'vector')} of {name}; nothing connects them with {version}")
 
 
-def _reaching(unreached: Mapping[str, int], version: str) -> list[NextStep]:
+def _reaching(left_out: Mapping[str, int], version: str) -> list[NextStep]:
     """What connects vectors with a version: a translation, fitted on vectors by both models."""
-    if not unreached:
+    if not left_out:
         return []
-    note = f"vectors of both models let {version} search those of {' and '.join(sorted(unreached))}"
+    note = f"vectors of both models let {version} search those of {' and '.join(sorted(left_out))}"
     return [NextStep("check", {"version": version, "pairs": ...}, note)]
 
 
@@ -568,8 +568,8 @@ def _print_backfilled(done: Backfilled, picture: Path | None) -> None:
     if len(done.kept) > KEPT_SHOWN:
         print(f"... and {len(done.kept) - KEPT_SHOWN:,} more, in state/backfill/kept.jsonl", file=sys.stderr)
     if done.measured:
-        points = (f"{percent(point.accuracy)} at {point.share:.0%}" for point in done.measured)
-        print_wrapped(f"Measured on the gallery: {', '.join(points)}")
+        curve = (f"{percent(point.accuracy)} at {point.share:.0%}" for point in done.measured)
+        print_wrapped(f"Measured on the gallery: {', '.join(curve)}")
     if done.refitted:
         names = " and ".join(done.refitted)
         print_wrapped(f"The translation of {names}'s vectors was fitted again on these items, and finds more")

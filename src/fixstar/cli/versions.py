@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
@@ -18,6 +19,7 @@ from fixstar.cli.rollout import print_check
 from fixstar.durable import replace_json
 from fixstar.errors import FixstarError, InputError, NextStep, plural
 from fixstar.trust import ADDRESSES, import_path, is_trusted, module_of, remember, remembered, trusting
+from fixstar.versions import named_in_space
 from fixstar.wording import percent
 from fixstar.workspace.registry import FIRST, Registry
 
@@ -129,7 +131,7 @@ class RecipeOptions:
             recipe = recipe.shortened(epochs)
         if optimizer is not None:
             recipe = recipe.with_optimizer(optimizer)
-        return replace(recipe, **{name: value for name, value in given.items() if value is not None})
+        return dataclasses.replace(recipe, **{name: value for name, value in given.items() if value is not None})
 
 
 @verb(
@@ -505,7 +507,7 @@ def add(
                 f"{model} holds vectors: there is no model that --size, --output, --weights or --argument fit"
             )
         if compatible_with:
-            name = f"{name}@{compatible_with}"
+            name = named_in_space(name, compatible_with)
         import_vectors(model, name, workspace, as_json=as_json)
         return
     if name is not None:

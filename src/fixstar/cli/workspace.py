@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -34,6 +34,7 @@ from fixstar.cli.rollout import print_searched_by
 from fixstar.errors import DataError, InputError, ItemError, NextStep, plural
 from fixstar.progress import progress_bar
 from fixstar.trust import is_trusted, module_of, remember, remembered, trusting
+from fixstar.versions import named_in_space
 from fixstar.wording import percent, points, rounded
 from fixstar.workspace.checks import checks_on_one_set
 from fixstar.workspace.registry import FIRST
@@ -194,7 +195,7 @@ def index(
         deleted = space.gallery.delete(gone)
         spent = _spent(space.serving.encoder(version))
         total = sum(space.gallery.count().values())
-        done = dataclasses.replace(done, bad=(*_rows_left_out(broken), *done.bad))
+        done = dataclasses.replace(done, bad=(*_skipped_rows(broken), *done.bad))
         for bad in done.bad:
             print(f"left out {visible(bad.name)}: {bad.reason}", file=sys.stderr)
         if as_json:
@@ -207,7 +208,7 @@ def index(
         raise typer.Exit(1)
 
 
-def _rows_left_out(broken: Sequence[DataError]) -> list[ItemError]:
+def _skipped_rows(broken: Sequence[DataError]) -> list[ItemError]:
     """Broken rows of a file, as items that were left out: each says its file and line."""
     found = []
     for error in broken:
@@ -299,7 +300,7 @@ def _labelled(space: Workspace, data: Path, *, prefix: str, label: str | None) -
     for item in labelled_items(open_images(data, label=label), prefix):
         if STAMP not in item.payload:
             kept = space.images.keep(item.image)
-            item = replace(item, payload={**item.payload, **kept})
+            item = dataclasses.replace(item, payload={**item.payload, **kept})
         items.append(item)
     return items
 
@@ -480,7 +481,7 @@ def _left_out(name: str, version: str, trained: bool, workspace: Path) -> str:
         return f"not searched: vectors of {name}. {version} items are compared only with {version} items"
     return (
         f"not searched: vectors of {name}, because nothing connects them with queries of {version}. "
-        f"If {version}'s own model made them elsewhere, import them as {name.partition('@')[0]}@{version} instead\n"
+        f"If {version}'s own model made them elsewhere, import them as {named_in_space(name, version)} instead\n"
         f"Next: fixstar check {version} -w {workspace}"
     )
 

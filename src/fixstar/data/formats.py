@@ -78,7 +78,9 @@ def open_images(path: str | Path, split: str = "train", label: str | None = None
         return _unsplit(partial(labelled_texts, label=label))(root, split)
     if not found:
         known = [layout.description for layout in (_DATASETS | _GENERAL).values()]
-        seen_here = sorted(entry.name + "/" * entry.is_dir() for entry in root.iterdir()) or ["nothing, it is empty"]
+        folders = [f"{entry.name}/" for entry in root.iterdir() if entry.is_dir()]
+        files = [entry.name for entry in root.iterdir() if not entry.is_dir()]
+        seen_here = sorted([*folders, *files]) or ["nothing, it is empty"]
         raise DataError(
             f"{root}: no known layout of labelled images. Known:{_listed(known)}\nFound here:{_listed(seen_here)}"
         )
@@ -181,7 +183,7 @@ def image_folder(path: str | Path, label: str | None = "top") -> ImageSet:
         raise DataError(f"{root}: no images{where}; {_FOLDER_LAYOUT.format(root=root)}")
     if empty:
         warnings.warn(f"{root}: classes left out because they have no image:{_listed(empty)}", stacklevel=2)
-    warn_left_out(root, others)
+    warn_skipped(root, others)
     if label is None and (seen := other_labels(root, images)):
         raise DataError(
             f"{root}: {seen}. Say which folder is the class",
@@ -277,7 +279,7 @@ def list_images(root: Path) -> tuple[list[Path], list[Path]]:
     return images, others
 
 
-def warn_left_out(root: Path, others: Sequence[Path]) -> None:
+def warn_skipped(root: Path, others: Sequence[Path]) -> None:
     """Name the files among ``others`` that are images and are not read, and links that lead nowhere."""
     lines = []
     for path in others:
@@ -355,7 +357,7 @@ def _known_split(root: Path, split: str, splits: list[str]) -> str:
 # A CSV that names images and their classes.
 
 
-class _Row(NamedTuple):
+class _CsvRow(NamedTuple):
     line: int
     cells: list[str]
 
@@ -367,7 +369,7 @@ def image_list(csv_path: str | Path, root: str | Path | None = None) -> ImageSet
     """
     source = Path(csv_path)
     root = source.parent if root is None else Path(root)
-    header, *rows = _rows(source) or [_Row(1, [])]
+    header, *rows = _rows(source) or [_CsvRow(1, [])]
     names = [name.lower() for name in header.cells]
     if names.count("path") != 1 or names.count("label") != 1:
         seen = ",".join(header.cells)
@@ -390,7 +392,7 @@ def image_list(csv_path: str | Path, root: str | Path | None = None) -> ImageSet
     return _labelled_files(files, source.stem)
 
 
-def _rows(source: Path) -> list[_Row]:
+def _rows(source: Path) -> list[_CsvRow]:
     """All lines that are not blank, with the number of their last line."""
     try:
         text = source.read_text(encoding="utf-8-sig")
@@ -400,12 +402,12 @@ def _rows(source: Path) -> list[_Row]:
         raise DataError(f"{source}: not UTF-8 text ({error.reason} at byte {error.start})") from error
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
-        return [_Row(reader.line_num, [cell.strip() for cell in cells]) for cells in reader if any(cells)]
+        return [_CsvRow(reader.line_num, [cell.strip() for cell in cells]) for cells in reader if any(cells)]
     except csv.Error as error:
         raise DataError(f"{source}: line {reader.line_num}: {error}") from error
 
 
-def _wrong_rows(rows: list[_Row], width: int, path_column: int, label_column: int) -> Iterator[str]:
+def _wrong_rows(rows: list[_CsvRow], width: int, path_column: int, label_column: int) -> Iterator[str]:
     for line, cells in rows:
         if len(cells) != width:
             yield f"line {line}: {len(cells)} columns, but the header has {width}"

@@ -262,11 +262,11 @@ def knn_classes(queries: Floats, gallery: Floats, gallery_labels: Labels, k: int
 
 
 class MeanAveragePrecision(NamedTuple):
-    """mAP over ``counted`` queries; ``left_out`` queries have no positive in the gallery, hence no AP."""
+    """mAP over ``counted`` queries; ``skipped`` queries have no positive in the gallery, hence no AP."""
 
     mean: float
     counted: int
-    left_out: int
+    skipped: int
 
 
 def mean_average_precision(
@@ -283,7 +283,7 @@ def mean_average_precision(
 
     >>> gallery, labels = np.array([[1.0, 0.0], [1.0, 1.0], [0.0, 1.0]]), np.array([7, 8, 7])
     >>> mean_average_precision(np.array([[1.0, 0.1], [0.0, 1.0]]), np.array([7, 5]), gallery, labels)
-    MeanAveragePrecision(mean=0.8333333333333333, counted=1, left_out=1)
+    MeanAveragePrecision(mean=0.8333333333333333, counted=1, skipped=1)
     """
     cameras = {"query_cameras": query_cameras, "gallery_cameras": gallery_cameras}
     values = average_precisions(queries, query_labels, gallery, gallery_labels, at=at, **cameras)

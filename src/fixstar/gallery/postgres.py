@@ -562,7 +562,7 @@ class _Filter(NamedTuple):
     test: Callable[[Payload], bool] | None
 
 
-class _Asked(NamedTuple):
+class _VersionQuestion(NamedTuple):
     """What the vectors of one version are asked: a question with queries in float64, and how many candidates."""
 
     version: _Version
@@ -570,7 +570,7 @@ class _Asked(NamedTuple):
     k: int
 
 
-def _nearest(db: Database, asked: _Asked, where: _Filter, approximate: bool) -> list[Candidate]:
+def _nearest(db: Database, asked: _VersionQuestion, where: _Filter, approximate: bool) -> list[Candidate]:
     """The k nearest of each query among the vectors of one version, and some others."""
     found: list[Candidate] = []
     limit = asked.k + _MORE
@@ -595,7 +595,7 @@ def _nearest(db: Database, asked: _Asked, where: _Filter, approximate: bool) -> 
 
 
 def _fetch(
-    db: Database, asked: _Asked, where: _Filter, places: list[int], limit: int, approximate: bool
+    db: Database, asked: _VersionQuestion, where: _Filter, places: list[int], limit: int, approximate: bool
 ) -> dict[int, list[Candidate] | None]:
     """The candidates of some queries; None if a vector outside the answer may be among the k nearest."""
     number, space = asked.version
@@ -654,7 +654,7 @@ def full_scores(question: Question, vectors: Floats, query: NDArray[np.intp], nu
     return as_scores(sums)
 
 
-def _answers(db: Database, asked: Sequence[_Asked], queries: int, request: SearchRequest) -> list[list[Hit]]:
+def _answers(db: Database, asked: Sequence[_VersionQuestion], queries: int, request: SearchRequest) -> list[list[Hit]]:
     """The best of all versions that are asked, for each query, in one snapshot: an item that moves is found once."""
     where = _Filter(narrowing(request.where), None if request.where is None else payload_test(request.where))
     if request.exact:
@@ -925,7 +925,7 @@ class PostgresGallery(Gallery):
             asked = []
             for target in targets:
                 own = self._carrier.carried(unit_queries, source, target.space)
-                asked.append(_Asked(target, Question(target.space.name, own), int(request.k)))
+                asked.append(_VersionQuestion(target, Question(target.space.name, own), int(request.k)))
             with self._pool.transaction(READ) as db:
                 self._known = _all_versions(db)
                 if chosen is None and len(self._known) > len(targets):
@@ -946,7 +946,7 @@ class PostgresGallery(Gallery):
                     candidates = int(request.k)
                 else:
                     candidates = scored(int(request.k))
-                asked.append(_Asked(target, in_float64(question), candidates))
+                asked.append(_VersionQuestion(target, in_float64(question), candidates))
         with self._pool.transaction(READ) as db:
             return _answers(db, asked=asked, queries=len(questions[0].own), request=request)
 

@@ -303,13 +303,13 @@ def _has_all_rows(file: IO[bytes] | None, path: str | bytes) -> bool:
     unpacking = zlib.decompressobj()
     while len(start := file.read(8)) == 8:
         size = int.from_bytes(start[:4], "big")
-        content = file.read(size)
+        data = file.read(size)
         file.seek(4, io.SEEK_CUR)  # its checksum
         if start[4:] == b"IHDR":
-            head = content
-        while start[4:] == b"IDAT" and content:
-            unpacked += len(unpacking.decompress(content, 1 << 20))
-            content = unpacking.unconsumed_tail
+            head = data
+        while start[4:] == b"IDAT" and data:
+            unpacked += len(unpacking.decompress(data, 1 << 20))
+            data = unpacking.unconsumed_tail
     return unpacked >= _png_bytes(head)
 
 
@@ -421,7 +421,7 @@ _CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else o
 
 Decode: TypeAlias = Callable[[ImageSource, Preprocessing], Pixels]
 Sources: TypeAlias = "Sequence[ImageSource] | npt.NDArray[Any]"
-Part: TypeAlias = "tuple[Sources, range]"  # the images at some positions
+BatchSlice: TypeAlias = "tuple[Sources, range]"  # the images at some positions
 
 
 def decode_ahead(
@@ -447,13 +447,15 @@ def decode_ahead(
 
 
 def decode_batches(
-    batches: Iterable[Part], preprocessing: Preprocessing, decode: Decode | None = None
+    batches: Iterable[BatchSlice], preprocessing: Preprocessing, decode: Decode | None = None
 ) -> Generator[list[Pixels | ImageError], None, None]:
     """The images of every batch as ``decode_ahead`` gives them; a position is that in the batch's sequence.
 
     Threads decode the next batch while the caller works on this one. The one after it is not asked for yet.
     """
     read = functools.partial(_read, preprocessing=preprocessing, decode=decode)
+    if isinstance(batches, list) and sum(len(positions) for _, positions in batches) == 1:
+        return (read(batch) for batch in batches)  # one image: a thread would take longer to start than to read it
     jobs = (
         [(sources, positions)] if _is_cheap(sources, preprocessing) else list(_singly(sources, positions))
         for sources, positions in batches
@@ -461,11 +463,11 @@ def decode_batches(
     return _in_threads(read, jobs, workers=_CORES, ahead=1)
 
 
-def _singly(sources: Sources, positions: range) -> Iterator[Part]:
+def _singly(sources: Sources, positions: range) -> Iterator[BatchSlice]:
     return ((sources, range(position, position + 1)) for position in positions)
 
 
-def _read(part: Part, *, preprocessing: Preprocessing, decode: Decode | None) -> list[Pixels | ImageError]:
+def _read(part: BatchSlice, *, preprocessing: Preprocessing, decode: Decode | None) -> list[Pixels | ImageError]:
     sources, positions = part
     found: list[Pixels | ImageError] = []
     for position in positions:
@@ -495,7 +497,10 @@ def _one_by_one(
 
 
 def _in_threads(
-    read: Callable[[Part], list[Pixels | ImageError]], batches: Iterable[list[Part]], workers: int, ahead: int
+    read: Callable[[BatchSlice], list[Pixels | ImageError]],
+    batches: Iterable[list[BatchSlice]],
+    workers: int,
+    ahead: int,
 ) -> Generator[list[Pixels | ImageError], None, None]:
     """The images of every batch, whose parts are read in parallel, and meanwhile those of ``ahead`` more batches."""
     pool = ThreadPoolExecutor(workers, thread_name_prefix="fixstar-decode")

@@ -37,7 +37,7 @@ from fixstar.errors import (
 )
 from fixstar.geometry import short_factors, unit
 from fixstar.images import Decode, ImageSource, Preprocessing
-from fixstar.images.reading import Part, decode_batches
+from fixstar.images.reading import BatchSlice, decode_batches
 from fixstar.models.backbones import BACKBONES, PRETRAINED, Backbone, create_backbone
 from fixstar.models.backbones.base import require_images
 from fixstar.models.backbones.endpoint import endpoint_backbone
@@ -209,6 +209,7 @@ class Encoder(nn.Module):
         self.adapter = adapter
         self.slots = slots
         self.inputs = inputs or backbone.inputs
+        self.reads: Reads = "texts" if isinstance(self.inputs, Prompts) else "images"
         self.about: dict[str, Any] = dict(about or {})
         self._canary: tuple[Vectors, Path] | None = None
         mean, std = _statistics(self.inputs)
@@ -328,13 +329,6 @@ class Encoder(nn.Module):
         with _trusting_own(encoder):
             _require_steady(encoder)
         return encoder
-
-    @property
-    def reads(self) -> Reads:
-        """What it makes vectors of."""
-        if isinstance(self.inputs, Prompts):
-            return "texts"
-        return "images"
 
     @property
     def preprocessing(self) -> Preprocessing:
@@ -577,7 +571,7 @@ class Encoder(nn.Module):
         if self.reads == "images" and isinstance(items, np.ndarray) and self._takes(items):
             whole = (torch.from_numpy(np.ascontiguousarray(items[part.start : part.stop])) for part in parts)
             return (_Prepared(len(pixels), list(range(len(pixels))), pixels) for pixels in whole)
-        return self._read(((items, part) for part in parts), refuse=refuse, decode=decode)
+        return self._read([(items, part) for part in parts], refuse=refuse, decode=decode)
 
     def _takes(self, array: np.ndarray[Any, Any]) -> bool:
         """Whether the array holds pixels as the model takes them, or backbone features."""
@@ -588,7 +582,9 @@ class Encoder(nn.Module):
         shape = (*self.preprocessing.size, self.preprocessing.channels)
         return bool(array.dtype == np.uint8 and array.shape[1:] == shape)
 
-    def _read(self, parts: Iterable[Part], *, refuse: bool, decode: Decode | None) -> Generator[_Prepared, None, None]:
+    def _read(
+        self, parts: Iterable[BatchSlice], *, refuse: bool, decode: Decode | None
+    ) -> Generator[_Prepared, None, None]:
         """Every batch, read. With ``refuse`` the first item that cannot be read is raised."""
         read: Generator[Sequence[Any], None, None]
         if isinstance(self.backbone, TextBackbone):
@@ -678,7 +674,7 @@ def _check_encode(images: Any, batch_size: int, form: str, bad: str) -> None:
         raise InputError(f"batch_size must be at least 1, got {batch_size}")
 
 
-def _checked_texts(parts: Iterable[Part]) -> Generator[list[str | TextError], None, None]:
+def _checked_texts(parts: Iterable[BatchSlice]) -> Generator[list[str | TextError], None, None]:
     """The texts of every batch; ``TextError`` where one cannot be embedded."""
     for texts, positions in parts:
         found: list[str | TextError] = []

@@ -55,7 +55,7 @@ STOP = 20.0  # seconds for jobs to reach a point where they can resume later
 _log = logging.getLogger("fixstar.service")
 
 
-async def _read_through(workspace: Workspace, settings: ServiceSettings, metrics: Metrics) -> None:
+async def _read_through(workspace: Workspace, settings: ServiceSettings, counters: Metrics) -> None:
     """Re-embed items that searches find, up to the hourly rate in the settings, until cancelled."""
     if settings.read_through is None:
         return
@@ -71,7 +71,7 @@ async def _read_through(workspace: Workspace, settings: ServiceSettings, metrics
         except Exception:  # a server that embeds may be down, or the version being retired: searches go on
             _log.exception("read-through failed; it continues with the next items that searches find")
             continue
-        metrics.embedded.labels(await asyncio.to_thread(serving.deployed), "item").inc(done)
+        counters.embedded.labels(await asyncio.to_thread(serving.deployed), "item").inc(done)
 
 
 def create_app(
@@ -87,13 +87,13 @@ def create_app(
     is that of the process, if it has several services.
     """
     keys = keys or Keys(workspace.path)
-    metrics = Metrics()
+    counters = Metrics()
     buckets = rate_buckets(settings, workspace.path / "state")
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         intake = Intake(settings, buckets)
-        batcher = QueryBatcher(workspace, settings, metrics, intake)
+        batcher = QueryBatcher(workspace, settings, counters, intake)
         jobs = locked or Jobs(workspace, settings)
         app.state.context = Context(
             workspace=workspace,
@@ -102,11 +102,11 @@ def create_app(
             intake=intake,
             batcher=batcher,
             jobs=jobs,
-            metrics=metrics,
+            metrics=counters,
         )
         batcher.start()
         jobs.start()
-        reading = asyncio.create_task(_read_through(workspace, settings, metrics))
+        reading = asyncio.create_task(_read_through(workspace, settings, counters))
         try:
             yield
         finally:  # no request is under way any more: first what uses the gallery, then the gallery
@@ -130,7 +130,7 @@ def create_app(
         redoc_url=None,
         middleware=[
             Middleware(SecurityHeaders),
-            Middleware(RequestMonitor, metrics=metrics, documented=documented, access=settings.access_log),
+            Middleware(RequestMonitor, metrics=counters, documented=documented, access=settings.access_log),
             Middleware(Admission, settings=settings, keys=keys, buckets=buckets),
             Middleware(BodyLimit, settings=settings, budget=budget),
             Middleware(WellFormed),
@@ -302,23 +302,23 @@ def _disk_problem(error: OSError) -> Problem:
 def _framework_problem(request: Request, error: HTTPException) -> Problem:
     method = request.method
     path = request.url.path
-    status = error.status_code
+    code = error.status_code
     seen = str(error.detail)
     headers = error.headers
-    if status == 404:
+    if code == 404:
         close = difflib.get_close_matches(path[:200], request.app.openapi()["paths"], n=1, cutoff=0.75)
         hint = ""
         if close:
             hint = f"did you mean {close[0]}? All are listed at /v1/docs"
         return Problem("not-found", f"no operation has the path {path!r:.200}", hint, headers=headers)
-    if status == 405:
+    if code == 405:
         allowed = (headers or {}).get("Allow") or (headers or {}).get("allow") or "other methods"
         return Problem("wrong-method", f"{method:.20} {path!r:.200}: this address takes {allowed}", headers=headers)
-    if status == 400:
+    if code == 400:
         kind, hint = next(meaning for begin, meaning in _FORM_ERRORS if seen.startswith(begin))
         return Problem(kind, seen, hint, headers=headers)
-    kind = "bug" if status >= 500 else "invalid-request"
-    return Problem(kind, seen, status=status, headers=headers)
+    kind = "bug" if code >= 500 else "invalid-request"
+    return Problem(kind, seen, status=code, headers=headers)
 
 
 # --- the OpenAPI document, and a page made from it
@@ -480,7 +480,7 @@ def _add_page(app: FastAPI) -> None:
     async def problem_type(name: str) -> HTMLResponse:
         if name not in PROBLEMS:
             raise Problem("not-found", f"no problem has the type {name!r:.200}", "the types are listed at /v1/docs")
-        status, title, remedy = PROBLEMS[name]
-        return html_page(title, f"<p>HTTP {status}. What to do: {escape(remedy)}.</p>")
+        code, title, remedy = PROBLEMS[name]
+        return html_page(title, f"<p>HTTP {code}. What to do: {escape(remedy)}.</p>")
 
     app.mount("/static", files)

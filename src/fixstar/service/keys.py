@@ -19,8 +19,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from fixstar.durable import WatchedFile, document, exclusive, read_document, replace_json
-from fixstar.errors import InputError, ModelError, UnknownNameError
+from fixstar.durable import WatchedFile, document, exclusive, parse_document, replace_json
+from fixstar.errors import InputError, UnknownNameError
 from fixstar.service.problems import Problem
 from fixstar.service.settings import ServiceSettings
 
@@ -146,15 +146,15 @@ class Keys:
 
 
 def _parsed(file: Path) -> tuple[Key, ...]:
-    try:
-        keys = tuple(Key(**key) for key in read_document(file, "keys")["keys"])
-        for key in keys:
-            _ = key.has_expired  # an unreadable time is damage too
-    except (ValueError, KeyError, TypeError) as error:
-        raise ModelError(f"{file} is damaged ({error}); restore it from a copy") from error
+    return parse_document(file, "keys", _keys)
+
+
+def _keys(content: Mapping[str, Any]) -> tuple[Key, ...]:
+    keys = tuple(Key(**key) for key in content["keys"])
     for key in keys:
+        _ = key.has_expired  # an unreadable time is damage too
         if key.role not in ROLES:
-            raise ModelError(f"{file} is damaged: no role {key.role!r}; restore it from a copy")
+            raise ValueError(f"no role {key.role!r}")
     return keys
 
 

@@ -284,9 +284,9 @@ async def search_examples(context: Shared, query: ExampleQuery) -> SearchRespons
     """The items most like the positive examples and unlike the negative ones, these left out."""
     began = time.perf_counter()
     request = _request(context, query)
-    count = len(query.positive.images) + len(query.negative.images)
-    if count > context.settings.items_at_once:
-        raise _invalid(f"{count} images; up to {context.settings.items_at_once} may come at once", "send fewer")
+    images = len(query.positive.images) + len(query.negative.images)
+    if images > context.settings.items_at_once:
+        raise _invalid(f"{images} images; up to {context.settings.items_at_once} may come at once", "send fewer")
     positive = await _examples(context, "positive", query.positive)
     negative = await _examples(context, "negative", query.negative)
     search_now = partial(
@@ -297,11 +297,11 @@ async def search_examples(context: Shared, query: ExampleQuery) -> SearchRespons
         decode=context.intake.processes.pixels,
     )
 
-    if not count:
+    if not images:
         found = await run_in_threadpool(search_now)
     else:
         found = await context.intake.in_turn(lambda: run_in_threadpool(search_now))  # it decodes in its thread
-        await context.intake.count(count)
+        await context.intake.count(images)
     return await _answered(context, request, found, began=began)
 
 
@@ -446,14 +446,14 @@ def item_page(
     characters = 0
     last = after
     with closing(cast(Any, gallery.iterate(version, after))) as source:
-        for item in cast(Iterator[StoredItem], source):
+        for one in cast(Iterator[StoredItem], source):
             if len(found) == limit or looked_at == SCANNED or characters > LISTED:
                 return ItemPage(items=tuple(found), next=last, looked_at=looked_at)
             looked_at += 1
-            last = item.id
-            if passes(item.payload):
-                found.append(_shown_item(item))
-                characters += len(str(item.payload))
+            last = one.id
+            if passes(one.payload):
+                found.append(_shown_item(one))
+                characters += len(str(one.payload))
     return ItemPage(items=tuple(found), next=None, looked_at=looked_at)
 
 
@@ -476,17 +476,17 @@ def item_sample(gallery: Gallery, limit: int) -> list[StoredItem]:
         repeated = 0
         jump = None
         with closing(cast(Any, gallery.iterate(None, after))) as source:
-            for item in cast(Iterator[StoredItem], source):
+            for one in cast(Iterator[StoredItem], source):
                 looked_at += 1
-                after = item.id
-                kept = by_label.setdefault(item.payload.get(LABEL), [])
+                after = one.id
+                kept = by_label.setdefault(one.payload.get(LABEL), [])
                 if len(kept) < limit:
-                    kept.append(item)
+                    kept.append(one)
                 if len(kept) > 1:
                     repeated += 1
                 else:
                     repeated = 0
-                folder, slash, _ = item.id.rpartition("/")
+                folder, slash, _ = one.id.rpartition("/")
                 if repeated >= _REPEATED and slash:
                     jump = f"{folder}{slash}{chr(sys.maxunicode)}"
                     break
@@ -496,7 +496,7 @@ def item_sample(gallery: Gallery, limit: int) -> list[StoredItem]:
             break
         after = jump
     rounds = zip_longest(*by_label.values())
-    return [item for one in rounds for item in one if item is not None][:limit]
+    return [one for layer in rounds for one in layer if one is not None][:limit]
 
 
 @router.get("/items/count", tags=["items"], dependencies=READ, responses=problem_responses(404))
@@ -726,16 +726,16 @@ async def _added(context: Context, uploads: Sequence[_Upload]) -> Added:
     return Added(version=stored.version, added=tuple(stored.payloads), bad=bad)
 
 
-def _plan_texts(settings: ServiceSettings, items: Sequence[TextItem]) -> list[_Upload]:
+def _plan_texts(settings: ServiceSettings, texts: Sequence[TextItem]) -> list[_Upload]:
     """Texts with their ids and payloads; refused before anything is stored if one does not fit."""
-    names = _checked_ids([_new_id() if item.id is None else item.id for item in items])
+    names = _checked_ids([_new_id() if one.id is None else one.id for one in texts])
     uploads = []
-    for number, (name, item) in enumerate(zip(names, items, strict=True)):
-        content = _checked_payload(item.payload)
+    for number, (name, one) in enumerate(zip(names, texts, strict=True)):
+        content = _checked_payload(one.payload)
         if TEXT in content:
             raise _invalid(f"the payload of {name!r:.80} has a field text", "send the text beside the payload, once")
         _require_small(settings, name, content)
-        uploads.append(_Upload(name, content, file=None, index=number, text=item.text))
+        uploads.append(_Upload(name, content, file=None, index=number, text=one.text))
     return uploads
 
 
@@ -858,19 +858,19 @@ async def _add_items(context: Context, uploads: Sequence[_Upload], expected: int
         revisions.update(zip(ids, made, strict=True))
 
     def store() -> _Stored:
-        items = []
+        readable = []
         problems = {}
         for upload, one in zip(uploads, decoded, strict=True):
             if isinstance(one, Problem):
                 problems[upload.id] = one
             else:
-                items.append(one)
+                readable.append(one)
         with space.registry.using(version):
             done = index_items(
                 space.gallery,
                 version,
                 embedder=LocalEmbedder(encoder),
-                items=items,
+                items=readable,
                 again=True,
                 store=write,
             )
@@ -879,7 +879,7 @@ async def _add_items(context: Context, uploads: Sequence[_Upload], expected: int
             problems[bad.name] = Problem(f"unreadable-{encoder.reads[:-1]}", bad.reason)
         return _Stored(
             version=version,
-            payloads={item.id: dict(item.payload) for item in items if item.id not in problems},
+            payloads={one.id: dict(one.payload) for one in readable if one.id not in problems},
             rejected=[(one, problems[one.id]) for one in uploads if one.id in problems],
             revisions=revisions,
         )
@@ -926,11 +926,11 @@ async def _keep_images(context: Context, uploads: Sequence[_Upload]) -> list[dic
         except Problem as problem:
             problem.detail = f"{upload.bad('').title}: {problem.detail}; nothing was stored"
             raise
-    items = []
+    accepted = []
     for upload, suffix in zip(uploads, suffixes, strict=True):
         assert upload.file is not None
         await upload.file.seek(0)
         kept = await run_in_threadpool(context.workspace.images.keep, await upload.file.read(), suffix)
         payload = {**upload.payload, **kept}
-        items.append({"id": upload.id, "image": kept[IMAGE], "payload": payload, "file": upload.name})
-    return items
+        accepted.append({"id": upload.id, "image": kept[IMAGE], "payload": payload, "file": upload.name})
+    return accepted

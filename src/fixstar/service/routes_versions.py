@@ -63,7 +63,6 @@ from fixstar.workspace.checks import (
 )
 from fixstar.workspace.drift import DriftPoint as MovedItem
 from fixstar.workspace.drift import drift_map
-from fixstar.workspace.registry import version_number
 
 router = APIRouter(prefix="/v1")
 
@@ -87,7 +86,9 @@ def versions(context: Shared) -> list[Version]:
     space = context.workspace
     counts = space.gallery.count()
     deployed = space.rollout.current()
-    return [Version(**_version_fields(space, name, counts=counts, deployed=deployed)) for name in _all(space)]
+    return [
+        Version(**_version_fields(space, name, counts=counts, deployed=deployed)) for name in space.registry.known()
+    ]
 
 
 @router.get("/versions/{name}", tags=["versions"], dependencies=READ, responses=problem_responses(404))
@@ -133,7 +134,7 @@ def _version_fields(space: Workspace, name: str, counts: dict[str, int], deploye
         "check": None if found is None else found.outcome,
         "gain": _gain(found),
         "vectors": counts.get(name, 0),
-        "unreached": space.unreachable_vectors(name),
+        "left_out": space.left_out_vectors(name),
         "retired": name in space.registry.retired(),
         "fixstar": card.get("fixstar"),
     }
@@ -155,13 +156,9 @@ def _gain(found: SavedCheck | None) -> Gain | None:
     )
 
 
-def _all(space: Workspace) -> list[str]:
-    return sorted({*space.versions(), *space.registry.retired()}, key=version_number)
-
-
 def _known(space: Workspace, name: str) -> str:
     """A version of the registry. Other names are refused, so none becomes part of a path."""
-    names = _all(space)
+    names = space.registry.known()
     if name in names:
         return name
     error = space.no_encoder(name)
@@ -300,15 +297,15 @@ def _forget_drift_maps(path: str, revision: int) -> None:
 @router.get("/compatibility", tags=["versions"], dependencies=READ)
 def compatibility(context: Shared) -> Compatibility:
     """Which version's queries work on which version's gallery, from checks on the same images; the latest counts."""
-    names = _all(context.workspace)
-    checks = checks_on_one_set(context.workspace.path, names)
+    names = context.workspace.registry.known()
+    latest = checks_on_one_set(context.workspace.path, names)
     cells: dict[tuple[str, str], MatrixCell] = {}
-    for one in checks:
+    for one in latest:
         for cell in _matrix_cells(one):
             cells.setdefault((cell.query_version, cell.gallery_version), cell)
     shown = list(dict.fromkeys([*names, *(cell.gallery_version for cell in cells.values())]))
     ranked = sorted(cells.values(), key=lambda one: (shown.index(one.query_version), shown.index(one.gallery_version)))
-    measured_on = {one.version: _measured_on(one) for one in checks}
+    measured_on = {one.version: _measured_on(one) for one in latest}
     return Compatibility(versions=tuple(shown), cells=tuple(ranked), measured_on=measured_on)
 
 
@@ -396,7 +393,7 @@ def deploy(context: Shared, wanted: DeployRequest, caller: Admin) -> Deployment:
         queries=wanted.queries,
     )
     _record(context, move)
-    return Deployment(**vars(move), unreached=space.unreachable_vectors(move.version))
+    return Deployment(**vars(move), left_out=space.left_out_vectors(move.version))
 
 
 @router.post("/rollback", tags=["lifecycle"], responses=problem_responses(409))
@@ -407,15 +404,15 @@ def rollback(context: Shared, caller: Admin, wanted: RollbackRequest | None = No
     if space.versions():
         space.rollout.require_deployed(wanted.deployed)
     _previous(space)
-    job = _active_backfill(context)
+    running = _active_backfill(context)
     move = space.rollback(caller.name, wanted.deployed, wanted.to)
     _record(context, move)
     return Rollback(
         **vars(move),
         left=space.rollout.left_by(move),
         unchecked=space.unchecked_vectors(move.version),
-        unreached=space.unreachable_vectors(move.version),
-        cancelled=_ended_by(job, move.version),
+        left_out=space.left_out_vectors(move.version),
+        cancelled=_ended_by(running, move.version),
     )
 
 
@@ -428,7 +425,7 @@ def rollback_preview(context: Shared) -> RollbackPreview:
         deployed=space.deployed(),
         to=to,
         unchecked=space.unchecked_vectors(to),
-        unreached=space.unreachable_vectors(to),
+        left_out=space.left_out_vectors(to),
         cancelled=_ended_by(_active_backfill(context), to),
     )
 
@@ -463,17 +460,17 @@ def _record(context: Context, move: SavedMove) -> None:
 
 
 def _active_backfill(context: Context) -> work.Job | None:
-    job = context.jobs.latest("backfill")
-    if job is None or job.has_ended:
+    found = context.jobs.latest("backfill")
+    if found is None or found.has_ended:
         return None
-    return job
+    return found
 
 
-def _ended_by(job: work.Job | None, version: str) -> str | None:
+def _ended_by(running: work.Job | None, deployed: str) -> str | None:
     """The id of a backfill that ends when ``version`` is deployed."""
-    if job is None or job.parameters["target"] == version:
+    if running is None or running.parameters["target"] == deployed:
         return None
-    return job.id
+    return running.id
 
 
 # --- backfill and history
@@ -500,12 +497,12 @@ def start_backfill(context: Shared, caller: Admin, wanted: BackfillRequest | Non
 def backfill(context: Shared) -> BackfillState:
     """The last backfill plan: its progress, what was predicted and measured; and what another could do."""
     space = context.workspace
-    job = context.jobs.latest("backfill")
+    last = context.jobs.latest("backfill")
     state: dict[str, Any] = {"job": None}
     result: Mapping[str, Any] = {}
-    if job is not None:
-        state["job"] = Job.model_validate(job)
-        result = job.result or {}
+    if last is not None:
+        state["job"] = Job.model_validate(last)
+        result = last.result or {}
     state["predicted"] = result.get("predicted") or None
     state["measured"] = result.get("measured", ())
     files = PlanFiles(space.path)
@@ -597,7 +594,7 @@ def jobs(
     context: Shared, caller: Reader, limit: Annotated[int, Query(ge=1, le=200, description="Jobs, at most.")] = 50
 ) -> list[Job]:
     """The jobs that are remembered, newest first."""
-    return [_as_shown(job, caller) for job in context.jobs.all()[:limit]]
+    return [_as_shown(one, caller) for one in context.jobs.all()[:limit]]
 
 
 @router.get("/jobs/{id}", tags=["jobs"], responses=problem_responses(404))
@@ -606,8 +603,8 @@ def job(context: Shared, name: JobId, caller: Reader) -> Job:
     return _as_shown(context.jobs.get(name), caller)
 
 
-def _as_shown(job: work.Job, caller: Caller) -> Job:
-    shown = Job.model_validate(job)
+def _as_shown(kept: work.Job, caller: Caller) -> Job:
+    shown = Job.model_validate(kept)
     if shown.error is None or shown.kind not in _NAME_FILES or caller.may("admin"):
         return shown
     error = shown.error.model_copy(update={"detail": "a key with the role admin shows why", "next_steps": ()})

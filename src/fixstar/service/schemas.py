@@ -388,7 +388,7 @@ class Gain(_Response):
 
 
 class Version(_Response):
-    """A version: ``vectors`` that it made, ``unreached`` ones that its queries do not find, its last ``check``.
+    """A version: ``vectors`` that it made, ``left_out`` ones that its queries do not find, its last ``check``.
 
     ``gain`` is what the check measured among the vectors that gain least.
     """
@@ -404,7 +404,7 @@ class Version(_Response):
     check: Literal["pass", "refuse", "missing evidence"] | None
     gain: Gain | None = None
     vectors: int
-    unreached: dict[str, int]
+    left_out: dict[str, int]
     retired: bool
     fixstar: str | None
 
@@ -572,9 +572,9 @@ class Move(_Response):
 
 
 class Deployment(Move):
-    """A deployment. ``unreached`` vectors are not found by queries of ``version``: their number by who made them."""
+    """A deployment. ``left_out`` vectors are not found by queries of ``version``: their number by who made them."""
 
-    unreached: dict[str, int]
+    left_out: dict[str, int]
 
 
 class Rollback(Deployment):
@@ -594,7 +594,7 @@ class RollbackPreview(_Response):
     deployed: str
     to: str
     unchecked: dict[str, int]
-    unreached: dict[str, int]
+    left_out: dict[str, int]
     cancelled: str | None
 
 

@@ -97,7 +97,7 @@ def serve(workspace: Workspace | Mapping[str, Workspace], settings: ServiceSetti
             lifespan="on",
             timeout_graceful_shutdown=_FINISH,
         )
-        _Server(config, served).run(sockets=[listener])
+        _AnnouncingServer(config, served).run(sockets=[listener])
 
 
 def _settings_of(name: str, settings: ServiceSettings) -> ServiceSettings:
@@ -166,7 +166,7 @@ def _listening(settings: ServiceSettings) -> socket.socket:
     return listener
 
 
-class _Server(uvicorn.Server):
+class _AnnouncingServer(uvicorn.Server):
     """Prints its addresses once it is ready, and exits normally on SIGINT and SIGTERM."""
 
     def __init__(self, config: uvicorn.Config, served: Mapping[str, Path]) -> None:

@@ -192,7 +192,8 @@ def broadcast_from_rank_zero(values: Iterable[Tensor]) -> None:
 
 # Batch norm over the whole batch where each process holds a share of it. torch.nn.SyncBatchNorm does the same, but it
 # raises for tensors on a CPU, where this is tested with two processes, and it would have to replace the layers: then
-# the names and types of what is saved would depend on the number of processes.
+# the names and types of what is saved would depend on the number of processes. So the layers stay, and only their
+# ``forward`` is exchanged meanwhile. A test fails once torch's takes tensors on a CPU.
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ from fixstar.durable import exclusive, is_vacant, remove_leftovers, replace_json
 from fixstar.errors import CheckpointError
 from fixstar.models import Encoder
 from fixstar.training.distributed import from_rank_zero, on_rank_zero
+from fixstar.versions import VersionFiles, version_name
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,11 @@ class RunDirectory:
     """Paths and rules of a run directory. Only rank zero writes; the other processes wait for it."""
 
     path: Path
+
+    @property
+    def files(self) -> VersionFiles:
+        """Where the files of each version lie."""
+        return VersionFiles(self.path)
 
     @classmethod
     def open(cls, path: str | Path, description: dict[str, Any]) -> RunDirectory:
@@ -81,7 +87,7 @@ class RunDirectory:
     def _exclusive(self) -> Iterator[None]:
         try:
             with exclusive(self.path):
-                for part in (self.path, self.path / "versions", self.path / "memory"):
+                for part in (self.path, self.files.finished, self.files.memories):
                     remove_leftovers(part)
                 yield
         except BlockingIOError:
@@ -89,15 +95,15 @@ class RunDirectory:
 
     def checkpoint(self, number: int) -> Path:
         """The checkpoint of version ``number`` while it is trained."""
-        return self.path / f"checkpoint-v{number}.safetensors"
+        return self.files.checkpoint(version_name(number))
 
     def version(self, number: int) -> Path:
         """The directory of version ``number``."""
-        return self.path / "versions" / f"v{number}"
+        return self.files.encoder(version_name(number))
 
     def memory(self, number: int) -> Path:
         """The replay memory after version ``number``."""
-        return self.path / "memory" / f"v{number}.safetensors"
+        return self.files.memory(version_name(number))
 
     @property
     def features(self) -> Path:

@@ -39,6 +39,7 @@ from fixstar.training.loop import EpochLog, train
 from fixstar.training.run import Select, Training, ValidationScores, selected_epoch
 from fixstar.training.settings import Settings
 from fixstar.training.steps import SharedPixels
+from fixstar.versions import version_name
 
 _SHORT = 12  # hexadecimal digits of a part's digest
 _PART_NAMES = {  # where the name of a setting does not say what it is
@@ -94,7 +95,7 @@ class Version:
     @property
     def name(self) -> str:
         """v1, v2, ..."""
-        return f"v{self.number}"
+        return version_name(self.number)
 
 
 def train_version(
@@ -374,8 +375,8 @@ class VersionPlan:
         best = selected_epoch([scores for _, scores in selectable])
         data = {"name": images.name, "images": len(images), "classes": len(images.classes)}
         return {
-            "version": f"v{number}",
-            "parent": f"v{number - 1}" if number > 1 else None,
+            "version": version_name(number),
+            "parent": version_name(number - 1) if number > 1 else None,
             "method": {
                 "name": method.name,
                 "options": dict(method.options),

@@ -64,7 +64,7 @@ class Compared(NamedTuple):
 class Judged:
     """What ``judge`` found: the verdict, in a ``sentence`` too, and every measure of every search.
 
-    ``measure`` is the one that decided. ``left_out`` counts what could not be used, by reason.
+    ``measure`` is the one that decided. ``skipped`` counts what could not be used, by reason.
     """
 
     verdict: Ruling
@@ -74,7 +74,7 @@ class Judged:
     queries: int
     gallery: int
     measured: Mapping[str, Mapping[str, Compared]]
-    left_out: Mapping[str, int] = field(default_factory=dict)
+    skipped: Mapping[str, int] = field(default_factory=dict)
     rules: GateRules = field(default_factory=GateRules)
 
     def __str__(self) -> str:
@@ -102,7 +102,7 @@ class Judged:
             "gallery": self.gallery,
             "confidence": self.rules.confidence,
             "tolerance": self.rules.tolerance,
-            "left_out": dict(self.left_out),
+            "skipped": dict(self.skipped),
             "measured": {
                 name: {search: row._asdict() for search, row in rows.items()} for name, rows in self.measured.items()
             },
@@ -178,7 +178,7 @@ def judge(
         queries=len(found.queries),
         gallery=len(stored[OLD].ids),
         measured=measured,
-        left_out=_left_out(found, items, used),
+        skipped=_skipped(found, items, used),
         rules=rules,
     )
     return replace(judged, sentence=_sentence(judged, decided))
@@ -251,7 +251,7 @@ def _taken(side: Embedded, rows: Sequence[int]) -> Embedded:
     return side._replace(ids=[side.ids[row] for row in rows], vectors=side.vectors[list(rows)])
 
 
-class _Division(NamedTuple):
+class _JudgedItems(NamedTuple):
     asked: dict[str, Embedded]
     stored: dict[str, Embedded]
     wanted: Grades
@@ -259,7 +259,7 @@ class _Division(NamedTuple):
 
 def _among_items(
     items: Mapping[str, Embedded], wanted: Grades | None, known: Mapping[str, str], seed: int
-) -> _Division:
+) -> _JudgedItems:
     """Queries that are items themselves are taken out of the gallery; by labels they are half of each class."""
     ids = items[OLD].ids
     if wanted is not None:
@@ -283,7 +283,7 @@ def _among_items(
     asked = {search: _taken(side, queries) for search, side in by_new.items()}
     if wanted is None:
         wanted = _of_one_label(asked, stored=stored, right=known, known=known)
-    return _Division(asked, stored, wanted)
+    return _JudgedItems(asked, stored, wanted)
 
 
 def _of_one_label(
@@ -376,7 +376,7 @@ def _ruling(found: Difference, rules: GateRules) -> Ruling:
     return "cannot be told"
 
 
-def _left_out(found: Relevant, items: Mapping[str, Embedded], used: set[str]) -> dict[str, int]:
+def _skipped(found: Relevant, items: Mapping[str, Embedded], used: set[str]) -> dict[str, int]:
     """How many items were not used, by reason; reasons that did not occur are omitted."""
     everything = {item for side in items.values() for item in side.ids}
     counts = {

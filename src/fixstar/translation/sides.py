@@ -183,10 +183,10 @@ def _listed_images(source: Path) -> list[_Image]:
 
 
 def _images_below(folder: Path) -> list[_Image]:
-    from fixstar.data.formats import below, list_images, warn_left_out
+    from fixstar.data.formats import below, list_images, warn_skipped
 
     paths, others = list_images(folder)
-    warn_left_out(folder, others)
+    warn_skipped(folder, others)
     if not paths:
         raise DataError(f"{folder} holds no images")
     found = []

@@ -20,7 +20,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from fixstar.durable import DAMAGE, WatchedFile, document, read_document, replace_json, write_arrays
+from fixstar.durable import WatchedFile, document, parse_document, replace_json, write_arrays
 from fixstar.errors import GateError, ModelError, NextStep, plural
 from fixstar.evaluation import Difference, Thumbnails
 from fixstar.evaluation.evidence import Verdict
@@ -303,9 +303,9 @@ def _images_of(check: Check) -> tuple[str, str]:
 
 def _read_check(path: Path, version: str) -> Check:
     try:
-        return Check.from_json(read_document(path, "check"))
-    except (ModelError, *DAMAGE) as error:
-        raise ModelError(f"{path} is damaged ({error})", NextStep("check", {"version": version})) from error
+        return parse_document(path, "check", Check.from_json)
+    except ModelError as error:
+        raise ModelError(str(error), NextStep("check", {"version": version})) from error
 
 
 def outweighing_check(workspace: Path, check: Check) -> Check | None:

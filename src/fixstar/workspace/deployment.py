@@ -12,8 +12,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from fixstar.durable import WatchedFile, document, exclusive, read_document, replace_json
+from fixstar.durable import WatchedFile, document, exclusive, parse_document, replace_json
 from fixstar.errors import DeploymentMovedError, GateError, InputError, ModelError
+from fixstar.versions import version_name
 from fixstar.workspace.registry import Registry
 
 Kind = Literal["deploy", "rollback", "translate"]
@@ -48,7 +49,7 @@ class Rollout:
         self._registry = Registry(path)
         self._directory = path / "state"
         self._file = self._directory / "deployment.json"
-        self._start = Move("v1", "deploy", "")
+        self._start = Move(version_name(1), "deploy", "")
         self._first = self._start
         self._moves: WatchedFile[tuple[Move, ...]] = WatchedFile(self._file, _parse, ())
 
@@ -63,10 +64,11 @@ class Rollout:
     def _first_move(self) -> Move:
         """Where the pointer stands before any move: the same object as long as it is the same version."""
         number = 1
-        while self._registry.is_retired(f"v{number}"):
+        while self._registry.is_retired(version_name(number)):
             number += 1
-        if self._first.version != f"v{number}":
-            self._first = Move(f"v{number}", "deploy", "")
+        name = version_name(number)
+        if self._first.version != name:
+            self._first = Move(name, "deploy", "")
         return self._first
 
     def history(self) -> tuple[Move, ...]:
@@ -202,10 +204,7 @@ class Rollout:
 
 
 def _parse(file: Path) -> tuple[Move, ...]:
-    try:
-        return tuple(map(_parse_move, read_document(file, "deployment")["moves"]))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelError(f"{file} is damaged ({error}); restore it from a copy") from error
+    return parse_document(file, "deployment", lambda content: tuple(map(_parse_move, content["moves"])))
 
 
 def _parse_move(content: dict[str, Any]) -> Move:

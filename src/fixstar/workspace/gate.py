@@ -31,9 +31,9 @@ from numpy.typing import NDArray
 
 from fixstar.errors import NextStep, plural
 from fixstar.evaluation import CrossTest, Report, VersionFeatures, flips, gallery_query_split, lost_queries
+from fixstar.evaluation.labelled_vectors import SHARES, LabelledVectors, searchable, vectors_of_images
 from fixstar.evaluation.relevance import Relevant
 from fixstar.evaluation.retrieval import MEASURED
-from fixstar.evaluation.trial import SHARES, Trial, searchable, trial_of_images
 from fixstar.evaluation.verdicts import (
     GateRules,
     halves,
@@ -57,6 +57,7 @@ from fixstar.translation.calibrate import (
 )
 from fixstar.translation.choose import by_relevance, gain, with_fewest_models
 from fixstar.translation.score import translated_pair
+from fixstar.versions import named_in_space
 from fixstar.wording import percent, points
 from fixstar.workspace.checks import (
     Check,
@@ -108,10 +109,10 @@ class Finding(NamedTuple):
 
 
 class GateResult(NamedTuple):
-    """A check, the trial that it judged, its cross-test, what was chosen, and accuracy over a backfill by version."""
+    """A check, the vectors that it judged, its cross-test, what was chosen, and accuracy over a backfill by version."""
 
     check: Check
-    trial: Trial
+    labelled: LabelledVectors
     tested: CrossTest
     chosen: Mapping[str, Translation]
     curves: Mapping[str, BackfillCurve]
@@ -153,8 +154,8 @@ def check_version(
         images = searchable(images, inputs, "skip")
         models = [one.name for one in searched if one.has_model]
         ordered = [name for name in registry.names() if name in models]
-        trial = trial_of_images(lambda q, g: features(q, g, [*ordered, version]), images, seed=rules.seed)
-        judged = judge(trial, searched, rules)
+        labelled = vectors_of_images(lambda q, g: features(q, g, [*ordered, version]), images, seed=rules.seed)
+        judged = judge(labelled, searched, rules)
         has_chosen = card["about"].get("validation") is not None or bool(card["about"].get("trials"))
         check = _with_image_notes(judged.check, source == "held out" and has_chosen, learnt_by)
         proposed = proposals(judged, deployed=Rollout(registry.path).current())
@@ -178,7 +179,7 @@ def check_version(
         check = _about_texts(check)
     if judged is not None:
         if stronger is None:
-            check = replace(check, pictures=save_flips(registry.path, check, judged.trial.thumbnails))
+            check = replace(check, pictures=save_flips(registry.path, check, judged.labelled.thumbnails))
         if report and len(judged.tested.names) > 1:
             if stronger is None:
                 folder = f"checks/{version}"
@@ -346,30 +347,31 @@ def _with_files(check: Check, chosen: Mapping[str, Translation], keep: Callable[
     return replace(check, cells=tuple(cells))
 
 
-def judge(trial: Trial, searched: Sequence[Searched], rules: GateRules | None = None) -> GateResult:
-    """The verdict on a trial's last version: what its queries find among the vectors of each version searched."""
+def judge(labelled: LabelledVectors, searched: Sequence[Searched], rules: GateRules | None = None) -> GateResult:
+    """The verdict on the last version: what its queries find among the vectors of each version searched."""
     rules = rules or GateRules()
-    known = {one.name for one in trial.versions[:-1]}
+    known = {one.name for one in labelled.versions[:-1]}
     measured = [one for one in searched if one.name in known and one.measurable]
-    choosing, judging = halves(trial.query_labels, rules.seed)
+    choosing, judging = halves(labelled.query_labels, rules.seed)
     chooses = rules.weight is None and any(one.chooses for one in measured) and len(judging) > 0
-    chosen = _chosen_ways(trial, measured=measured, rows=choosing if chooses else None, rules=rules)
+    chosen = _chosen_ways(labelled, measured=measured, rows=choosing if chooses else None, rules=rules)
     if chooses:
-        trial = _with_queries(trial, judging)
-    *older, newest = [replace(one, adapt=None) for one in trial.versions]
+        labelled = _with_queries(labelled, judging)
+    asked = len(labelled.query_labels)
+    *older, newest = [replace(one, adapt=None) for one in labelled.versions]
     features = {one.name: one for one in older}
     pairs = {name: translated_pair(way, features[name], newest) for name, way in chosen.items()}
-    tested = _cross_test(trial, chosen)
+    tested = _cross_test(labelled, chosen)
     cells: list[CheckedCell] = []
     findings: list[Finding] = []
     count = len(measured) + sum(one.sample is not None for one in searched)
     for one in measured:
-        cell = evaluate_cell(trial, tested=tested, pair=pairs[one.name], way=chosen[one.name], rules=rules, cells=count)
+        cell = evaluate_cell(
+            labelled, tested=tested, pair=pairs[one.name], way=chosen[one.name], rules=rules, cells=count
+        )
         cells.append(cell)
         findings.append(
-            _cell_finding(
-                newest.name, cell=cell, queries=len(trial.query_labels), cells=count, rules=rules, chosen_by=chooses
-            )
+            _cell_finding(newest.name, cell=cell, queries=asked, cells=count, rules=rules, chosen_by=chooses)
         )
     for one in [one for one in searched if one not in measured]:
         if one.sample is not None and one.measurable:
@@ -388,10 +390,10 @@ def judge(trial: Trial, searched: Sequence[Searched], rules: GateRules | None = 
     findings.sort(key=lambda finding: OUTCOMES[finding.verdict] != outcome)  # what decided comes first
     views = [translated(way, features[name], newest) for name, way in chosen.items() if name in features]
     own = replace(newest, queries=newest.queries_in(newest))
-    labels = (trial.query_labels, trial.gallery_labels)
+    labels = (labelled.query_labels, labelled.gallery_labels)
     calibrations, folds = calibrations_and_folds([*views, own], *labels, rules.seed)
     curves = {name: _curve(pair, labels, folds) for name, pair in pairs.items()}
-    notes = list(_mixture_notes(newest.name, curves, len(trial.query_labels)))
+    notes = list(_mixture_notes(newest.name, curves, asked))
     steps = [step for finding in findings for step in finding.next_steps]
     if views and not folds:
         notes.append(_NO_CALIBRATIONS)
@@ -408,8 +410,8 @@ def judge(trial: Trial, searched: Sequence[Searched], rules: GateRules | None = 
         reasons=tuple(finding.reason for finding in findings) or (_alone(newest.name),),
         cells=tuple(cells),
         self_test=float(tested.matrix[-1, -1]),
-        queries=len(trial.query_labels),
-        gallery=len(trial.gallery_labels),
+        queries=asked,
+        gallery=len(labelled.gallery_labels),
         confidence=rules.confidence,
         tolerance=rules.tolerance,
         notes=tuple(notes),
@@ -417,16 +419,16 @@ def judge(trial: Trial, searched: Sequence[Searched], rules: GateRules | None = 
         next_steps=_distinct(steps),
         thresholds=catalogue_thresholds([*views, own], *labels, rules.seed),
     )
-    return GateResult(check=check, trial=trial, tested=tested, chosen=chosen, curves=curves)
+    return GateResult(check=check, labelled=labelled, tested=tested, chosen=chosen, curves=curves)
 
 
 def _chosen_ways(
-    trial: Trial, measured: Sequence[Searched], rows: Indices | None, rules: GateRules
+    labelled: LabelledVectors, measured: Sequence[Searched], rows: Indices | None, rules: GateRules
 ) -> dict[str, Translation]:
     """The translation of each version's vectors, chosen by the queries in ``rows``, if any."""
-    *older, newest = [replace(one, adapt=None) for one in trial.versions]
+    *older, newest = [replace(one, adapt=None) for one in labelled.versions]
     features = {one.name: one for one in older}
-    measure = by_class(trial.query_labels, trial.gallery_labels)
+    measure = by_class(labelled.query_labels, labelled.gallery_labels)
     chosen: dict[str, Translation] = {}
     for one in measured:
         evidence = Evidence(features[one.name], newest, measure)
@@ -470,26 +472,26 @@ def _as_chosen(way: Translation, evidence: Evidence) -> Translation:
     return replace(scaled, about={**scaled.about, CHOSEN: True})
 
 
-def _with_queries(trial: Trial, rows: Indices) -> Trial:
-    """The trial with some of its queries."""
-    thumbnails = trial.thumbnails
+def _with_queries(labelled: LabelledVectors, rows: Indices) -> LabelledVectors:
+    """The vectors with some of the queries."""
+    thumbnails = labelled.thumbnails
     if thumbnails is not None:
         picture = thumbnails.query
         places = rows.tolist()
         thumbnails = thumbnails._replace(query=lambda row: picture(places[row]))
     return replace(
-        trial,
-        versions=[version.take(rows) for version in trial.versions],
-        query_labels=trial.query_labels[rows],
+        labelled,
+        versions=[version.take(rows) for version in labelled.versions],
+        query_labels=labelled.query_labels[rows],
         thumbnails=thumbnails,
     )
 
 
-def _cross_test(trial: Trial, chosen: Mapping[str, Translation]) -> CrossTest:
+def _cross_test(labelled: LabelledVectors, chosen: Mapping[str, Translation]) -> CrossTest:
     """C[t, k] of the versions that the newest one searches: their own queries, and the newest one's on all of them."""
-    newest = trial.versions[-1]
-    older = [version for version in trial.versions[:-1] if version.name in chosen]
-    measure = by_class(trial.query_labels, trial.gallery_labels)
+    newest = labelled.versions[-1]
+    older = [version for version in labelled.versions[:-1] if version.name in chosen]
+    measure = by_class(labelled.query_labels, labelled.gallery_labels)
     last = len(older)
     matrix = np.full((last + 1, last + 1), np.nan)
     hits: dict[tuple[int, int], NDArray[Any]] = {}
@@ -515,7 +517,7 @@ def _distinct(steps: Sequence[NextStep]) -> tuple[NextStep, ...]:
 
 
 def evaluate_cell(
-    trial: Trial,
+    labelled: LabelledVectors,
     tested: CrossTest,
     pair: tuple[VersionFeatures, VersionFeatures],
     way: Translation,
@@ -527,7 +529,7 @@ def evaluate_cell(
     newest = len(tested.names) - 1
     before = tested.hits[k, k]
     after = tested.hits[newest, k]
-    queries = trial.query_labels
+    queries = labelled.query_labels
     found = flips(before, after, queries)
     swapped = flips(after, before, queries)  # its losses are what the newest version wins
     judged = judged_difference(after, before=before, confidence=rules.shared(cells), rules=rules)
@@ -535,11 +537,11 @@ def evaluate_cell(
     won = lost_queries(swapped, queries, *pair, shown=LISTED)
     changed = [one for one in found.classes if one.negative or one.positive]
     named_classes = dict.fromkeys([*changed[:LISTED_CLASSES], *changed[-LISTED_CLASSES:]])
-    original = next(version for version in trial.versions if version.name == pair[0].name)
-    evidence = Evidence(original, trial.versions[-1], by_class(queries, trial.gallery_labels))
+    original = next(version for version in labelled.versions if version.name == pair[0].name)
+    evidence = Evidence(original, labelled.versions[-1], by_class(queries, labelled.gallery_labels))
 
     def named(label: int) -> str:
-        return trial.classes.get(int(label), str(label))
+        return labelled.classes.get(int(label), str(label))
 
     return CheckedCell(
         version=tested.names[k],
@@ -552,10 +554,10 @@ def evaluate_cell(
         negative_flips=len(found.negative),
         positive_flips=len(found.positive),
         lost=tuple(
-            FlippedAnswer(named(queries[one.query]), named(trial.gallery_labels[one.after]), one) for one in lost
+            FlippedAnswer(named(queries[one.query]), named(labelled.gallery_labels[one.after]), one) for one in lost
         ),
         won=tuple(
-            FlippedAnswer(named(queries[one.query]), named(trial.gallery_labels[one.before]), one) for one in won
+            FlippedAnswer(named(queries[one.query]), named(labelled.gallery_labels[one.before]), one) for one in won
         ),
         classes=tuple(ClassChange(named(one.label), one.queries, one.negative, one.positive) for one in named_classes),
         weight=way.weight,
@@ -647,7 +649,7 @@ def _unmeasured(version: str, one: Searched) -> Finding:
         NextStep("check", {"version": version, "pairs": ...}, "vectors by both models, with labels, FILE.npz"),
         NextStep(
             "import-vectors",
-            {"file": ..., "name": f"{one.name.partition('@')[0]}@{version}"},
+            {"file": ..., "name": named_in_space(one.name, version)},
             f"if {version}'s model made these vectors elsewhere",
         ),
     )
@@ -853,14 +855,14 @@ def _mixture_notes(newest: str, curves: Mapping[str, BackfillCurve], queries: in
 
 def _report(judged: GateResult, rules: GateRules) -> Report:
     """The report of an evaluation, with the gate's intervals and its verdict."""
-    check, trial, tested, chosen, curves = judged
+    check, labelled, tested, chosen, curves = judged
     each = rules.shared(len(check.cells))
     newest = len(tested.names) - 1
     below = "strictly above"
     if check.tolerance:
         below = f"less than {in_points(check.tolerance)} points below"
     facts = {
-        **trial.facts,
+        **labelled.facts,
         "Gate": f"{check.outcome}: {'; '.join(check.reasons)}",
         "Criterion": f"compatible if the cross-test is {below} the old version's self-test",
         "Confidence": (
@@ -872,9 +874,9 @@ def _report(judged: GateResult, rules: GateRules) -> Report:
     if check.notes:
         facts["Notes"] = "; ".join(check.notes)
     before = tested.names[-2]
-    versions = {version.name: version for version in trial.versions}
-    pair = translated_pair(chosen[before], versions[before], trial.versions[-1])
-    made = replace(trial, facts=facts, versions=pair).report(tested, each, seed=rules.seed, curve=curves[before])
+    versions = {version.name: version for version in labelled.versions}
+    pair = translated_pair(chosen[before], versions[before], labelled.versions[-1])
+    made = replace(labelled, facts=facts, versions=pair).report(tested, each, seed=rules.seed, curve=curves[before])
     judged_cells = {
         (newest, tested.names.index(cell.version)): cell.judged for cell in check.cells if cell.version in versions
     }
@@ -905,7 +907,7 @@ def proposals(judged: GateResult, deployed: str | None = None) -> tuple[NextStep
     """
     check = judged.check
     failed = [cell for cell in check.cells if cell.verdict != "compatible" and cell.version in judged.curves]
-    if check.outcome == "pass" or not failed or len(judged.trial.query_labels) < LEAST_PROPOSING:
+    if check.outcome == "pass" or not failed or len(judged.labelled.query_labels) < LEAST_PROPOSING:
         return ()
     worst = min(failed, key=lambda cell: cell.difference)
     steps = list(_backfill_step(judged.curves[worst.version], worst.self_test))

@@ -14,7 +14,7 @@ Images of the user can have a name, held-out/named.json: later checks use the sa
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,12 +25,13 @@ from numpy.typing import NDArray
 from fixstar.data.formats import open_images
 from fixstar.data.image_set import ImageSet, concatenate
 from fixstar.data.replay import ReplayMemory
-from fixstar.durable import DAMAGE, document, read_arrays, read_document, replace_json, write_arrays
+from fixstar.durable import document, parse_document, read_arrays, read_document, replace_json, write_arrays
 from fixstar.errors import ImageError, InputError, ModelError, NextStep, UnknownNameError, plural
 from fixstar.images import Preprocessing, decode_ahead
 from fixstar.images.reading import content
+from fixstar.versions import version_number
 from fixstar.workspace.files import require_writable
-from fixstar.workspace.registry import Registry, version_number
+from fixstar.workspace.registry import Registry
 
 SHARE = "hold_out"  # of a card's ``about``
 HELD_OUT = "held-out"  # the name of the images that training held out
@@ -165,7 +166,7 @@ def unlearnt_images(
     following: SplitOff | None = None,
 ) -> UnlearntImages:
     """What was held out up to a version and learnt neither by those versions, ``searched`` nor ``following``."""
-    names = [*registry.retired(), *registry.names()]
+    names = registry.known()
     earlier = [name for name in names if version_number(name) <= version_number(version)]
     asked = [name for name in names if name in earlier or name in searched]
     found = list[ImageSet]()
@@ -205,11 +206,15 @@ def _kept(workspace: Path, names: Sequence[str]) -> Iterator[tuple[ImageSet, NDA
         if images is None:
             continue
         try:
-            draws = np.array(read_document(_file(workspace, f"{name}.json"), "draws")["draws"], np.float64)
-        except (ModelError, OSError, *DAMAGE):
+            draws = parse_document(_file(workspace, f"{name}.json"), "draws", _draws)
+        except (ModelError, OSError):
             continue
         if len(draws) == len(images):
             yield images, draws
+
+
+def _draws(stored: Mapping[str, Any]) -> NDArray[np.float64]:
+    return np.array(stored["draws"], np.float64)
 
 
 def _together(sets: Sequence[ImageSet], preprocessing: Preprocessing) -> ImageSet | None:
@@ -220,8 +225,8 @@ def _together(sets: Sequence[ImageSet], preprocessing: Preprocessing) -> ImageSe
     images = concatenate(found)
     first: dict[bytes, int] = {}
     for row, pixels in enumerate(images.images):
-        content = np.ascontiguousarray(pixels).tobytes()
-        first.setdefault(hashlib.blake2b(content, digest_size=16).digest(), row)
+        data = np.ascontiguousarray(pixels).tobytes()
+        first.setdefault(hashlib.blake2b(data, digest_size=16).digest(), row)
     return images.take(list(first.values()))
 
 

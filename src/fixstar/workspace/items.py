@@ -8,6 +8,7 @@ finds it again. Stored batches stay; a repeated call resumes.
 from __future__ import annotations
 
 import csv
+import dataclasses
 import hashlib
 import json
 import os
@@ -17,7 +18,7 @@ import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from io import BytesIO
 from itertools import islice
 from pathlib import Path
@@ -25,7 +26,7 @@ from typing import Any, Literal, NamedTuple, Protocol, cast
 
 import numpy as np
 
-from fixstar.data.formats import IMAGE_EXTENSIONS, below, folder_label, list_images, other_labels, warn_left_out
+from fixstar.data.formats import IMAGE_EXTENSIONS, below, folder_label, list_images, other_labels, warn_skipped
 from fixstar.data.image_set import ImageSet
 from fixstar.data.texts import TEXT, OnBad, text_rows
 from fixstar.durable import replace_file
@@ -54,7 +55,7 @@ class CatalogueItem:
 
     id: str
     image: ImageSource
-    payload: Payload = field(default_factory=dict)
+    payload: Payload = dataclasses.field(default_factory=dict)
 
 
 def catalogue(source: Path, prefix: str = "", label: str | None = None) -> Iterator[CatalogueItem]:
@@ -82,7 +83,7 @@ def catalogue(source: Path, prefix: str = "", label: str | None = None) -> Itera
 
 def _folder(folder: Path, prefix: str, label: str | None) -> Iterator[CatalogueItem]:
     images, others = list_images(folder)
-    warn_left_out(folder, others)
+    warn_skipped(folder, others)
     if not images:
         raise DataError(f"{folder} holds no images ({', '.join(sorted(IMAGE_EXTENSIONS))})")
     if label is None and (seen := other_labels(folder, images)):
@@ -370,7 +371,7 @@ class Indexed:
     updated: int = 0
 
 
-class _Batch(NamedTuple):
+class _ChangedItems(NamedTuple):
     """Items to embed, what is stored under their ids, and how many were taken to find them."""
 
     items: list[CatalogueItem]
@@ -395,7 +396,7 @@ def index_items(
     updated = 0
     counts = Counter[str]()
     bad: list[ItemError] = []
-    waiting: deque[_Batch] = deque()
+    waiting: deque[_ChangedItems] = deque()
     size = min(BATCH, FIRST_BATCH)
     stepped = time.monotonic()
 
@@ -426,7 +427,7 @@ def index_items(
             if progress is not None:
                 progress(len(came) - len(fresh))
             if fresh:
-                waiting.append(_Batch(fresh, known, taken))
+                waiting.append(_ChangedItems(fresh, known, taken))
                 yield [item.image for item in fresh]
             else:
                 step(taken)
@@ -473,7 +474,7 @@ def _before(stored: Item | None, item: CatalogueItem) -> Literal["new", "changed
         return "new"
     if text_of(stored) is not None and isinstance(item.image, str):
         return "changed"  # another text under its id, as another content under a file's name
-    same = any(stored.payload.get(field) == item.payload.get(field) for field in (IMAGE, STAMP))
+    same = any(stored.payload.get(name) == item.payload.get(name) for name in (IMAGE, STAMP))
     return "changed" if same else "replaced"
 
 
@@ -523,7 +524,7 @@ def _store_fields(gallery: Gallery, known: dict[str, Item], items: list[Catalogu
 def _same_image(stored: Item | None, item: CatalogueItem) -> bool:
     if stored is None or item.payload.get(STAMP) is None:
         return False
-    return all(stored.payload.get(field) == item.payload.get(field) for field in (IMAGE, STAMP))
+    return all(stored.payload.get(name) == item.payload.get(name) for name in (IMAGE, STAMP))
 
 
 # --- what is stored
@@ -606,8 +607,8 @@ def unknown_fields(gallery: Gallery, where: Where) -> list[str]:
 
     A field that only some items have is known, and one that must be absent is not asked for.
     """
-    wanted = dict.fromkeys(field for field, *condition in conditions(where) if condition != ["exists", False])
-    return [field for field in islice(wanted, _FIELDS) if not _has_field(gallery, field)]
+    wanted = dict.fromkeys(name for name, *condition in conditions(where) if condition != ["exists", False])
+    return [name for name in islice(wanted, _FIELDS) if not _has_field(gallery, name)]
 
 
 def _has_field(gallery: Gallery, field: str) -> bool:

@@ -32,7 +32,7 @@ from fixstar.translation import Evidence, Pairs, Translation, by_class, translat
 from fixstar.translation.calibrate import standardised
 from fixstar.translation.fit import as_labels, fit_translations
 from fixstar.workspace.items import LABEL, ImageStore, LocalEmbedder
-from fixstar.workspace.translations import ONE_SCALE, SCALE, TARGET_SCALE, home_of, sharing_space
+from fixstar.workspace.translations import ONE_SCALE, SCALE, TARGET_SCALE, sharing_space
 
 if TYPE_CHECKING:
     from fixstar.workspace.search import Serving
@@ -556,8 +556,7 @@ def searched_versions(
     Pairs from a file are for vectors of models that are not here, where there are any: others need none.
     """
     options = options or FitOptions()
-    known = {*serving.registry.names(), *serving.registry.retired()}
-    homes = {name: home_of(name, known) or name for name in serving.live()}
+    homes = serving.registry.homes(serving.live())
     for name in (version, *homes.values()):
         if name in serving.registry.names():
             serving.encoder(name)  # makes room for its vectors

@@ -7,24 +7,23 @@ growth.json              simplices that were added to the first one, for version
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fixstar.durable import document, exclusive, read_document, replace_json
+from fixstar.durable import document, exclusive, parse_document, read_document, replace_json
 from fixstar.errors import InputError, ModelError, NextStep, UnknownNameError
 from fixstar.texts import Reads
 from fixstar.trust import import_path, remembered, trusting
+from fixstar.versions import VersionFiles, home_of, version_name, version_number, version_numbers
 
 if TYPE_CHECKING:
     from fixstar.models import Encoder
 
 Card = Callable[[str], dict[str, Any]]  # a version's card by its name
 
-_NAME = re.compile(r"v([0-9]+)")
 _WAIT = 10.0  # seconds for another process that retires a version
 FIRST = (  # how a workspace gets its first version
     NextStep("add", {"model": "efficientnet-lite0"}, "photos: a small pre-trained network"),
@@ -40,13 +39,14 @@ class Registry:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.files = VersionFiles(path)
 
     def names(self) -> list[str]:
         """The finished versions whose weights are here, oldest first. A number missing in between is damage."""
         there, gone = self._numbers()
         if missing := sorted(set(range(1, max(there | gone, default=0) + 1)) - there - gone):
-            raise ModelError(f"{self.folders[0]} lacks v{missing[0]}; restore it from a copy first")
-        return [f"v{number}" for number in sorted(there - gone)]
+            raise ModelError(f"{self.files.finished} lacks {version_name(missing[0])}; restore it from a copy first")
+        return [version_name(number) for number in sorted(there - gone)]
 
     def newest(self) -> str:
         """The newest version."""
@@ -86,26 +86,32 @@ class Registry:
 
     def unfinished(self) -> str | None:
         """The version that is being trained, or whose training was interrupted; None without one."""
-        number = self.next_number()
-        if any(self.path.glob(f"*-v{number}*")):  # its checkpoint or trials
-            return f"v{number}"
+        name = version_name(self.next_number())
+        if any(self.path.glob(f"*-{name}*")):  # its checkpoint or short runs
+            return name
         return None
 
     def retired(self) -> list[str]:
         """The versions whose weights were deleted, oldest first."""
-        return [f"v{number}" for number in sorted(self._numbers()[1])]
+        return [version_name(number) for number in sorted(self._numbers()[1])]
+
+    def known(self) -> list[str]:
+        """All versions, retired ones too, oldest first."""
+        return sorted({*self.names(), *self.retired()}, key=version_number)
+
+    def homes(self, names: Iterable[str]) -> dict[str, str]:
+        """The version whose space vectors lie in, by the name that they are stored under.
+
+        That is v1 for vectors called v1 or NAME@v1; vectors of another system have a space of their own.
+        """
+        known = self.known()
+        return {name: home_of(name, known) or name for name in names}
 
     def _numbers(self) -> tuple[set[int], set[int]]:
         """Of finished and of retired versions."""
-        versions, retired = self.folders
-        there = {path.name for path in versions.glob("v*")}
-        gone = {path.name.removesuffix(".json") for path in retired.glob("v*.json")}
-        return _version_numbers(there), _version_numbers(gone)
-
-    @property
-    def folders(self) -> tuple[Path, Path]:
-        """The folder of finished versions, and that of the cards of retired ones: one changes if a version does."""
-        return self.path / "versions", self.path / "retired"
+        there = {path.name for path in self.files.finished.glob("v*")}
+        gone = {path.stem for path in self.files.retired.glob("v*.json")}
+        return version_numbers(there), version_numbers(gone)
 
     def checked(self, name: str) -> str:
         """A version whose weights are here, or an error that names those."""
@@ -119,29 +125,26 @@ class Registry:
 
     def directory(self, name: str) -> Path:
         """Where a version's weights and card are."""
-        return self.folders[0] / name
+        return self.files.encoder(name)
 
     def directories(self) -> list[Path]:
         """The directories of versions as they lie on disk, without what a killed ``retire`` left behind."""
-        return [path for path in sorted(self.folders[0].glob("v*")) if not self.is_retired(path.name)]
+        return [path for path in sorted(self.files.finished.glob("v*")) if not self.is_retired(path.name)]
 
     def card_file(self, name: str) -> Path:
         """Where a version's card is; it stays when the version is retired."""
         if self.is_retired(name):
-            return self._tombstone(name)
+            return self.files.retired_card(name)
         return self.directory(name) / "card.json"
 
     def is_retired(self, name: str) -> bool:
         """Whether a version's weights were deleted, or are being deleted."""
-        return self._tombstone(name).is_file()
-
-    def _tombstone(self, name: str) -> Path:
-        return self.folders[1] / f"{name}.json"
+        return self.files.retired_card(name).is_file()
 
     def card(self, name: str) -> dict[str, Any]:
         """What a version is: backbone, classifier, slots, and ``about``, where it comes from. Retired ones too."""
         if self.is_retired(name):
-            return read_document(self._tombstone(name), "encoder")
+            return read_document(self.files.retired_card(name), "encoder")
         from fixstar.models.encoder import read_card
 
         return read_card(self.directory(self.checked(name)))
@@ -181,10 +184,7 @@ class Registry:
         path = self.path / "growth.json"
         if not path.is_file():
             return ()
-        try:
-            added = tuple(read_document(path, "growth")["added"])
-        except (KeyError, TypeError) as error:
-            raise ModelError(f"{path} is damaged ({error}); restore it from a copy") from error
+        added = parse_document(path, "growth", lambda content: tuple(content["added"]))
         if not all(isinstance(count, int) and count >= 2 for count in added):
             raise ModelError(f"{path} is damaged: it holds {added}; restore it from a copy")
         return added
@@ -216,12 +216,12 @@ class Registry:
                 ),
             )
         run = RunDirectory(self.path)
-        number = self.next_number()
+        name = version_name(self.next_number())
         with run.locked():
-            checkpoint = run.checkpoint(number)
+            checkpoint = self.files.checkpoint(name)
             if checkpoint.exists():
                 raise InputError(
-                    f"the training of v{number} was interrupted, and it could not resume with a larger capacity. "
+                    f"the training of {name} was interrupted, and it could not resume with a larger capacity. "
                     f"Finish it first by repeating the upgrade, or give it up: delete {checkpoint}, then grow",
                     NextStep("upgrade", {"data": ...}, "the same as before: it resumes"),
                 )
@@ -252,8 +252,8 @@ class Registry:
     def retire(self, name: str) -> None:
         """Delete a version's weights and memory; its card stays."""
         if not self.is_retired(name):
-            replace_json(self._tombstone(name), document("encoder", self.card(name)))
-        (self.path / "memory" / f"{name}.safetensors").unlink(missing_ok=True)
+            replace_json(self.files.retired_card(name), document("encoder", self.card(name)))
+        self.files.memory(name).unlink(missing_ok=True)
         shutil.rmtree(self.directory(name))
 
 
@@ -263,28 +263,3 @@ def lineage(card: Card, name: str) -> list[str]:
     while (parent := card(line[0])["about"].get("parent")) is not None and parent not in line:
         line.insert(0, parent)
     return line
-
-
-def is_version_name(name: str) -> bool:
-    """Whether a workspace may call a version so; vectors of other systems have other names.
-
-    >>> is_version_name("v12"), is_version_name("clip"), is_version_name("clip@v1")
-    (True, False, False)
-    """
-    return _NAME.fullmatch(name) is not None
-
-
-def version_number(name: str) -> int:
-    """The number of a version, by which versions are ordered: a higher one is newer.
-
-    >>> sorted(["v10", "v9"], key=version_number)
-    ['v9', 'v10']
-    """
-    found = _NAME.fullmatch(name)
-    if found is None:
-        raise InputError(f"{name!r} is not a version of a workspace; these are called v1, v2, ...")
-    return int(found[1])
-
-
-def _version_numbers(names: Iterable[str]) -> set[int]:
-    return {version_number(name) for name in names if is_version_name(name)}

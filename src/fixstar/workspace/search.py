@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple, Unpack
 
@@ -25,14 +25,15 @@ from fixstar.gallery.store import Question, reaching
 from fixstar.geometry import unit
 from fixstar.images import Decode, ImageSource
 from fixstar.models import Encoder
-from fixstar.translation import Translation
+from fixstar.translation import Calibration, Translation
 from fixstar.workspace.backfill.read_through import DEPTH, ReadThrough
 from fixstar.workspace.deployment import Move, Rollout
-from fixstar.workspace.items import ImageStore, LocalEmbedder, ensure_version
+from fixstar.workspace.items import ImageStore, ensure_version
 from fixstar.workspace.registry import Registry
-from fixstar.workspace.translations import Scales, Translations
+from fixstar.workspace.translations import Scales, Translations, usable
 from fixstar.workspace.usage import Usage
 
+UNSCALED = Calibration(slope=1.0, offset=0.0)
 VERIFY_EVERY = 600.0  # seconds after which a model in memory is re-verified
 
 
@@ -105,10 +106,7 @@ class Serving:
 
     def embed(self, version: str, images: Sequence[ImageSource], decode: Decode | None = None) -> Vectors:
         """Query vectors [N, width] of a version; an unreadable image raises ``ImageError``."""
-        vectors, bad = LocalEmbedder(self.encoder(version), decode).one(images, role="query")
-        if bad:
-            raise bad[0]
-        return vectors
+        return self.encoder(version).encode(images, form="short", decode=decode, role="query")
 
     # --- searching
 
@@ -126,17 +124,7 @@ class Serving:
         Where everything stored is asked by its own model, the deployed one embeds no query.
         """
         move = self.rollout.current_move()
-        ways = self.translations.of(move.version, move)
-        alone = (move.version,)
-        if all(way.models == alone for way in ways.values()):
-            return move, list(alone)
-        counts = self.gallery.count()
-        here = set(self.registry.names())
-        wanted: set[str] = set()
-        for name, way in ways.items():
-            if counts.get(name):
-                wanted.update(way.models if here.issuperset(way.models) else alone)
-        return move, list(_deployed_first(wanted or set(alone), move.version))
+        return move, list(self.translations.plan(move.version, move).embedding)
 
     def search_queries(
         self,
@@ -219,27 +207,10 @@ class Serving:
         ``move`` is the deployment that the models were chosen by; without one, that of now.
         """
         move = move or self.rollout.current_move()
-        ways = self.translations.of(version, move)
-        counts = self.gallery.count()
-        live = [name for name, count in counts.items() if count]
-        if request.versions is not None:
-            live = [name for name in live if name in request.versions]
-        asked: dict[str, Translation] = {}
-        for name in sorted(live, key=lambda name: name == version):  # an item that moves to it is found once
-            way = usable(ways.get(name), by_models)
-            if way is None:
-                continue
-            asked[name] = way
-        if request.calibrate:
-            scales = self.translations.scales(version, asked, move)
-        else:
-            scales = Scales({})
-        questions = []
-        for name, way in asked.items():
-            questions.append(_scaled(self._question(name, way, version, by_models), scales))
-        used = {model for way in asked.values() for model in way.models} or {version}
+        plan = self.translations.plan(version, move, frozenset(by_models), request.versions, request.calibrate)
+        questions = [self._question(name, way, version, by_models, plan.scales) for name, way in plan.asked.items()]
         noted = self.read_through
-        if noted is not None and version != self.rollout.current():
+        if noted is not None and version != move.version:
             noted = None
         if noted is None:
             depth = request.k
@@ -254,22 +225,24 @@ class Serving:
             for found in hits:
                 noted.met(found[:DEPTH], version)
             hits = [found[: request.k] for found in hits]
-        thresholds = {name: score for name, score in self.translations.thresholds(version).items() if name in asked}
-        if scales.calibrated:
-            hits = [[_as_probability(hit, scales) for hit in found] for found in hits]
-            thresholds = {name: float(scales.by_version[name].probability(score)) for name, score in thresholds.items()}
+        if plan.scales.calibrated:
+            hits = [[_as_probability(hit, plan.scales) for hit in found] for found in hits]
         return SearchResult(
             version=version,
             hits=reaching(hits, request.min_score),
-            left_out=tuple(name for name in live if name not in asked),
-            calibrated=scales.calibrated,
-            models=_deployed_first(used, version),
-            thresholds=thresholds,
+            left_out=plan.left_out,
+            calibrated=plan.scales.calibrated,
+            models=plan.models,
+            thresholds=dict(plan.thresholds),
         )
 
-    def _question(self, name: str, way: Translation, version: str, by_models: Mapping[str, Vectors]) -> Question:
+    def _question(
+        self, name: str, way: Translation, version: str, by_models: Mapping[str, Vectors], scales: Scales
+    ) -> Question:
+        """What to ask the vectors of one version, with the scale of their scores."""
+        scale = scales.by_version.get(name, UNSCALED)
         if version not in way.models:
-            return Question(name, by_models[way.source])
+            return Question(name, by_models[way.source], slope=scale.slope, offset=scale.offset)
         new = np.asarray(by_models[version], np.float32)
         if way.shared:
             carried = self.carried(version, name, new)
@@ -277,8 +250,17 @@ class Serving:
             carried = None
         own = way.asks(new, carried, by_models.get(way.source))
         if not way.weight:
-            return Question(name, own)
-        return Question(name, own, new=new, forward=way.forward, key=way.key, weight=way.weight)
+            return Question(name, own, slope=scale.slope, offset=scale.offset)
+        return Question(
+            name,
+            own,
+            new=new,
+            forward=way.forward,
+            key=way.key,
+            weight=way.weight,
+            slope=scale.slope,
+            offset=scale.offset,
+        )
 
     def carried(self, version: str, to: str, vectors: Vectors) -> Vectors:
         """Vectors of a version in the space of another one that shares it."""
@@ -287,7 +269,7 @@ class Serving:
 
     def in_space_of(self, old: str, new: str, vectors: Vectors) -> Vectors | None:
         """Vectors of ``new`` as they ask in the space of ``old``, with one model; None if nothing connects them."""
-        way = usable(self.translations.of(new).get(old), {new: vectors})
+        way = usable(self.translations.of(new).get(old), {new})
         if way is None:
             return None
         if way.shared:
@@ -306,27 +288,6 @@ class Serving:
         self.gallery.close()
         if self._usage is not None:
             self._usage.flush()
-
-
-def usable(way: Translation | None, by_models: Mapping[str, Vectors]) -> Translation | None:
-    """A translation as these queries can use it: with one model where only one embedded them; None if they cannot."""
-    if way is None or by_models.keys() >= set(way.models):
-        return way
-    if way.one is None or way.target not in by_models:
-        return None
-    return way.with_one_model()
-
-
-def _deployed_first(models: Set[str], version: str) -> tuple[str, ...]:
-    """Versions that embed a query, in the order in which they are named."""
-    return tuple(sorted(models, key=lambda name: (name != version, name)))
-
-
-def _scaled(question: Question, scales: Scales) -> Question:
-    scale = scales.by_version.get(question.version)
-    if scale is None:
-        return question
-    return replace(question, slope=scale.slope, offset=scale.offset)
 
 
 def _as_probability(hit: Hit, scales: Scales) -> Hit:

@@ -26,11 +26,11 @@ import numpy as np
 
 from fixstar.data.image_set import ImageSet, concatenate
 from fixstar.data.replay import ReplayMemory
-from fixstar.durable import DAMAGE, document, read_document, replace_json
+from fixstar.durable import document, parse_document, replace_json
 from fixstar.errors import CheckpointError, InputError, ModelError, NextStep, UnknownNameError, plural
 from fixstar.evaluation import VersionFeatures, gallery_query_split
 from fixstar.evaluation.features import version_features
-from fixstar.evaluation.trial import searchable, trial_of_images
+from fixstar.evaluation.labelled_vectors import searchable, vectors_of_images
 from fixstar.images import Preprocessing
 from fixstar.methods import Method, OldVectors, create_method
 from fixstar.models import Encoder, backbone_names
@@ -44,6 +44,7 @@ from fixstar.training.version import VersionPlan, require_same_classifier
 from fixstar.translation import Evidence, Translation, by_class
 from fixstar.translation.fit import fit_translations
 from fixstar.trust import import_path, remember_named, remembered, trusting
+from fixstar.versions import version_name
 from fixstar.workspace.held_out import (
     SHARE,
     SplitOff,
@@ -54,7 +55,7 @@ from fixstar.workspace.held_out import (
     unlearnt_images,
 )
 from fixstar.workspace.pairs import from_images
-from fixstar.workspace.registry import Registry, version_number
+from fixstar.workspace.registry import Registry
 from fixstar.workspace.translations import OLD_WIDTH, OWN_SPACE
 
 # What is tried beside the settings of the last version: settings that differ enough to tell them apart.
@@ -127,8 +128,9 @@ def train_first(
         )
     if names := registry.names():
         raise InputError(f"{registry.path} has {names[-1]} already", registry.next_version())
-    features = RunDirectory(registry.path).features
-    past = TrainingContext(None, ReplayMemory(settings.replay_per_class), old_vectors=old_vectors, features=features)
+    context = TrainingContext(old_vectors=old_vectors, features=RunDirectory(registry.path).features)
+    setup = Setup(name="first", start="", context=context, settings=settings, method=method)
+    setup = setup.remembering(ReplayMemory(settings.replay_per_class))
     split = split_off(images, hold_out)
     about = {SHARE: hold_out if split.held is not None else 0.0}
     if old_vectors is not None:
@@ -139,7 +141,7 @@ def train_first(
             run,
             number=number,
             split=split,
-            setup=Setup(name="first", start="", past=past, settings=settings, method=method),
+            setup=setup,
             validation=None,
             about=about,
             progress=progress,
@@ -162,7 +164,7 @@ def train_upgrade(registry: Registry, images: ImageSet, options: UpgradeOptions,
         split = _with_earlier(registry, start=base.start, split=split, say=say)
         images = concatenate([split.shown, *([] if split.held is None else [split.held])])
     if base.method.own_space:
-        setups = [replace(setup, past=_without_known(setup.past, split.shown)) for setup in setups]
+        setups = [_without_known(setup, split.shown) for setup in setups]
         base = setups[0]
     validation = None
     if options.select:
@@ -174,7 +176,7 @@ def train_upgrade(registry: Registry, images: ImageSet, options: UpgradeOptions,
                 f"{newest} was trained on exactly these images in exactly this way; the upgrade is done",
                 NextStep("check", {"version": newest}, "fits what is still missing, and judges"),
             )
-    require_same_classifier(base.past, base.method)
+    require_same_classifier(base.context, base.method)
     missing = [name for name in base.previous.slots.classes if name not in images.classes]
     if missing and "all images" in base.method.needs:
         raise InputError(
@@ -229,15 +231,14 @@ def _with_earlier(registry: Registry, start: str, split: SplitOff, say: Say) -> 
     return split._replace(shown=concatenate([split.shown, found.images]), drawn=drawn)
 
 
-def _without_known(past: TrainingContext, images: ImageSet) -> TrainingContext:
-    """The past without replayed images of classes that are trained on anyway."""
-    kept = past.memory.images
+def _without_known(setup: Setup, images: ImageSet) -> Setup:
+    """A setup without replayed images of classes that are trained on anyway."""
+    kept = setup.memory.images
     if kept is None:
-        return past
+        return setup
     counts = images.counts()
     rest = [name for name in kept.classes if not counts.get(name)]
-    memory = ReplayMemory(past.memory.per_class, kept.of_classes(rest) if rest else None)
-    return replace(past, memory=memory)
+    return setup.remembering(ReplayMemory(setup.memory.per_class, kept.of_classes(rest) if rest else None))
 
 
 def _setups(registry: Registry, options: UpgradeOptions) -> list[Setup]:
@@ -278,18 +279,18 @@ def _setup(registry: Registry, start: str, options: UpgradeOptions) -> Setup:
     previous = registry.encoder(start)
     known = registry.names()
     first = next(name for name in registry.lineage(start) if name in known)
-    past = TrainingContext(
+    context = TrainingContext(
         previous,
         first=previous if first == start else registry.encoder(first),
         features=RunDirectory(registry.path).features,
     )
-    past, settings, method = _starting_point(
-        past, settings=settings, method=options.method or last_method, options=options
+    context, settings, method = _starting_point(
+        context, settings=settings, method=options.method or last_method, options=options
     )
+    setup = Setup(name=f"as {start}", start=start, context=context, settings=settings, method=method)
     if options.keep_images:
-        memory = RunDirectory(registry.path).memory(version_number(start))
-        past = replace(past, memory=ReplayMemory.load(memory))
-    return Setup(name=f"as {start}", start=start, past=past, settings=settings, method=method)
+        return setup.remembering(ReplayMemory.load(registry.files.memory(start)))
+    return setup
 
 
 def add_version(registry: Registry, encoder: Encoder, compatible_with: str | None, source: str) -> str:
@@ -319,7 +320,7 @@ def add_version(registry: Registry, encoder: Encoder, compatible_with: str | Non
         encoder.about = {"parent": compatible_with, "added": {"source": source, "weights": digest}}
         number = registry.next_number()
         run.finish(number, encoder, ReplayMemory(0))
-    return f"v{number}"
+    return version_name(number)
 
 
 def after_adding(registry: Registry, version: str) -> NextStep:
@@ -410,15 +411,15 @@ def _train_in(
         on_rank_zero(
             lambda: keep_held_out(run.path, name=version.name, images=held, preprocessing=version.encoder.preprocessing)
         )
-    run.finish(number, version.encoder, remember(setup.past.memory, version, settings))
+    run.finish(number, version.encoder, remember(setup.memory, version, settings))
     if not settings.replay_per_class:  # nothing of the images may be kept
         on_rank_zero(lambda: shutil.rmtree(run.features, ignore_errors=True))
     return version
 
 
-def _refuse_too_few(images: ImageSet, past: TrainingContext) -> None:
+def _refuse_too_few(images: ImageSet, context: TrainingContext) -> None:
     """One image does not make a batch. Replayed ones count."""
-    if (seen := len(images) + len(past.memory.images or ())) < 2:
+    if (seen := len(images) + len(context.memory.images or ())) < 2:
         kinds = sum(count > 0 for count in images.counts().values())
         raise InputError(
             f"{plural(seen, 'image')} of {plural(kinds, 'class')} to train on: it takes at least 2 "
@@ -429,7 +430,7 @@ def _refuse_too_few(images: ImageSet, past: TrainingContext) -> None:
 
 def _is_done(about: dict[str, Any], images: ImageSet, setup: Setup, validation: Validation | None) -> bool:
     """Whether the newest version is what this upgrade would make: a retried command must not make another."""
-    past = setup.past
+    context = setup.context
     method = setup.method
     way = about["method"]
     last = dict(about["settings"])
@@ -439,7 +440,7 @@ def _is_done(about: dict[str, Any], images: ImageSet, setup: Setup, validation: 
         about.get("parent") is not None
         and (way["name"], way["options"]) == (method.name, dict(method.options))
         and way.get("initialisation", method.initialisation) == method.initialisation
-        and about.get("replacement") == (None if past.replacement is None else weights_digest(past.replacement))
+        and about.get("replacement") == (None if context.replacement is None else weights_digest(context.replacement))
         and about.get("validation") == (None if validation is None else validation.fingerprint())
         and last == now
         and about.get("data", {}).get("fingerprint") == images.fingerprint()
@@ -447,7 +448,7 @@ def _is_done(about: dict[str, Any], images: ImageSet, setup: Setup, validation: 
 
 
 def _starting_point(
-    past: TrainingContext, settings: Settings, method: Method, options: UpgradeOptions
+    context: TrainingContext, settings: Settings, method: Method, options: UpgradeOptions
 ) -> tuple[TrainingContext, Settings, Method]:
     """Where training starts, if not from the last version's weights."""
     if options.preprocessing is not None and options.replace is None:
@@ -455,14 +456,14 @@ def _starting_point(
     if options.replace is not None and options.from_scratch:
         raise InputError("from_scratch and replace both say where to start; use only one of them")
     if options.from_scratch:
-        return past, settings, replace(method, initialisation="fresh")
+        return context, settings, replace(method, initialisation="fresh")
     if options.replace is None:
-        return past, settings, method
+        return context, settings, method
     if Path(options.replace).is_dir():
         model = Encoder.load(options.replace)
         body = model.backbone.name
         shape = dict(model.backbone.options)
-        return replace(past, replacement=model), replace(settings, backbone=body, backbone_options=shape), method
+        return replace(context, replacement=model), replace(settings, backbone=body, backbone_options=shape), method
     foreign = ":" in options.replace or options.replace.endswith(".onnx")
     known = backbone_names()
     if options.replace not in known and not foreign:
@@ -472,7 +473,7 @@ def _starting_point(
     prepared = options.preprocessing or (None if foreign else settings.preprocessing)
     other = replace(settings, backbone=options.replace, backbone_options={}, preprocessing=prepared)
     same = other.backbone == settings.backbone and options.preprocessing is None
-    return past, settings if same else other, replace(method, initialisation="fresh")
+    return context, settings if same else other, replace(method, initialisation="fresh")
 
 
 def _validation(held: ImageSet | None) -> Validation:
@@ -492,26 +493,28 @@ def _validation(held: ImageSet | None) -> Validation:
 
 @dataclass(frozen=True, eq=False)
 class Setup:
-    """One way to train the next version: after what, from which version's weights, and how."""
+    """One way to train the next version: after what, from which version's weights, and how.
+
+    ``memory`` is what the version before left, and what the next one adds to; see ``remembering``.
+    """
 
     name: str
     start: str
-    past: TrainingContext
+    context: TrainingContext
     settings: Settings
     method: Method
-
-    @property
-    def context(self) -> TrainingContext:
-        """What it is trained after; only lifelong methods replay images."""
-        if self.method.scenario == "lifelong":
-            return self.past
-        return replace(self.past, memory=ReplayMemory(0))
+    memory: ReplayMemory = field(default_factory=lambda: ReplayMemory(0))
 
     @property
     def previous(self) -> Encoder:
         """The version that it follows."""
-        assert self.past.previous is not None
-        return self.past.previous
+        assert self.context.previous is not None
+        return self.context.previous
+
+    def remembering(self, memory: ReplayMemory) -> Setup:
+        """The same with a memory. Only lifelong methods replay it; the others pass it on."""
+        replayed = memory if self.method.scenario == "lifelong" else ReplayMemory(0)
+        return replace(self, memory=memory, context=replace(self.context, memory=replayed))
 
     def shortened(self, epochs: int) -> Setup:
         """The same over fewer epochs."""
@@ -519,10 +522,10 @@ class Setup:
 
 
 @dataclass(frozen=True)
-class Tried:
+class TrialResult:
     """What a trial measured: new queries on each old gallery beside that version's own, and the new version alone.
 
-    >>> Tried("as v1", {"v1": (0.62, 0.60)}, 0.70).holds, Tried("as v1", {"v1": (0.59, 0.60)}, 0.70).holds
+    >>> TrialResult("as v1", {"v1": (0.62, 0.60)}, 0.70).holds, TrialResult("as v1", {"v1": (0.59, 0.60)}, 0.70).holds
     (True, False)
     """
 
@@ -545,7 +548,7 @@ class Tried:
         return self.holds, (sum(cross) / len(cross) + self.self_test) / 2 if cross else self.self_test
 
     @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Tried:
+    def from_json(cls, content: Mapping[str, Any]) -> TrialResult:
         """As ``asdict`` wrote it."""
         galleries = {name: (float(pair[0]), float(pair[1])) for name, pair in content["galleries"].items()}
         return cls(
@@ -592,16 +595,14 @@ def choose_setup(
     trials: Trials,
     progress: bool,
     say: Say,
-) -> tuple[Setup, list[Tried]]:
+) -> tuple[Setup, list[TrialResult]]:
     """The setup to train in full, and what short runs measured; nothing if they are not possible or not worth it."""
     base = setups[0]
     folder = workspace / f"trials-v{number}"
     epochs = base.settings.recipe.epochs
     short = min(epochs, max(LEAST_EPOCHS, round(EPOCHS_SHARE * epochs)))
     compared = setups[: int(MOST * epochs / short) if trials == "auto" else trials]
-    if trials == 0 or (
-        from_rank_zero((workspace / f"checkpoint-v{number}.safetensors").exists) and not folder.is_dir()
-    ):
+    if trials == 0 or (from_rank_zero(RunDirectory(workspace).checkpoint(number).exists) and not folder.is_dir()):
         return base, []  # the second: a run without trials was interrupted, and resumes
     if len(compared) < 2:
         if len(setups) > 1:
@@ -644,12 +645,12 @@ def choose_setup(
     return compared[best], [replace(one, chosen=row == best) for row, one in enumerate(found)]
 
 
-def best_trial(found: Sequence[Tried]) -> int:
+def best_trial(found: Sequence[TrialResult]) -> int:
     """The trial to train in full: the first, unless another is better by more than half a query's standard error.
 
     A setting that holds old vectors comes before one that does not, whatever its score.
 
-    >>> first, second = Tried("a", {}, 0.60, queries=400), Tried("b", {}, 0.61, queries=400)
+    >>> first, second = TrialResult("a", {}, 0.60, queries=400), TrialResult("b", {}, 0.61, queries=400)
     >>> best_trial([first, second]), best_trial([first, replace(second, self_test=0.64)])
     (0, 1)
     """
@@ -671,7 +672,7 @@ def _run_trials(
     progress: bool,
     say: Say,
     epochs: int,
-) -> list[Tried]:
+) -> list[TrialResult]:
     """What each setup measures, from ``folder`` as far as it was measured before a kill."""
     known: dict[str, Any] = from_rank_zero(lambda: _results(folder / "results.json"))
     found = []
@@ -701,20 +702,20 @@ def _run_trials(
             if row == 0:
                 short = setup.settings.recipe.epochs
                 say(f"That took {_duration(took)}; about {_duration(took * (len(setups) - 1 + epochs / short))} to go")
-        found.append(Tried.from_json({**known[key], "setting": setup.name}))
+        found.append(TrialResult.from_json({**known[key], "setting": setup.name}))
     return found
 
 
 def _measured(base: Setup, setup: Setup, encoder: Encoder, test: ImageSet, shown: ImageSet) -> dict[str, Any]:
     """A trial's queries on the galleries of the versions that the upgrade must keep to, and on its own."""
     models = {base.start: base.previous}
-    first = base.past.first
+    first = base.context.first
     if first is not None and first is not base.previous:
         models = {str(first.about.get("version", "first")): first, **models}
     models["new"] = encoder
 
     if setup.settings.frozen:
-        made = FrozenFeatures(encoder, setup.past.features).of
+        made = FrozenFeatures(encoder, setup.context.features).of
     else:
         made = None
 
@@ -725,9 +726,9 @@ def _measured(base: Setup, setup: Setup, encoder: Encoder, test: ImageSet, shown
             for name, model in moved.items()
         ]
 
-    trial = trial_of_images(features, test)
-    *older, newest = trial.versions
-    measure = by_class(trial.query_labels, trial.gallery_labels)
+    labelled = vectors_of_images(features, test)
+    *older, newest = labelled.versions
+    measure = by_class(labelled.query_labels, labelled.gallery_labels)
     galleries = {}
     for one in older:
         evidence = Evidence(one, newest, measure)
@@ -741,18 +742,21 @@ def _measured(base: Setup, setup: Setup, encoder: Encoder, test: ImageSet, shown
             continue
         galleries[one.name] = (float(evidence.outcomes(way).mean()), float(evidence.before().mean()))
     own = float(Evidence(newest, newest, measure).reembedded().mean())
-    count = len(trial.query_labels)
+    count = len(labelled.query_labels)
     epochs = setup.settings.recipe.epochs
-    return asdict(Tried(setting=setup.name, galleries=galleries, self_test=own, epochs=epochs, queries=count))
+    return asdict(TrialResult(setting=setup.name, galleries=galleries, self_test=own, epochs=epochs, queries=count))
 
 
 def _results(path: Path) -> dict[str, Any]:
     """What finished trials measured; nothing if the file is not there or damaged: they are then run again."""
     try:
-        found = read_document(path, "trials")["results"]
-        return {key: asdict(Tried.from_json(value)) for key, value in found.items()}
-    except (ModelError, OSError, *DAMAGE):
+        return parse_document(path, "trials", _parse_results)
+    except (ModelError, OSError):
         return {}
+
+
+def _parse_results(content: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: asdict(TrialResult.from_json(value)) for key, value in content["results"].items()}
 
 
 def _duration(seconds: float) -> str:

@@ -18,9 +18,9 @@ A version without any answer is left out of a search, and the result says so.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -31,6 +31,7 @@ from fixstar.durable import exclusive, file_stamp
 from fixstar.errors import InputError
 from fixstar.gallery import Gallery, VersionSpace
 from fixstar.translation import Calibration, Translation, load_translation, save_translation
+from fixstar.versions import home_of
 from fixstar.workspace.checks import LastChecks
 from fixstar.workspace.deployment import Move, Rollout
 from fixstar.workspace.registry import Card, Registry, lineage
@@ -46,6 +47,7 @@ TARGET_SCALE = "target_scale"  # those of the target's queries among its own vec
 
 _WAIT = 10.0  # seconds for another process that writes here
 _LONGEST = 4  # translations in a row, at most
+_PLANS = 100  # kept per version, at most
 
 
 class Scales(NamedTuple):
@@ -55,11 +57,30 @@ class Scales(NamedTuple):
     calibrated: bool = False
 
 
+@dataclass(frozen=True)
+class SearchPlan:
+    """How queries of one version search the vectors that are stored now; a search only follows it.
+
+    ``asked`` are the translations by the version that stored the vectors, the version's own vectors last.
+    ``left_out`` are versions whose vectors these queries cannot reach. ``embedding`` are the models that should embed
+    each query, ``models`` those that the search uses, both with the version itself first. ``thresholds`` are the
+    scores, by version searched, under which a hit is probably no match.
+    """
+
+    asked: Mapping[str, Translation]
+    left_out: tuple[str, ...]
+    embedding: tuple[str, ...]
+    models: tuple[str, ...]
+    scales: Scales
+    thresholds: Mapping[str, float]
+
+
 class _Known(NamedTuple):
-    """What the answers for a version depend on, and the answers."""
+    """What the answers for a version depend on, and the answers; a plan also depends on what is asked of it."""
 
     seen: tuple[object, ...]
     ways: dict[str, Translation]
+    plans: dict[tuple[object, ...], SearchPlan]
 
 
 class Translations:
@@ -71,6 +92,7 @@ class Translations:
         self._gallery = gallery
         self._checks = LastChecks(registry.path)
         self._directory = registry.path / FOLDER
+        self._folders = (self._directory, registry.files.finished, registry.files.retired)
         self._loaded: dict[str, Translation] = {}
         self._known: dict[str, _Known] = {}
 
@@ -82,17 +104,18 @@ class Translations:
         The source of a translation is the version whose space the vectors lie in: v1 for those called NAME@v1.
         ``move`` is the deployment, if it was read before: a search reads it once.
         """
+        return self._now(version, move or self._rollout.current_move()).ways
+
+    def _now(self, version: str, move: Move) -> _Known:
         spaces = tuple(self._gallery.versions())
-        move = move or self._rollout.current_move()
         check = self._checks.of(version)
         deployed = move if move.version == version else None
-        folders = (self._directory, *self._registry.folders)
-        seen = (spaces, deployed, check, *map(file_stamp, folders))
+        seen = (spaces, deployed, check, *map(file_stamp, self._folders))
         known = self._known.get(version)
         if known is None or known.seen != seen:
-            known = _Known(seen, self._answers(version, spaces, deployed))
+            known = _Known(seen, self._answers(version, spaces, deployed), {})
             self._known[version] = known
-        return known.ways
+        return known
 
     def after(self, move: Move) -> Mapping[str, Translation]:
         """How queries would search once the deployment is this one, such as the one that a rollback restores."""
@@ -103,10 +126,10 @@ class Translations:
         chosen = {} if check is None else check.translations
         named = {**chosen, **(deployed.translations if deployed is not None else {})}
         shared = sharing_space(self._registry, version, spaces)
-        homes = {*self._registry.names(), *self._registry.retired()}
+        homes = self._registry.homes(space.name for space in spaces)
         found = {}
         for space in spaces:
-            home = home_of(space.name, homes) or space.name
+            home = homes[space.name]
             if home != space.name and space.name not in sharing_space(self._registry, home, spaces):
                 continue  # of another width than the version it is named after
             way = self._answer(home, version, named, shared=space.name in shared)
@@ -163,6 +186,83 @@ class Translations:
                 return None
         return way
 
+    # --- a search
+
+    def plan(
+        self,
+        version: str,
+        move: Move,
+        embedded: Set[str] | None = None,
+        only: Collection[str] | None = None,
+        calibrate: bool = True,
+    ) -> SearchPlan:
+        """How queries of a version search now, under a deployment; kept as long as nothing that it depends on changes.
+
+        ``embedded`` are the models that embedded the queries; by default all that are here and help. ``only`` are the
+        versions to search, and ``calibrate`` makes scores of several versions comparable, as in ``SearchRequest``.
+        """
+        known = self._now(version, move)
+        counts = self._gallery.count()
+        live = tuple(name for name, count in counts.items() if count and (only is None or name in only))
+        key = (live, embedded, calibrate)
+        plan = known.plans.get(key)
+        if plan is None:
+            plan = self._planned(version, move, known.ways, live=live, embedded=embedded, calibrate=calibrate)
+            if len(known.plans) == _PLANS:  # one per set of versions that clients search
+                known.plans.clear()
+            known.plans[key] = plan
+        return plan
+
+    def _planned(
+        self,
+        version: str,
+        move: Move,
+        ways: Mapping[str, Translation],
+        *,
+        live: Sequence[str],
+        embedded: Set[str] | None,
+        calibrate: bool,
+    ) -> SearchPlan:
+        if embedded is None:
+            embedded = self._wanted(version, [ways[name] for name in live if name in ways])
+        asked: dict[str, Translation] = {}
+        for name in sorted(live, key=lambda name: name == version):  # an item that moves to it is found once
+            way = usable(ways.get(name), embedded)
+            if way is not None:
+                asked[name] = way
+        scales = Scales({})
+        if calibrate:
+            scales = self.scales(version, asked, move)
+        check = self._checks.of(version)
+        thresholds: dict[str, float] = {}
+        if check is not None:
+            thresholds = {name: found.score for name, found in check.thresholds.items() if name in asked}
+        if scales.calibrated:
+            thresholds = {name: float(scales.by_version[name].probability(score)) for name, score in thresholds.items()}
+        used = {model for way in asked.values() for model in way.models}
+        return SearchPlan(
+            asked=asked,
+            left_out=tuple(name for name in live if name not in asked),
+            embedding=_own_first(embedded, version),
+            models=_own_first(used or {version}, version),
+            scales=scales,
+            thresholds=thresholds,
+        )
+
+    def _wanted(self, version: str, ways: Sequence[Translation]) -> set[str]:
+        """The models that should embed queries. Where all vectors are asked by their own models, the version need not.
+
+        A translation whose other model was retired is asked by the version alone.
+        """
+        here = set(self._registry.names())
+        wanted: set[str] = set()
+        for way in ways:
+            if here.issuperset(way.models):
+                wanted.update(way.models)
+            else:
+                wanted.add(version)
+        return wanted or {version}
+
     # --- one scale
 
     def scales(self, version: str, asked: Mapping[str, Translation], move: Move | None = None) -> Scales:
@@ -212,13 +312,6 @@ class Translations:
         complete = asked.keys() <= found.keys()
         return Scales({name: found[name] for name in asked} if complete else {})
 
-    def thresholds(self, version: str) -> dict[str, float]:
-        """The scores, by version searched, under which a hit is probably no match, as the last check measured them."""
-        check = self._checks.of(version)
-        if check is None:
-            return {}
-        return {name: found.score for name, found in check.thresholds.items()}
-
     # --- files
 
     def load(self, name: str) -> Translation:
@@ -264,6 +357,20 @@ class Translations:
         return exclusive(self._directory, _WAIT, InputError(seen))
 
 
+def usable(way: Translation | None, embedded: Set[str]) -> Translation | None:
+    """A translation for queries that these models embedded: with one model where only one did; None if none can."""
+    if way is None or embedded.issuperset(way.models):
+        return way
+    if way.one is None or way.target not in embedded:
+        return None
+    return way.with_one_model()
+
+
+def _own_first(models: Set[str], version: str) -> tuple[str, ...]:
+    """Models that embed a query, in the order in which they are named."""
+    return tuple(sorted(models, key=lambda name: (name != version, name)))
+
+
 def _backwards(way: Translation) -> Translation:
     """A translation in the other direction. The scales of its scores were measured in this one, and are left out."""
     about = {name: value for name, value in way.about.items() if name not in (SCALE, ONE_SCALE, TARGET_SCALE)}
@@ -294,7 +401,7 @@ def sharing_space(registry: Registry, version: str, spaces: Sequence[VersionSpac
     space of its own, and so does an added model, unless it was said to be compatible. Full widths must be equal, or one
     grown from the other. Vectors that a version was trained to agree with (``bct-vectors``) share its space by width.
     """
-    known = {*registry.names(), *registry.retired()}
+    known = registry.known()
     card = cache(registry.card)
     widths = {space.name: space.full_width for space in spaces}
     return frozenset(
@@ -304,7 +411,7 @@ def sharing_space(registry: Registry, version: str, spaces: Sequence[VersionSpac
     )
 
 
-def _is_shared(card: Card, one: str, other: str, widths: Mapping[str, int], known: set[str]) -> bool:
+def _is_shared(card: Card, one: str, other: str, widths: Mapping[str, int], known: Sequence[str]) -> bool:
     my_home = home_of(one, known)
     their_home = home_of(other, known)
     if my_home is not None and their_home is not None:
@@ -326,20 +433,6 @@ def space_root(card: Card, version: str) -> str | None:
             return name
         if about.get(OWN_SPACE):
             return name
-    return None
-
-
-def home_of(name: str, known: set[str]) -> str | None:
-    """The version whose space vectors of this name lie in, if the name says so.
-
-    >>> home_of("v1", {"v1"}), home_of("clip@v1", {"v1"}), home_of("clip", {"v1"}), home_of("clip@v9", {"v1"})
-    ('v1', 'v1', None, None)
-    """
-    if name in known:
-        return name
-    prefix, at, version = name.rpartition("@")
-    if prefix and at and version in known:
-        return version
     return None
 
 

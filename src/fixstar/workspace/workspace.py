@@ -24,6 +24,7 @@ from fixstar.models import Encoder, resolve_device
 from fixstar.progress import Advance
 from fixstar.texts import Prompts
 from fixstar.translation import Translation, load_translation
+from fixstar.versions import version_number
 from fixstar.workspace import checks
 from fixstar.workspace.backfill import planning
 from fixstar.workspace.backfill.planning import BackfillOptions, BackfillOutlook, PlannedBackfill
@@ -45,10 +46,10 @@ from fixstar.workspace.items import (
     update_payload,
 )
 from fixstar.workspace.pairs import FitOptions, Searched, fit, from_images, keep_fitted, searched_versions
-from fixstar.workspace.registry import Registry, version_number
+from fixstar.workspace.registry import Registry
 from fixstar.workspace.relevant import KnownRelevant, known_relevant
 from fixstar.workspace.search import Examples, Serving
-from fixstar.workspace.translations import CHOSEN, Translations, home_of, sharing_space
+from fixstar.workspace.translations import CHOSEN, Translations, sharing_space
 from fixstar.workspace.usage import Usage
 
 if TYPE_CHECKING:  # training code is loaded only to train
@@ -137,7 +138,7 @@ class Workspace:
     def no_encoder(self, name: str) -> InputError | None:
         """The error for a version whose encoder was never here, such as imported vectors; else None."""
         own = self.versions()
-        if name in (*own, *self.registry.retired()) or name not in (one.name for one in self.gallery.versions()):
+        if name in self.registry.known() or name not in (one.name for one in self.gallery.versions()):
             return None
         if own:
             steps = [NextStep("check", {"version": self.deployed()}, "fits what is needed to search them")]
@@ -190,7 +191,15 @@ class Workspace:
                 self.registry.next_version(),
                 NextStep("drop", {"version": names[0]}, "if it was a mistake: then train again"),
             )
-        return train_first(self.registry, images, settings, method, old_vectors, hold_out, progress)
+        return train_first(
+            self.registry,
+            images=images,
+            settings=settings,
+            method=method,
+            old_vectors=old_vectors,
+            hold_out=hold_out,
+            progress=progress,
+        )
 
     def upgrade(
         self,
@@ -365,8 +374,9 @@ class Workspace:
 
     def _vectors_of(self, name: str) -> dict[str, int]:
         """How many vectors lie in a version's space, by the name of the version that they are stored as."""
-        known = {*self.versions(), *self.registry.retired()}
-        return {one: count for one, count in self.gallery.count().items() if count and home_of(one, known) == name}
+        counts = self.gallery.count()
+        homes = self.registry.homes(counts)
+        return {one: count for one, count in counts.items() if count and homes[one] == name}
 
     def _asks_after(self, move: Move, name: str) -> bool:
         """Whether a version's own queries are needed for its vectors while a deployment is the one of a move."""
@@ -470,11 +480,10 @@ class Workspace:
 
     def versions_to_check(self, version: str) -> list[str]:
         """The versions whose spaces hold vectors that queries of ``version`` must search; a check must cover them."""
-        known = {*self.versions(), *self.registry.retired()}
-        homes = [home_of(name, known) or name for name in self.serving.live()]
-        return [name for name in dict.fromkeys(homes) if name != version]
+        homes = self.registry.homes(self.serving.live())
+        return [name for name in dict.fromkeys(homes.values()) if name != version]
 
-    def unreachable_vectors(self, version: str) -> dict[str, int]:
+    def left_out_vectors(self, version: str) -> dict[str, int]:
         """How many vectors queries of a version cannot search, by the version that made them."""
         ways = self.translations.of(version)
         return {name: count for name, count in self.gallery.count().items() if count and name not in ways}
@@ -657,7 +666,15 @@ class Workspace:
             fitted = check.calibrations
         else:
             fitted = {}
-        return self.rollout.deploy(version, force, by, deployed, files, fitted, models)
+        return self.rollout.deploy(
+            version,
+            reason=force,
+            by=by,
+            deployed=deployed,
+            translations=files,
+            calibrations=fitted,
+            models=models,
+        )
 
     def deploy_step(self, version: str, note: str = "", queries: Queries = "checked") -> NextStep:
         """The step that deploys a version: with a reason, where its check does not allow it."""
@@ -730,7 +747,7 @@ class Workspace:
         self.deployed()
         if (previous := self.rollout.previous()) is not None:
             self.serving.encoder(self.registry.checked(previous))
-        return self.rollout.rollback(None, by, deployed, to)
+        return self.rollout.rollback(by=by, deployed=deployed, to=to)
 
     def backfill_outlook(self) -> BackfillOutlook:
         """What a backfill to the deployed version could re-embed."""

@@ -177,12 +177,12 @@ def imagenet32(folder: Path, split: str) -> ImageSet:
     check_split(split)
     place = folder / "imagenet32"
     if split == "train":
-        files = [f"train_data_batch_{i}.npz" for i in range(1, 11)]
+        parts = [f"train_data_batch_{i}.npz" for i in range(1, 11)]
     else:
-        files = ["val_data.npz"]
+        parts = ["val_data.npz"]
     images = []
     labels = []
-    for name in files:
+    for name in parts:
         with np.load(place / name, allow_pickle=False) as batch:
             planes = batch["data"]
             numbers = batch["labels"]

@@ -21,6 +21,7 @@ from fixstar.models import Encoder, FrozenEncoder
 from fixstar.training import Settings, Version
 from fixstar.training.run_directory import RunDirectory
 from fixstar.translation import Pairs, Translation, fit_map, load_translation, save_translation
+from fixstar.versions import version_name
 
 VIEWS = 3  # crops of each image, beside the image itself
 MOST = 50_000  # images; a larger set is sampled
@@ -40,7 +41,7 @@ def embedded(encoder: Encoder, images: Any, progress: bool = False) -> Vectors:
 
 def translation_file(folder: Path, source: int, target: int) -> Path:
     """Where the run in ``folder`` keeps the translation from one version to another."""
-    return folder / "translations" / f"v{target}" / f"v{source}.npz"
+    return folder / "translations" / version_name(target) / f"{version_name(source)}.npz"
 
 
 def read_translation(folder: Path, source: int, target: int) -> Translation:
@@ -75,7 +76,9 @@ def fit_translations(
     for k in missing:
         older = Encoder.load(directory.version(k), device)
         pairs = Pairs.checked(embedded(older, pixels), new, groups=labels, seed=settings.seed)
-        way = fitted(source=f"v{k}", target=version.name, pairs=pairs, weight=weight, shared=shared, device=str(device))
+        way = fitted(
+            source=version_name(k), target=version.name, pairs=pairs, weight=weight, shared=shared, device=str(device)
+        )
         save_translation(way, translation_file(folder, k, number), onnx=False)
 
 

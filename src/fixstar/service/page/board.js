@@ -207,13 +207,13 @@ async function upgrade(newest) {
 }
 
 /** Words where it was done, null where the visitor thought better of it; `moved` runs where others were faster. */
-async function deploy({ name, check, unreached }, status, backfilling, moved, queries = "checked") {
+async function deploy({ name, check, left_out }, status, backfilling, moved, queries = "checked") {
   if (queries === "old") return deployWithOldQueries(name, status, backfilling, moved);
   const passed = check === "pass";
   const says = [
     `Queries are embedded by ${name} from now on${status.deployed ? `, instead of ${status.deployed}` : ""}.`,
-    `Nothing is re-embedded: ${vectors(status, unreached)} stay as they are and are searched.`,
-    ...notSearched(unreached, name),
+    `Nothing is re-embedded: ${vectors(status, left_out)} stay as they are and are searched.`,
+    ...notSearched(left_out, name),
     passed ? "Its check passed." : (NOT_PASSED[check] ?? "It was never checked against the vectors that are there."),
     ...(backfilling ? [ENDS] : []),
     "You can roll back at any time.",
@@ -222,7 +222,7 @@ async function deploy({ name, check, unreached }, status, backfilling, moved, qu
   const forced = { title: `Deploy ${name} without a passed check?`, says, reason: REASON, verb: "Deploy anyway", danger: true, act };
   const plain = { title: `Deploy ${name}?`, says, verb: `Deploy ${name}`, act, onProblem: (problem) => (problem.type === REFUSED ? forced : null) };
   const done = await confirm(passed ? plain : forced);
-  return done && [`${done.version} is deployed.`, ...notSearched(done.unreached, done.version)].join(" ");
+  return done && [`${done.version} is deployed.`, ...notSearched(done.left_out, done.version)].join(" ");
 }
 
 /** Old vectors keep their own models' queries: they find what they find now. */
@@ -251,13 +251,13 @@ function askedBy({ searched_by: models, deployed }) {
 
 /** Asks the service what a rollback would do now, says that, and lets it happen only so. */
 async function rollBack(status, moved) {
-  const { deployed, to, unchecked, unreached, cancelled } = await call("/v1/rollback");
+  const { deployed, to, unchecked, left_out, cancelled } = await call("/v1/rollback");
   const done = await confirm({
     title: `Roll back to ${to}?`,
     says: [
       to === deployed ? `Queries stay with ${to}, asked as they were before the last deployment.` : `Queries are embedded by ${to} from now on, instead of ${deployed}.`,
-      `Nothing is re-embedded: ${vectors(status, unreached)} stay as they are and are searched.`,
-      ...notSearched(unreached, to),
+      `Nothing is re-embedded: ${vectors(status, left_out)} stay as they are and are searched.`,
+      ...notSearched(left_out, to),
       ...Object.entries(unchecked).map(([name, number]) => `${plural(number, "vector")} made by ${name} ${number === 1 ? "is" : "are"} then searched unchecked: no check has tried ${to}'s queries on ${number === 1 ? "it" : "them"}.`),
       ...(cancelled ? [ENDS] : []),
       "The history keeps this move.",
@@ -265,7 +265,7 @@ async function rollBack(status, moved) {
     verb: `Roll back to ${to}`,
     act: () => move("/v1/rollback", { deployed, to }, moved),
   });
-  return done && [`Rolled back to ${done.version}.`, ...Object.entries(done.unchecked).map(([name, number]) => `${plural(number, "vector")} of ${name} ${number === 1 ? "is" : "are"} searched unchecked.`), ...notSearched(done.unreached, done.version), ...(done.cancelled ? ["The backfill ends."] : [])].join(" ");
+  return done && [`Rolled back to ${done.version}.`, ...Object.entries(done.unchecked).map(([name, number]) => `${plural(number, "vector")} of ${name} ${number === 1 ? "is" : "are"} searched unchecked.`), ...notSearched(done.left_out, done.version), ...(done.cancelled ? ["The backfill ends."] : [])].join(" ");
 }
 
 /** Where the deployment is not as the dialog says, the problem stands in it, and behind it what is the case now. */
@@ -278,11 +278,11 @@ async function move(path, json, moved) {
   }
 }
 
-function notSearched(unreached, version) {
-  return Object.entries(unreached).map(([name, number]) => `${plural(number, "vector")} made by ${name} ${number === 1 ? "is" : "are"} not searched: nothing connects them with ${version}.`);
+function notSearched(left_out, version) {
+  return Object.entries(left_out).map(([name, number]) => `${plural(number, "vector")} made by ${name} ${number === 1 ? "is" : "are"} not searched: nothing connects them with ${version}.`);
 }
 
-function vectors({ vectors: held }, unreached) {
-  const parts = Object.entries(held).filter(([name, number]) => number > 0 && !(name in unreached)).map(([name, number]) => `${count(number)} of ${name}`);
+function vectors({ vectors: held }, left_out) {
+  const parts = Object.entries(held).filter(([name, number]) => number > 0 && !(name in left_out)).map(([name, number]) => `${count(number)} of ${name}`);
   return parts.length ? `the vectors (${parts.join(", ")})` : "the vectors";
 }

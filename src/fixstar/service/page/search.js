@@ -271,11 +271,11 @@ function labelled() {
 }
 
 function present(answer) {
-  const { hits, milliseconds, models, left_out: unreached, thresholds } = answer;
+  const { hits, milliseconds, models, left_out: unsearched, thresholds } = answer;
   const scale = scaleOf(answer);
   const unmeasured = examples.length || Object.keys(thresholds).length ? "" : " (run a check to learn which scores mean no match)";
   const took = `${plural(hits.length, "result")} in ${Math.max(1, Math.round(milliseconds))} ms, ${scale.note}${unmeasured}, query vector by `;
-  byId("results-note").replaceChildren(took, ...models.flatMap((name, place) => [place ? " and " : "", badge(name)]), ...leftOut(unreached));
+  byId("results-note").replaceChildren(took, ...models.flatMap((name, place) => [place ? " and " : "", badge(name)]), ...leftOut(unsearched));
   if (hits.length) showItems(hits, { scale });
   else if (labelled()) showEmpty(...UNLABELLED);
   else showEmpty("Nothing found", "The gallery holds nothing else yet.");

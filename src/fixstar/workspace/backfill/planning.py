@@ -44,6 +44,7 @@ from fixstar.translation import Translation, translated
 from fixstar.translation.calibrate import class_folds, search_curve
 from fixstar.translation.fit import fit_translations
 from fixstar.translation.score import translated_pair
+from fixstar.versions import version_number
 from fixstar.wording import percent
 from fixstar.workspace.backfill.orders import (
     BLIND,
@@ -62,7 +63,7 @@ from fixstar.workspace.cluster import RayEmbedder
 from fixstar.workspace.held_out import named_images, unlearnt_images
 from fixstar.workspace.items import LABEL, Embedder, ImageStore, LocalEmbedder, text_of
 from fixstar.workspace.pairs import SAMPLE, Sample, from_items, judges
-from fixstar.workspace.registry import Registry, version_number
+from fixstar.workspace.registry import Registry
 from fixstar.workspace.search import Serving
 from fixstar.workspace.translations import CHOSEN
 from fixstar.workspace.usage import Usage
@@ -546,8 +547,7 @@ def _found_again(way: Translation, old: Any, new: Any) -> Any:
 
 def newer_versions(registry: Registry, target: str) -> list[str]:
     """The workspace's versions, retired too, newer than ``target``: a backfill leaves their vectors alone."""
-    names = (*registry.names(), *registry.retired())
-    return [name for name in names if version_number(name) > version_number(target)]
+    return [name for name in registry.known() if version_number(name) > version_number(target)]
 
 
 def _older(registry: Registry, target: str, counts: Mapping[str, int]) -> dict[str, int]:

@@ -16,8 +16,8 @@ import numpy as np
 
 from fixstar.errors import InputError
 from fixstar.gallery import Hit, Item
+from fixstar.versions import is_version_name, version_number
 from fixstar.workspace.items import ImageStore, LocalEmbedder
-from fixstar.workspace.registry import is_version_name, version_number
 
 if TYPE_CHECKING:
     from fixstar.workspace.search import Serving

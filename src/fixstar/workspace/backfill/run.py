@@ -26,12 +26,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fixstar.durable import DAMAGE, document, exclusive, open_document, read_document, replace_file, replace_json
+from fixstar.durable import DAMAGE, document, exclusive, open_document, parse_document, replace_file, replace_json
 from fixstar.errors import CheckpointError, InputError, ModelError
 from fixstar.gallery import Gallery, Item
 from fixstar.images import ImageSource
@@ -175,12 +175,12 @@ class PlanFiles:
 
     def _progress(self, plan: BackfillPlan) -> tuple[int, dict[str, int]]:
         try:
-            cursor = read_document(self._cursor, "cursor")
-            if cursor["token"] == plan.token:
-                return int(cursor["position"]), dict(cursor["counts"])
-            return 0, {}
-        except (ModelError, OSError, *DAMAGE):
+            token, position, counts = parse_document(self._cursor, "cursor", _parse_cursor)
+        except (ModelError, OSError):
             return 0, {}  # the gallery knows what is done; going through the plan again costs little
+        if token != plan.token:
+            return 0, {}
+        return position, counts
 
     def move(self, plan: BackfillPlan, position: int, counts: Mapping[str, int]) -> None:
         """Note that the first ``position`` ids are done, and what happened to them."""
@@ -265,8 +265,12 @@ class Pace:
             time.sleep(min(left, _NAP))
 
 
+def _parse_cursor(content: Mapping[str, Any]) -> tuple[str, int, dict[str, int]]:
+    return content["token"], int(content["position"]), dict(content["counts"])
+
+
 @dataclass(frozen=True)
-class _Batch:
+class _PlannedBatch:
     """Items whose images are being embedded; all ids of the plan up to ``end`` are in it or before it."""
 
     items: list[Item]
@@ -297,8 +301,8 @@ class BackfillRun:
         self._pace = Pace(self.rate)
         self._stopped: str | None = None
         self._counts = Counter[str]()
-        self._waiting = deque[_Batch]()
-        self._ready: list[tuple[_Batch, EmbeddedBatch | None]] = []  # to be written together
+        self._waiting = deque[_PlannedBatch]()
+        self._ready: list[tuple[_PlannedBatch, EmbeddedBatch | None]] = []  # to be written together
         self._most = max(self._pace.batch, min(_WRITE, len(self.plan.ids) // 32))
         self._written = time.monotonic()
 
@@ -349,7 +353,7 @@ class BackfillRun:
             end += len(names)
             items, sources = self._to_embed(names)
             self._pace.count(len(items))
-            self._waiting.append(_Batch(items, end))
+            self._waiting.append(_PlannedBatch(items, end))
             if sources:
                 yield sources
 

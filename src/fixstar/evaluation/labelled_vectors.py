@@ -1,4 +1,4 @@
-"""A trial: several versions' vectors of the same labelled images, some as gallery and some as queries."""
+"""Several versions' vectors of the same labelled images, some as gallery and some as queries."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SHARES = tuple(number / 10 for number in range(11))
 
 
 @dataclass(frozen=True, eq=False)
-class Trial:
+class LabelledVectors:
     """Every version's vectors of the same labelled images; with ``pairs`` queries and gallery are both all images."""
 
     versions: Sequence[VersionFeatures]
@@ -120,22 +120,22 @@ class Trial:
         }
 
 
-def trial_of_images(
+def vectors_of_images(
     features: Features,
     images: ImageSet,
     protocol: str = "image",
     seed: int = 0,
     split_file: Path | None = None,
     pairs_file: Path | None = None,
-) -> Trial:
-    """A trial on labelled images, embedded by ``features``. Split or pairs come from their file, or are saved there."""
+) -> LabelledVectors:
+    """Labelled images, embedded by ``features``. Split or pairs come from their file, or are saved there."""
     classes = dict(enumerate(images.classes))
     if takes_pairs(protocol):
         pairs, how = kept_pairs(images.labels, pairs_file, seed)
         made = features(images, images.take([0]))  # pairs take both images from one set
         both = [replace(version, gallery=version.queries) for version in made]
         facts = {"Images": counted(images.labels), "Pairs drawn": how}
-        return Trial(
+        return LabelledVectors(
             versions=both,
             query_labels=images.labels,
             gallery_labels=images.labels,
@@ -148,7 +148,7 @@ def trial_of_images(
     gallery = images.take(split.gallery)
     facts = {"Gallery": counted(gallery.labels), "Split": how}
     shown = None if images.has_texts else Thumbnails(_by_row(queries), _by_row(gallery))
-    return Trial(features(queries, gallery), queries.labels, gallery.labels, classes, facts, thumbnails=shown)
+    return LabelledVectors(features(queries, gallery), queries.labels, gallery.labels, classes, facts, thumbnails=shown)
 
 
 def searchable(images: ImageSet, inputs: Preprocessing | Prompts, bad_images: str) -> ImageSet:
