@@ -7,10 +7,11 @@ and what it removes is marked in a new mask. So a change costs what it changes, 
 
 Every row has a sequence number that is never used again. Numbers grow in the order of writing, and so do rows.
 
-What a question's map makes of stored vectors is derived from them and kept beside them, segment by segment. An exact
-search computes what is missing; an approximate one uses what is there and computes the rest for its candidates alone.
-Where more than ``AT_ONCE`` are missing, no search waits for them: a thread computes them, and until it is done exact
-searches score the candidates that their own queries find, as a gallery on a server always does.
+What a question's map makes of stored vectors is derived from them and kept beside them, segment by segment. Where maps
+are asked about ``AT_ONCE`` vectors at most, in all versions together, an exact search computes what is missing. Where
+there are more, no search waits for them: one thread computes them, version by version, and until a version is done
+exact searches score the candidates that their own queries find, as a gallery on a server always does. An approximate
+search uses what is there, computes the rest for its candidates alone, and leaves what is missing to the same thread.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import mmap
 import os
 import tempfile
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
@@ -57,7 +59,8 @@ from fixstar.gallery.store import (
     known_version,
 )
 
-AT_ONCE = 1 << 16  # vectors that a search maps itself, in a second or two
+AT_ONCE = 1 << 16  # vectors under maps, of all versions together: a search maps up to so many itself, in about a second
+_PART_AT_ONCE = 8  # where there are more, its answer is not complete anyway, and it maps an eighth of that at most
 _FILTERS_KEPT = 16
 _MAPS_KEPT = 2  # per segment: the one in use, and the one before or after it
 _MAPPED_AT_ONCE = 4096  # vectors: with fewer the threads of a BLAS wait for each other more than they compute
@@ -589,6 +592,9 @@ class Draft:
 _QUERIES = 128  # queries at once: their memory stays small
 
 
+_MapName = tuple[str, str, int]  # a version, the key of a map and its width
+
+
 class RowIndex(Protocol):
     """Finds likely rows without looking at all of them."""
 
@@ -604,46 +610,60 @@ class _ByOwnQueries:
 
 
 class _BackgroundMaps:
-    """Threads that map stored vectors, one per version and map, so that no search has to wait."""
+    """A thread that maps stored vectors, one version after the other, so that no search has to wait."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._threads: dict[tuple[str, str, int], threading.Thread] = {}
-        self._failed: set[tuple[str, str, int]] = set()
+        self._queue: dict[_MapName, tuple[Rows, Forward]] = {}  # the first one is under way
+        self._failed: set[_MapName] = set()
+        self._thread: threading.Thread | None = None
         self._stop = threading.Event()
 
-    def waits(self, version: str, rows: Rows, sides: Sequence[Side]) -> bool:
-        """Whether rows are still to be mapped, by a thread that this starts. Few are left to the search itself.
+    def accepts(self, version: str, rows: Rows, forward: Forward) -> bool:
+        """Map rows if that is not planned yet; returns False where it failed before.
 
-        So are those of a thread that failed: the search then fails too, and says why.
+        The search then does it itself, so that it fails too and says why.
         """
-        forward = sides[-1].forward
-        if forward is None or rows.missing(forward) <= AT_ONCE:
-            return False
         name = version, forward.key, forward.width
         with self._lock:
             if name in self._failed or self._stop.is_set():
                 return False
-            thread = self._threads.get(name)
-            if thread is None or not thread.is_alive():
-                thread = threading.Thread(target=self._map, args=(name, rows, forward), daemon=True)
-                self._threads[name] = thread
-                thread.start()
+            self._queue.setdefault(name, (rows, forward))
+            if self._thread is None or not self._thread.is_alive():  # after a fork it is not
+                self._thread = threading.Thread(target=self._work, name="fixstar-maps", daemon=True)
+                self._thread.start()
         return True
 
-    def _map(self, name: tuple[str, str, int], rows: Rows, forward: Forward) -> None:
-        try:
-            rows.map_all(forward, self._stop)
-        except Exception:
+    def _work(self) -> None:
+        """Map what is in the queue; ends when it is empty."""
+        while True:
             with self._lock:
-                self._failed.add(name)
+                if self._stop.is_set() or not self._queue:
+                    self._thread = None
+                    return
+                name, (rows, forward) = next(iter(self._queue.items()))
+            failure: Exception | None = None
+            try:
+                rows.map_all(forward, self._stop)
+            except Exception as error:
+                failure = error
+            with self._lock:
+                del self._queue[name]
+                if failure is not None:
+                    self._failed.add(name)
+            if failure is not None:
+                warnings.warn(
+                    f"the vectors of version {name[0]!r} could not be mapped in the background ({failure}); searches "
+                    "map what they need themselves",
+                    stacklevel=1,
+                )
 
     def close(self) -> None:
-        """Stop, and wait for the blocks that are under way."""
+        """Stop, and wait for the block that is under way."""
         with self._lock:
             self._stop.set()
-            threads = list(self._threads.values())
-        for thread in threads:
+            thread = self._thread
+        if thread is not None:
             thread.join()
 
 
@@ -710,10 +730,11 @@ class _Target(NamedTuple):
 
 
 class _Asked(NamedTuple):
-    """What a version is asked: the sides of a score for some of the queries, and the rank of scores."""
+    """What a version is asked: the sides of a score for some of the queries, its map, and the rank of scores."""
 
     version: str
     sides: Callable[[slice], tuple[Side, ...]]
+    forward: Forward | None = None
     slope: float = 1.0
     offset: float = 0.0
 
@@ -780,7 +801,13 @@ class ExactSearch:
         for question in questions:
             check_width(question, self.space(question.version))
         asked = [
-            _Asked(version=one.version, sides=partial(_sides, one), slope=one.slope, offset=one.offset)
+            _Asked(
+                version=one.version,
+                sides=partial(_sides, one),
+                forward=one.map,
+                slope=one.slope,
+                offset=one.offset,
+            )
             for one in questions
             if wanted is None or one.version in wanted
         ]
@@ -792,30 +819,56 @@ class ExactSearch:
         """The best of all versions that are asked, for each query."""
         indexes = {} if request.exact else self.indexes
         held = [one for one in asked if len(rows.get(one.version, ()))]
+        unmapped = self._left_to_background(rows, held, indexes)
         allowed = [rows[one.version].allowed(request.where) for one in held]
         hits: list[list[Hit]] = []
         for start in range(0, queries, _QUERIES):
             part = slice(start, min(start + _QUERIES, queries))
             live = []
-            for (name, sides, slope, offset), mask in zip(held, allowed, strict=True):
-                scored_by = sides(part)
-                quick = indexes.get(name)
-                is_large = len(rows[name]) > AT_ONCE
-                if quick is None and is_large and self._background.waits(name, rows[name], scored_by):
+            for one, mask in zip(held, allowed, strict=True):
+                quick = indexes.get(one.version)
+                if quick is None and one.version in unmapped:
                     quick = _ByOwnQueries()
                 live.append(
                     _Target(
-                        name=name,
-                        rows=rows[name],
+                        name=one.version,
+                        rows=rows[one.version],
                         allowed=mask,
-                        sides=scored_by,
+                        sides=one.sides(part),
                         quick=quick,
-                        slope=slope,
-                        offset=offset,
+                        slope=one.slope,
+                        offset=one.offset,
                     )
                 )
             hits += _best(live, queries=part.stop - part.start, k=int(request.k), least=request.min_score)
         return hits
+
+    def _left_to_background(
+        self, rows: Mapping[str, Rows], asked: Sequence[_Asked], indexes: Mapping[str, RowIndex]
+    ) -> set[str]:
+        """The versions that a thread maps while this search is answered without; the search maps the others itself.
+
+        A version with an index is always left to the thread: its candidates are few. Of the others the smallest are
+        mapped by the search.
+        """
+        in_full: list[tuple[str, Forward]] = []
+        for one in asked:
+            if one.forward is None:
+                continue
+            if one.version not in indexes:
+                in_full.append((one.version, one.forward))
+            elif rows[one.version].missing(one.forward) > _FEW_MAPPED:
+                self._background.accepts(one.version, rows[one.version], one.forward)
+        left: set[str] = set()
+        if sum([len(rows[version]) for version, _ in in_full]) <= AT_ONCE:
+            return left
+        missing = [(rows[version].missing(forward), version, forward) for version, forward in in_full]
+        total = 0
+        for count, version, forward in sorted(missing, key=lambda one: one[0]):
+            total += count
+            if total > AT_ONCE // _PART_AT_ONCE and self._background.accepts(version, rows[version], forward):
+                left.add(version)
+        return left
 
 
 def _sides(question: Question, part: slice) -> tuple[Side, ...]:
