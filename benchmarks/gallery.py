@@ -12,10 +12,10 @@ Approximate search stands beside faiss's HNSW of the same vectors and the same l
 versions, filters or writes. Both are asked with the same breadths (efSearch), in turns, and compared where both find
 the same share of the true nearest. The index is built in the background, while one thread goes on searching.
 
-A question with a map (a residual one with 512 hidden units) stands beside two plain searches, which is what a search by
-two models costs without it: one with the queries of either model. "cold_approximate" begins before anything that the map
-made is kept, and "approximate_mapped_seconds" is the time from there until all vectors are mapped, without an exact
-search. "first_exact_seconds" is the first exact search, "mapped_seconds" until all vectors are mapped; in a large
+A question with a map (a residual one with 512 hidden units) stands beside two plain searches, which is what a search
+by two models costs without it: one with the queries of either model. "cold_approximate" begins before anything that
+the map made is kept, and "approximate_mapped_seconds" is the time from there until all vectors are mapped, without an
+exact search. "first_exact_seconds" is the first exact search, "mapped_seconds" until all vectors are mapped; in a large
 gallery the search does not wait for that. With --chain 5 the vectors are those of five versions, four of which have a
 map of their own. --store postgres takes the server of the tests: PYTHONPATH=src:tests/support.
 """
@@ -240,7 +240,7 @@ def translated(options: argparse.Namespace, folder: Path) -> Figures:
     new = unit(maps[0](own) + 0.3 * make_vectors(options.batch, width, seed=5)).astype(np.float32)
 
     def questions(both: Array, name: str = "map") -> list[Question]:
-        """One for each version; the newest of a chain needs no map. Nothing is kept yet under a new name of the maps."""
+        """One for each version; the newest of a chain needs no map. Under a new name, no map was used yet."""
         asked = [
             Question(f"v{number}", both[:, :width], both[:, width:], forward, f"{name} {number}", weight=0.6)
             for number, forward in enumerate(maps, start=1)
