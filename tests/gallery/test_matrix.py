@@ -130,6 +130,31 @@ def test_filtered_search_finds_what_a_loop_finds(monkeypatch: pytest.MonkeyPatch
     assert [[(hit.id, hit.score) for hit in hits] for hits in together] == expected
 
 
+def test_a_filter_is_looked_up_until_the_rows_change() -> None:
+    gallery = MemoryGallery()
+    gallery.create_version("v1", 4)
+    gallery.upsert("v1", [str(n) for n in range(50)], vectors(50, 4), [{"n": n} for n in range(50)])
+    assert gallery._exact is not None
+    rows = gallery._exact.rows["v1"]
+    first = rows.allowed({"n": {"lt": 9}})
+    assert first is not None
+    assert first.rows.tolist() == list(range(9))
+    assert rows.allowed({"n": {"lt": 9}}) is first
+    for n in range(matrix._ALLOWED_KEPT):
+        other = rows.allowed({"n": n})
+        assert other is not None
+        assert (other.count, other.rows.tolist()) == (1, [n])
+    assert len(rows._allowed) == matrix._ALLOWED_KEPT
+    assert rows.allowed({"n": {"lt": 9}}) is not first  # the one that was not used for longest made room
+    gallery.delete(["3"])
+    later = gallery._exact.rows["v1"].allowed({"n": {"lt": 9}})
+    assert later is not None
+    assert later.rows.tolist() == [0, 1, 2, 4, 5, 6, 7, 8]
+    for wrong in ({"n": {"near": 1}}, {1: "n"}):
+        with pytest.raises(GalleryError):
+            rows.allowed(wrong)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("where", [None, {"n": {"lt": 40}}, {"n": {"lt": 60}}])
 def test_a_search_waits_for_no_thread_that_has_no_core(monkeypatch: pytest.MonkeyPatch, where: Any) -> None:
     """Another thread takes a piece and is stopped in it: the answer is right, and stays right when it goes on."""

@@ -61,7 +61,8 @@ from fixstar.gallery.store import (
 
 AT_ONCE = 1 << 16  # vectors under maps, of all versions together: a search maps up to so many itself, in about a second
 _PART_AT_ONCE = 8  # where there are more, its answer is not complete anyway, and it maps an eighth of that at most
-_FILTERS_KEPT = 16
+_FILTERS_KEPT = 16  # per segment: which of its rows pass
+_ALLOWED_KEPT = 4  # per version: which of all rows pass, and their numbers
 _MAPS_KEPT = 2  # per segment: the one in use, and the one before or after it
 _MAPPED_AT_ONCE = 4096  # vectors: with fewer the threads of a BLAS wait for each other more than they compute
 
@@ -254,8 +255,7 @@ def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
 
 
 _JSON = json.JSONDecoder()
-_FEW = 8  # below an eighth of the rows, gathering those that pass a filter is cheaper,
-_FEW_OF_ONE = 50  # and for one query, whose threads gather by themselves, below a fiftieth
+_FEW = 2  # below half of the rows, copying those that pass a filter is cheaper than multiplying all
 _FEW_ROWS = 128  # up to so many candidates of one query take the short way
 _FEW_MAPPED = 256  # up to this many rows of a segment are mapped by themselves: the whole segment takes seconds, once
 
@@ -270,6 +270,19 @@ class Side(NamedTuple):
     def weighed(self) -> Floats:
         """[N, s]: the queries times the weight."""
         return (self.queries if self.weight == 1 else self.weight * self.queries).astype(np.float32)
+
+
+class Allowed:
+    """The rows that a search may find, as a ``mask`` [end]; their numbers are computed when first needed."""
+
+    def __init__(self, mask: Mask) -> None:
+        self.mask = mask
+        self.count = int(np.count_nonzero(mask))
+
+    @cached_property
+    def rows(self) -> Indices:
+        """[count], ascending."""
+        return np.flatnonzero(self.mask)
 
 
 class Rows:
@@ -289,6 +302,8 @@ class Rows:
         self._live = sum(part.live() for part in self.parts)
         self._starts = np.array([part.start for part in self.parts], np.intp)
         self._segments = [part.segment for part in self.parts]
+        self._allowed: dict[str, Allowed] = {}  # by filter, the last one used last
+        self._choosing = threading.Lock()
         if self.parts:
             self._newest = int(self.parts[-1].numbers[-1])
         else:
@@ -370,7 +385,7 @@ class Rows:
     def count_from(self, first: int) -> int:
         """The number of rows from ``first`` on."""
         if self._kept is not None:
-            return int(np.count_nonzero(self._kept[first:]))
+            return int(np.count_nonzero(self._kept.mask[first:]))
         return sum(max(0, part.size - max(0, first - part.start)) for part in self.parts)
 
     def pages(self, first: int, size: int) -> Iterator[tuple[Numbers, Floats]]:
@@ -384,32 +399,40 @@ class Rows:
                     kept = start + np.flatnonzero(~part.gone[page])
                     yield part.segment.numbers[kept], part.segment.vectors[kept]
 
-    def allowed(self, where: Where | None) -> Mask | None:
-        """[end]: the rows that a search may find; None means all."""
+    def allowed(self, where: Where | None) -> Allowed | None:
+        """The rows that a search may find; None means all. The same object again for the same filter."""
         if where is None:
             return self._kept
         test = _verdicts(payload_test(where))
         key = filter_key(where)
+        with self._choosing:
+            known = self._allowed.pop(key, None)
+            if known is not None:
+                self._allowed[key] = known  # as the one used last
+                return known
         mask = np.zeros(self.end, bool)
         for part in self.parts:
             mask[part.start : part.start + part.size] = part.segment.passing(key, test, part.size)
-        return mask if self._kept is None else mask & self._kept
+        if self._kept is not None:
+            mask &= self._kept.mask
+        with self._choosing:
+            found = self._allowed.setdefault(key, Allowed(mask))
+            while len(self._allowed) > _ALLOWED_KEPT:
+                del self._allowed[next(iter(self._allowed))]
+        return found
 
-    def candidates(self, queries: Floats, k: int, allowed: Mask | None, first: int = 0) -> tuple[Indices, Indices]:
+    def candidates(self, queries: Floats, k: int, allowed: Allowed | None, first: int = 0) -> tuple[Indices, Indices]:
         """Pairs (query, row) that hold the k nearest of each query [N, width] among rows from ``first`` on."""
         return self.best([Side(queries)], k, allowed, first)
 
-    def best(self, sides: Sequence[Side], k: int, allowed: Mask | None, first: int = 0) -> tuple[Indices, Indices]:
+    def best(self, sides: Sequence[Side], k: int, allowed: Allowed | None, first: int = 0) -> tuple[Indices, Indices]:
         """Pairs (query, row) that hold the k rows from ``first`` on with the highest sums over all sides."""
         queries = [side.weighed() for side in sides]
-        few = _FEW_OF_ONE if len(queries[0]) == 1 else _FEW
-        if allowed is None or np.count_nonzero(allowed[first:]) * few >= self.end - first:
-            return candidates(self._blocks(sides, allowed, first), queries, k)
-        rows = first + np.flatnonzero(allowed[first:])
-        self._derive(rows, sides)
-        block = Block(0, tuple(self.vectors(rows, side.forward) for side in sides))
-        query, place = candidates([block], queries, k)
-        return query, rows[place]
+        if allowed is None or allowed.count * _FEW >= self.end:
+            blocks = self._blocks(sides, None if allowed is None else allowed.mask, first)
+        else:
+            blocks = self._blocks_of_few(sides, allowed.rows[np.searchsorted(allowed.rows, first) :])
+        return candidates(blocks, queries, k)
 
     def _blocks(self, sides: Sequence[Side], allowed: Mask | None, first: int) -> Iterator[Block]:
         for part in self.parts:
@@ -421,18 +444,23 @@ class Rows:
                 mask = allowed[start : part.start + part.size]
             yield Block(start, vectors, None if mask is None or mask.all() else mask)
 
-    def _derive(self, row: Indices, sides: Sequence[Side]) -> None:
-        """Map segments as a whole, and keep that, where more than a few of their rows are needed."""
-        for side in sides:
-            if side.forward is None:
+    def _blocks_of_few(self, sides: Sequence[Side], rows: Indices) -> Iterator[Block]:
+        """The same for ascending rows only. Maps segments as a whole where more than a few rows of them are needed."""
+        ends = rows.searchsorted([part.end for part in self.parts])
+        for part, some in zip(self.parts, np.split(rows, ends[:-1]), strict=True):
+            if not len(some):
                 continue
-            for segment, places in self.pieces(row):
-                if len(places) > _FEW_MAPPED:
-                    segment.mapped(side.forward, int(places[-1]) + 1)
+            places = some - part.start
+            if len(some) > _FEW_MAPPED or all(side.forward is None for side in sides):
+                used = part._replace(size=int(places[-1]) + 1)
+                yield Block(part.start, tuple([_of_part(used, side.forward) for side in sides]), places=places)
+            else:
+                copies = [self.vectors(some, side.forward) for side in sides]
+                yield Block(part.start, tuple(copies), places=places, copied=True)
 
     @cached_property
-    def _kept(self) -> Mask | None:
-        """[end]: rows that are not removed."""
+    def _kept(self) -> Allowed | None:
+        """Rows that are not removed."""
         if all(part.gone is None for part in self.parts):
             return None
         mask = np.zeros(self.end, bool)
@@ -441,7 +469,7 @@ class Rows:
                 mask[part.start : part.start + part.size] = True
             else:
                 mask[part.start : part.start + part.size] = ~part.gone[: part.size]
-        return mask
+        return Allowed(mask)
 
 
 def parsed(text: str) -> Payload:
@@ -598,14 +626,14 @@ _MapName = tuple[str, str, int]  # a version, the key of a map and its width
 class RowIndex(Protocol):
     """Finds likely rows without looking at all of them."""
 
-    def candidates(self, rows: Rows, queries: Floats, k: int, allowed: Mask | None) -> tuple[Indices, Indices]:
+    def candidates(self, rows: Rows, queries: Floats, k: int, allowed: Allowed | None) -> tuple[Indices, Indices]:
         """Pairs (query, row) that include most of the k nearest of each query [N, width]; see ``Rows.candidates``."""
 
 
 class _ByOwnQueries:
     """Finds the rows that are nearest to queries in the version's own space, while a map is still at work."""
 
-    def candidates(self, rows: Rows, queries: Floats, k: int, allowed: Mask | None) -> tuple[Indices, Indices]:
+    def candidates(self, rows: Rows, queries: Floats, k: int, allowed: Allowed | None) -> tuple[Indices, Indices]:
         return rows.candidates(queries, k, allowed)
 
 
@@ -676,7 +704,7 @@ class _Target(NamedTuple):
 
     name: str
     rows: Rows
-    allowed: Mask | None
+    allowed: Allowed | None
     sides: tuple[Side, ...]
     quick: RowIndex | None
     slope: float
