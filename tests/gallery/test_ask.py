@@ -817,7 +817,7 @@ def test_no_search_waits_while_many_vectors_are_mapped(
 
 
 def map_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "fixstar-maps"]
+    return [thread for thread in threading.enumerate() if thread.name == "fixstar-derive"]
 
 
 def test_a_chain_of_versions_has_one_limit(monkeypatch: pytest.MonkeyPatch) -> None:

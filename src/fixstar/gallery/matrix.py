@@ -22,6 +22,7 @@ import os
 import tempfile
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
@@ -33,6 +34,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fixstar.errors import GalleryError, GalleryUnavailableError
+from fixstar.gallery.coded import (
+    MOST_HITS,
+    CodedBlock,
+    are_available,
+    candidates_by_codes,
+    rows_per_block,
+)
 from fixstar.gallery.filters import Payload, Where, filter_key, payload_test
 from fixstar.gallery.ranking import (
     CELLS,
@@ -60,6 +68,8 @@ from fixstar.gallery.store import (
 )
 
 AT_ONCE = 1 << 16  # vectors under maps, of all versions together: a search maps up to so many itself, in about a second
+CODED_FROM = 1 << 24  # numbers of a version that single queries read as codes: 64 MiB of vectors,
+CODED_AFTER = 50  # once there were so many queries: coding takes as long as they do
 _PART_AT_ONCE = 8  # where there are more, its answer is not complete anyway, and it maps an eighth of that at most
 _FILTERS_KEPT = 16  # per segment: which of its rows pass
 _ALLOWED_KEPT = 4  # per version: which of all rows pass, and their numbers
@@ -120,6 +130,7 @@ class Segment:
         self._lock = threading.Lock()
         self._derived: dict[tuple[str, int], _Derived] = {}  # by the map's key and width, the last one used last
         self._choosing = threading.Lock()  # never held while a map computes
+        self.codes: list[CodedBlock] = []  # of the first rows, so many each; added by one thread, never changed
 
     def passing(self, key: str, test: Callable[[str], bool], count: int) -> Mask:
         """[count]: which payloads pass a filter. Cached for the next search, which reads only rows written since."""
@@ -304,6 +315,7 @@ class Rows:
         self._segments = [part.segment for part in self.parts]
         self._allowed: dict[str, Allowed] = {}  # by filter, the last one used last
         self._choosing = threading.Lock()
+        self.is_large = self._live * width >= CODED_FROM
         if self.parts:
             self._newest = int(self.parts[-1].numbers[-1])
         else:
@@ -429,6 +441,9 @@ class Rows:
         """Pairs (query, row) that hold the k rows from ``first`` on with the highest sums over all sides."""
         queries = [side.weighed() for side in sides]
         if allowed is None or allowed.count * _FEW >= self.end:
+            of_one = len(sides) == len(queries[0]) == 1 and k <= MOST_HITS
+            if of_one and self.is_large and any(segment.codes for segment in self._segments):
+                return self._best_by_codes(sides[0], k, None if allowed is None else allowed.mask, first)
             blocks = self._blocks(sides, None if allowed is None else allowed.mask, first)
         else:
             blocks = self._blocks_of_few(sides, allowed.rows[np.searchsorted(allowed.rows, first) :])
@@ -443,6 +458,34 @@ class Rows:
             else:
                 mask = allowed[start : part.start + part.size]
             yield Block(start, vectors, None if mask is None or mask.all() else mask)
+
+    def _best_by_codes(self, side: Side, k: int, allowed: Mask | None, first: int) -> tuple[Indices, Indices]:
+        """The same for one query and vectors as they are, most of which are read as codes."""
+        size = rows_per_block(self.width)
+        coded: list[tuple[CodedBlock, Block]] = []
+        others: list[Block] = []
+        for part, block in zip(self.parts, self._blocks([side], allowed, first), strict=True):
+            start = 0
+            if block.start == part.start:
+                for codes in part.segment.codes[: part.size // size]:  # those of its rows alone
+                    coded.append((codes, block.part(slice(start, start + size))))
+                    start += size
+            others.append(block.part(slice(start, block.size)))
+        return candidates_by_codes(coded, others, side.weighed(), k)
+
+    def missing_codes(self) -> int:
+        """How many blocks are not coded yet."""
+        size = rows_per_block(self.width)
+        return sum([max(0, part.size // size - len(part.segment.codes)) for part in self.parts])
+
+    def code_all(self, stop: threading.Event) -> None:
+        """Code all blocks that are full, unless it is stopped. One thread at a time."""
+        size = rows_per_block(self.width)
+        for part in self.parts:
+            codes = part.segment.codes
+            while len(codes) < part.size // size and not stop.is_set():
+                start = len(codes) * size
+                codes.append(CodedBlock(part.segment.vectors[start : start + size]))
 
     def _blocks_of_few(self, sides: Sequence[Side], rows: Indices) -> Iterator[Block]:
         """The same for ascending rows only. Maps segments as a whole where more than a few rows of them are needed."""
@@ -620,7 +663,7 @@ class Draft:
 _QUERIES = 128  # queries at once: their memory stays small
 
 
-_MapName = tuple[str, str, int]  # a version, the key of a map and its width
+_Derivation = tuple[str, str | None, int]  # a version, the key of a map and its width; None for codes
 
 
 class RowIndex(Protocol):
@@ -637,42 +680,51 @@ class _ByOwnQueries:
         return rows.candidates(queries, k, allowed)
 
 
-class _BackgroundMaps:
-    """A thread that maps stored vectors, one version after the other, so that no search has to wait."""
+class _Background:
+    """A thread that derives what makes later searches faster, one version after the other. No search waits for it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._queue: dict[_MapName, tuple[Rows, Forward]] = {}  # the first one is under way
-        self._failed: set[_MapName] = set()
+        self._queue: dict[_Derivation, Callable[[threading.Event], None]] = {}  # the first one is under way
+        self._failed: set[_Derivation] = set()
         self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []  # the last one
         self._stop = threading.Event()
+        self._end = weakref.finalize(self, _stop_and_wait, self._stop, self._threads)  # at exit, if nobody closes
 
-    def accepts(self, version: str, rows: Rows, forward: Forward) -> bool:
+    def maps(self, version: str, rows: Rows, forward: Forward) -> bool:
         """Map rows if that is not planned yet; returns False where it failed before.
 
         The search then does it itself, so that it fails too and says why.
         """
-        name = version, forward.key, forward.width
+        return self._accepts((version, forward.key, forward.width), partial(rows.map_all, forward))
+
+    def codes(self, version: str, rows: Rows) -> None:
+        """Code rows if that is not planned yet, and did not fail before."""
+        self._accepts((version, None, 0), rows.code_all)
+
+    def _accepts(self, name: _Derivation, derive: Callable[[threading.Event], None]) -> bool:
         with self._lock:
             if name in self._failed or self._stop.is_set():
                 return False
-            self._queue.setdefault(name, (rows, forward))
+            self._queue.setdefault(name, derive)
             if self._thread is None or not self._thread.is_alive():  # after a fork it is not
-                self._thread = threading.Thread(target=self._work, name="fixstar-maps", daemon=True)
+                self._thread = threading.Thread(target=self._work, name="fixstar-derive", daemon=True)
+                self._threads[:] = [self._thread]
                 self._thread.start()
         return True
 
     def _work(self) -> None:
-        """Map what is in the queue; ends when it is empty."""
+        """Do what is in the queue; ends when it is empty."""
         while True:
             with self._lock:
                 if self._stop.is_set() or not self._queue:
                     self._thread = None
                     return
-                name, (rows, forward) = next(iter(self._queue.items()))
+                name, derive = next(iter(self._queue.items()))
             failure: Exception | None = None
             try:
-                rows.map_all(forward, self._stop)
+                derive(self._stop)
             except Exception as error:
                 failure = error
             with self._lock:
@@ -680,18 +732,23 @@ class _BackgroundMaps:
                 if failure is not None:
                     self._failed.add(name)
             if failure is not None:
-                warnings.warn(
-                    f"the vectors of version {name[0]!r} could not be mapped in the background ({failure}); searches "
-                    "map what they need themselves",
-                    stacklevel=1,
-                )
+                if name[1] is None:
+                    told = f"could not be coded in 8 bits ({failure}); single exact searches read them as they are"
+                else:
+                    told = f"could not be mapped in the background ({failure}); searches map what they need themselves"
+                warnings.warn(f"the vectors of version {name[0]!r} {told}", stacklevel=1)
 
     def close(self) -> None:
         """Stop, and wait for the block that is under way."""
-        with self._lock:
+        with self._lock:  # none is being started
             self._stop.set()
-            thread = self._thread
-        if thread is not None:
+        self._end()
+
+
+def _stop_and_wait(stop: threading.Event, threads: list[threading.Thread]) -> None:
+    stop.set()
+    for thread in threads:
+        if thread is not threading.current_thread():
             thread.join()
 
 
@@ -777,7 +834,8 @@ class ExactSearch:
         self._folder = folder
         self._versions: dict[str, tuple[VersionSpace, Floats | None]] = {}
         self._carrier = Carrier(self.projection)
-        self._background = _BackgroundMaps()
+        self._background = _Background()
+        self._singles: dict[str, int] = {}  # single queries that read a whole version, so far
         self.rows: Mapping[str, Rows] = {}  # replaced as a whole, never changed
         self.indexes: Mapping[str, RowIndex] = {}  # likewise
 
@@ -848,6 +906,10 @@ class ExactSearch:
         indexes = {} if request.exact else self.indexes
         held = [one for one in asked if len(rows.get(one.version, ()))]
         unmapped = self._left_to_background(rows, held, indexes)
+        if queries == 1 and self._folder is None:  # vectors are in a folder to save memory
+            for one in held:
+                if one.forward is None and one.version not in indexes and rows[one.version].is_large:
+                    self._code(one.version, rows[one.version])
         allowed = [rows[one.version].allowed(request.where) for one in held]
         hits: list[list[Hit]] = []
         for start in range(0, queries, _QUERIES):
@@ -871,6 +933,13 @@ class ExactSearch:
             hits += _best(live, queries=part.stop - part.start, k=int(request.k), least=request.min_score)
         return hits
 
+    def _code(self, version: str, rows: Rows) -> None:
+        """Have a version coded that single queries read as a whole, once there were enough of them."""
+        asked = self._singles.get(version, 0) + 1
+        self._singles[version] = asked
+        if asked > CODED_AFTER and are_available() and rows.missing_codes():
+            self._background.codes(version, rows)
+
     def _left_to_background(
         self, rows: Mapping[str, Rows], asked: Sequence[_Asked], indexes: Mapping[str, RowIndex]
     ) -> set[str]:
@@ -886,7 +955,7 @@ class ExactSearch:
             if one.version not in indexes:
                 in_full.append((one.version, one.forward))
             elif rows[one.version].missing(one.forward) > _FEW_MAPPED:
-                self._background.accepts(one.version, rows[one.version], one.forward)
+                self._background.maps(one.version, rows[one.version], one.forward)
         left: set[str] = set()
         if sum([len(rows[version]) for version, _ in in_full]) <= AT_ONCE:
             return left
@@ -894,7 +963,7 @@ class ExactSearch:
         total = 0
         for count, version, forward in sorted(missing, key=lambda one: one[0]):
             total += count
-            if total > AT_ONCE // _PART_AT_ONCE and self._background.accepts(version, rows[version], forward):
+            if total > AT_ONCE // _PART_AT_ONCE and self._background.maps(version, rows[version], forward):
                 left.add(version)
         return left
 
