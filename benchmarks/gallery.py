@@ -2,7 +2,8 @@
 
 Clustered unit vectors, top 10. Contestants take turns, round by round, so that a busy machine hits all of them; a
 figure is the median of the rounds, alone and beside two busy processes. "numpy" is the product and an argpartition,
-without ids, payload or versions. faiss takes part if it is installed: pip install faiss-cpu.
+without ids, payload or versions. faiss takes part if it is installed: pip install faiss-cpu. Single queries are also
+asked before the gallery has made codes of 8 bits; "coding_seconds" is the time from the first of them until it has.
 
     python benchmarks/gallery.py --out benchmarks/results/gallery_cpu.json        200,000 x 512, about one minute
     python benchmarks/gallery.py --approximate 100000 --width 384 --batch 64      approximate search only
@@ -41,7 +42,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fixstar.durable import replace_json
-from fixstar.gallery import Gallery, Hit, PostgresGallery, Question, SqliteGallery, hnsw, measured_recall
+from fixstar.gallery import (
+    Gallery,
+    Hit,
+    PostgresGallery,
+    Question,
+    SqliteGallery,
+    coded,
+    hnsw,
+    matrix,
+    measured_recall,
+    ranking,
+)
 from fixstar.gallery.hnsw import BREADTH_BUILDING, LINKS
 from fixstar.geometry import unit
 from fixstar.translation import Layer, Map
@@ -145,6 +157,18 @@ def busy_cores(count: int) -> Iterator[None]:
             process.wait()
 
 
+def seconds_to_code(gallery: SqliteGallery, query: Array) -> float:
+    """Ask single queries until all large versions have codes."""
+    start = time.perf_counter()
+    version = gallery.versions()[-1].name
+    for _ in range(matrix.CODED_AFTER + 1):  # since the last time
+        gallery.search(version, query, k=K)
+    rows = gallery._matrices.exact.rows.values()
+    while coded.are_available() and any(one.is_large and one.missing_codes() for one in rows):
+        time.sleep(0.01)
+    return round(time.perf_counter() - start, 2)
+
+
 def measure(options: argparse.Namespace, folder: Path) -> Figures:
     vectors = make_vectors(options.vectors, options.width, seed=2)
     queries = make_vectors(options.batch, options.width, seed=3)
@@ -169,7 +193,13 @@ def measure(options: argparse.Namespace, folder: Path) -> Figures:
     ].tolist()
     report["same_answer_as_numpy"] = same
     one.search("v1", queries[:1], where={"shop": 7})
-    report["single_qps"] = rates(contestants, [queries[i : i + 1] for i in range(options.singles)], options.rounds)
+    singles = [queries[i : i + 1] for i in range(options.singles)]
+    usual = matrix.CODED_AFTER
+    matrix.CODED_AFTER = 1 << 60
+    report["single_qps_before_codes"] = rates(contestants, singles, options.rounds)
+    matrix.CODED_AFTER = usual
+    report["coding_seconds"] = seconds_to_code(one, queries[:1])
+    report["single_qps"] = rates(contestants, singles, options.rounds)
     contestants.pop("fixstar_filtered")
     report["batch_qps"] = rates(contestants, [queries], options.rounds)
     with busy_cores(2):
@@ -186,7 +216,7 @@ def across_versions(
 ) -> Figures:
     """The same vectors as one version and as three, each with a projection of its own."""
     with insert(folder / "three.db", vectors, 3, options.insert)[0] as three:
-        three.search("v3", queries[:1])
+        seconds_to_code(three, queries[:1])
         both = {"one_version": one, "three_versions": lambda batch: three.search("v3", batch, k=K)}
         singles = [queries[i : i + 1] for i in range(options.singles)]
         return {
@@ -550,7 +580,10 @@ def main() -> None:
     parser.add_argument("--exact-only", action="store_true", help="no index: it takes long to build")
     parser.add_argument("--folder", type=Path, help="keep gallery and indexes there; if they are, only compare them")
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
+    parser.add_argument("--threads", type=int, help="of a single exact query; one more than cores if not given")
     options = parser.parse_args()
+    if options.threads:
+        ranking.THREADS = options.threads
     if options.approximate:
         wanted = approximate
     elif options.translated:

@@ -69,7 +69,7 @@ from fixstar.gallery.store import (
 
 AT_ONCE = 1 << 16  # vectors under maps, of all versions together: a search maps up to so many itself, in about a second
 CODED_FROM = 1 << 24  # numbers of a version that single queries read as codes: 64 MiB of vectors,
-CODED_AFTER = 50  # once there were so many queries: coding takes as long as they do
+CODED_AFTER = 50  # each time once there were so many queries: coding takes about as long as they do
 _PART_AT_ONCE = 8  # where there are more, its answer is not complete anyway, and it maps an eighth of that at most
 _FILTERS_KEPT = 16  # per segment: which of its rows pass
 _ALLOWED_KEPT = 4  # per version: which of all rows pass, and their numbers
@@ -835,7 +835,7 @@ class ExactSearch:
         self._versions: dict[str, tuple[VersionSpace, Floats | None]] = {}
         self._carrier = Carrier(self.projection)
         self._background = _Background()
-        self._singles: dict[str, int] = {}  # single queries that read a whole version, so far
+        self._singles: dict[str, int] = {}  # single queries that read a whole version since it was coded
         self.rows: Mapping[str, Rows] = {}  # replaced as a whole, never changed
         self.indexes: Mapping[str, RowIndex] = {}  # likewise
 
@@ -934,11 +934,12 @@ class ExactSearch:
         return hits
 
     def _code(self, version: str, rows: Rows) -> None:
-        """Have a version coded that single queries read as a whole, once there were enough of them."""
+        """Have a version coded that single queries read as a whole, once there were enough since the last time."""
         asked = self._singles.get(version, 0) + 1
-        self._singles[version] = asked
         if asked > CODED_AFTER and are_available() and rows.missing_codes():
             self._background.codes(version, rows)
+            asked = 0
+        self._singles[version] = asked
 
     def _left_to_background(
         self, rows: Mapping[str, Rows], asked: Sequence[_Asked], indexes: Mapping[str, RowIndex]
