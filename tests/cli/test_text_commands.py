@@ -136,6 +136,32 @@ def test_texts_that_cannot_be_embedded_are_named_and_the_others_stored(notes: Pa
     assert "1 item embedded" in done.out
 
 
+TEN_MB = "word " * 2_000_000
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ""])
+def test_a_text_of_10_mb_is_named_with_its_length_and_the_others_stored(
+    notes: Path, tmp_path: Path, suffix: str
+) -> None:
+    source = tmp_path / f"long{suffix}"
+    rows = {"first": "rain", "long": TEN_MB, "last": "bread"}
+    if suffix == ".jsonl":
+        source.write_text("".join(json.dumps({"id": name, "text": text}) + "\n" for name, text in rows.items()))
+    elif suffix:
+        by = {".csv": ",", ".tsv": "\t"}[suffix]
+        source.write_text(f"id{by}text\n" + "".join(f"{name}{by}{text}\n" for name, text in rows.items()))
+    else:
+        source.mkdir()
+        for name, text in rows.items():
+            (source / f"{name}.txt").write_text(text)
+    done = typed("index", source, "-w", notes)
+    assert done.code == 0, done.err
+    assert "2 items embedded" in done.out
+    (told,) = [line for line in done.err.splitlines() if line.startswith("left out ")]
+    assert "long" in told
+    assert "it has 10,000,000 characters" in told
+
+
 def test_broken_rows_are_named_and_the_others_stored(notes: Path, tmp_path: Path) -> None:
     lines = ['{"id": "good", "text": "rain"}', '{"id": "cut', '{"id": "other", "body": "x"}', '{"id": "n", "text": 3}']
     (tmp_path / "mixed.jsonl").write_text("\n".join(lines) + "\n")
@@ -143,7 +169,7 @@ def test_broken_rows_are_named_and_the_others_stored(notes: Path, tmp_path: Path
     assert done.code == 0, done.err
     assert "1 item embedded" in done.out
     assert "3 unreadable" in done.out
-    for line, reason in ((2, "is not JSON"), (3, "no field 'text'"), (4, "text is 3, not a text")):
+    for line, reason in ((2, "it is not JSON"), (3, "no field 'text'"), (4, "text is 3, not a text")):
         (told,) = [shown for shown in done.err.splitlines() if f"mixed.jsonl, line {line}" in shown]
         assert told.startswith("left out ")
         assert reason in told
