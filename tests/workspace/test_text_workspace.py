@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from fixstar.errors import InputError, ModelError, UntrustedCodeError
 from fixstar.models import Encoder
 from fixstar.models.backbones import endpoint
 from fixstar.texts import Prompts
-from fixstar.workspace import Workspace
+from fixstar.workspace import Workspace, search
 from fixstar.workspace.backfill.planning import BackfillOptions
 from fixstar.workspace.items import text_catalogue, text_item, text_of, text_stamp
 
@@ -64,6 +65,42 @@ def test_bad_texts_are_named_and_the_others_stored(notes: Workspace) -> None:
         "empty": "it is empty",
         "long": "it has 200,000 characters",
     }
+
+
+def test_a_search_waits_for_a_hanging_server_for_a_short_while_only(
+    notes: Workspace, servers: tuple[FakeServer, FakeServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hanging(_: object) -> tuple[int, object]:
+        time.sleep(1.0)
+        return 503, b"too late"
+
+    monkeypatch.setattr(search, "QUERY_SECONDS", 0.3)
+    notes.search(["rain storm"])  # the model is in memory now
+    servers[0].answers += [hanging] * 3
+    started = time.monotonic()
+    with pytest.raises(ModelError, match="time that a search may take"):
+        notes.search(["rain storm"])
+    assert time.monotonic() - started < 0.9
+    servers[0].answers.clear()
+    assert notes.search(["rain storm"]).hits[0]
+
+
+def test_a_server_that_changed_its_model_is_noticed_while_it_is_in_use(
+    notes: Workspace, servers: tuple[FakeServer, FakeServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [time.monotonic() + 1000]
+    monkeypatch.setattr("fixstar.workspace.search.time.monotonic", lambda: now[0])
+    notes.search(["rain storm"])
+    servers[0].salt = "another model"
+    now[0] += 599
+    notes.search(["rain storm"])  # ten minutes are not over
+    now[0] += 2
+    with pytest.raises(ModelError, match="its server has another model under the same name"):
+        notes.search(["rain storm"])
+    with pytest.raises(ModelError, match="another model"):
+        notes.search(["rain storm"])  # not only once
+    servers[0].salt = "one"
+    assert notes.search(["rain storm"]).hits[0]
 
 
 def test_a_server_that_fails_in_the_middle_loses_nothing_and_the_rest_follows(

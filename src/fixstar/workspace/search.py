@@ -13,6 +13,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence, Set
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import NamedTuple, Unpack
 
@@ -25,6 +26,7 @@ from fixstar.gallery.store import Question, reaching
 from fixstar.geometry import unit
 from fixstar.images import Decode, ImageSource
 from fixstar.models import Encoder
+from fixstar.models.backbones.endpoint import QUERY_SECONDS, answered_within
 from fixstar.translation import Translation
 from fixstar.workspace.backfill.read_through import DEPTH, ReadThrough
 from fixstar.workspace.deployment import Move, Rollout
@@ -104,8 +106,16 @@ class Serving:
             return self._encoders.get(version)
 
     def embed(self, version: str, images: Sequence[ImageSource], decode: Decode | None = None) -> Vectors:
-        """Query vectors [N, width] of a version; an unreadable image raises ``ImageError``."""
-        vectors, bad = LocalEmbedder(self.encoder(version), decode).one(images, role="query")
+        """Query vectors [N, width] of a version; an unreadable image raises ``ImageError``.
+
+        A server that embeds texts has ten seconds: whoever searches is waiting.
+        """
+        if len(images) and isinstance(images[0], str):
+            in_time: AbstractContextManager[None] = answered_within(QUERY_SECONDS)
+        else:
+            in_time = nullcontext()
+        with in_time:
+            vectors, bad = LocalEmbedder(self.encoder(version), decode).one(images, role="query")
         if bad:
             raise bad[0]
         return vectors
