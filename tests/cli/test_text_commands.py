@@ -84,6 +84,33 @@ def test_the_whole_upgrade(notes: Path, tmp_path: Path) -> None:
         assert typed("search", "rain storm", "-w", notes).code == 0
 
 
+def test_the_field_of_the_text_may_have_any_name(notes: Path, tmp_path: Path) -> None:
+    rows = [f"{text},{label}\n" for text, label in topic_texts(60, seed=7)]
+    table = tmp_path / "tickets.csv"
+    table.write_text("question,label\n" + "".join(rows))
+    unlabelled = tmp_path / "more"
+    unlabelled.mkdir()
+    for row, (text, _) in enumerate(topic_texts(10, seed=8)):
+        (unlabelled / f"{row}.txt").write_text(text)
+    with embeddings_server(width=32, salt="two", noise=0.2) as better:
+        typed("add", better.url("better"), "--trust", better.address, "-w", notes)
+        refused = typed("check", "v2", "--data", table, "-w", notes)
+        assert "another name of the field with the text has to be given" in refused.err
+        words: list[str | Path] = ["check", "v2", "--data", table, "--text", "question", "-w", notes]
+        checked = typed(*words, "--images", unlabelled, "--json")
+        assert checked.code in (0, 3), checked.err
+        assert json.loads(checked.out)["queries"] > 0
+        named = typed(*words, "--name", "tickets", "--json")
+        assert named.code in (0, 3), named.err
+        again = typed("check", "v2", "-w", notes, "--json")  # the name keeps the field
+        assert json.loads(again.out)["data"]["name"] == "tickets"
+        typed("deploy", "v2", "--force", "a try", "-w", notes)
+        planned = typed("backfill", "--plan-only", "--data", table, "--text", "question", "-w", notes)
+        assert planned.code == 0, planned.err
+    assert "not a file with a field" in typed("check", "v2", "--data", unlabelled, "--text", "q", "-w", notes).err
+    assert "give one of them" in typed("check", "v2", "--text", "q", "-w", notes).err
+
+
 def test_a_backfill_may_have_a_budget_in_money(notes: Path) -> None:
     with embeddings_server(width=32, salt="two") as better:
         words: list[str | Path] = ["add", better.url("better"), "--trust", better.address, "-w", notes]

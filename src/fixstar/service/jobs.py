@@ -174,8 +174,8 @@ class Job:
         return self.state in ("done", "failed", "cancelled")
 
     def without_items(self) -> Job:
-        """The same without its lists of items, which may be long."""
-        lists = ("items", "overtaken")
+        """The same without its lists of items and queries, which may be long."""
+        lists = ("items", "overtaken", "relevant")
         return replace(self, parameters={key: value for key, value in self.parameters.items() if key not in lists})
 
     def awaits(self, ids: Collection[str]) -> bool:
@@ -454,7 +454,7 @@ def _bad_image(image: ItemError, before: int, batch: Sequence[Mapping[str, Any]]
 
 
 def _check(space: Workspace, running: RunningJob) -> Result:
-    """Check a version against all live vectors, on the images of a name or those held out. The check is kept."""
+    """Check a version against all live vectors, on images of a name, held-out ones, or by relevant items."""
     wanted = running.job().parameters
     rules = GateRules(
         confidence=wanted["confidence"],
@@ -474,7 +474,7 @@ def _check(space: Workspace, running: RunningJob) -> Result:
             running.note(done=step, total=steps, message=message)
 
         for step, name in enumerate(names):
-            begin(step, f"embedding {images:,} images with {name}")
+            begin(step, f"embedding {images:,} {space.registry.reads()} with {name}")
             features += space.features(queries, gallery, [name], device=space.device, progress=False)
         begin(len(names), "comparing")
         return features
@@ -491,6 +491,7 @@ def _check(space: Workspace, running: RunningJob) -> Result:
         data=wanted["data"],
         progress=False,
         embed=embed,
+        relevant={one["text"]: one["items"] for one in wanted.get("relevant") or ()},
     )
     running.note(done=running.job().total or 0, message=f"{check.version}: {check.outcome}")
     return {
