@@ -12,12 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 from shops import passed, pictures, shop
-from text_models import bert_folder, topic_texts
+from text_models import bert_folder, embeddings_server, own_settings, topic_texts
 
 from fixstar.errors import InputError, ModelError
 from fixstar.models import Encoder
+from fixstar.trust import remember, trusting
 from fixstar.workspace import BackfillOptions, Workspace, catalogue
 from fixstar.workspace.items import LocalEmbedder, text_item
+
+__all__ = ["own_settings"]  # a fixture
 
 ray: Any = pytest.importorskip("ray", reason="the extra cluster is not installed")
 
@@ -135,6 +138,27 @@ def test_texts_are_indexed_and_backfilled_on_the_cluster(tmp_path: Path) -> None
             stored = {item.id: item.vector for item in space.gallery.iterate(version)}
             expected = space.serving.embed(version, [text for text, _ in texts])
             np.testing.assert_allclose(np.stack([stored[name] for name in ids]), expected, atol=1e-5)
+
+
+@pytest.mark.usefixtures("cluster", "own_settings")
+def test_workers_ask_a_server_together_as_often_as_is_allowed(tmp_path: Path) -> None:
+    texts = [text for text, _ in topic_texts(3)]
+    with embeddings_server() as server, trusting(server.address):
+        with Workspace.create(tmp_path / "notes", device="cpu") as space:
+            space.add_version(server.url(), per_minute=600)
+            directory = space.registry.directory("v1").absolute()
+            remember(space.path, server.address)
+        with RayEmbedder(directory, "auto", workers=2) as embedder:
+            list(embedder([[texts[0]], [texts[1]]]))  # both workers have the model now
+            server.requests.clear()
+            started = time.monotonic()
+            made = list(embedder([[text] for text in texts]))
+            took = time.monotonic() - started
+        assert sorted(body["input"][0] for body in server.requests) == sorted(texts)
+        assert took >= 0.8  # twelve requests, ten per second: five pauses of 0.2 s for each of two workers
+        expected = np.array([server.vector(text) for text in texts])
+        expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+        np.testing.assert_allclose(np.concatenate([one.vectors for one in made]), expected, atol=1e-5)
 
 
 def test_what_a_worker_cannot_load_is_told(tmp_path: Path) -> None:

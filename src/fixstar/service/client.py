@@ -367,13 +367,19 @@ class Client:
         """All versions, oldest first."""
         return self._ask(list[Version], "GET", "/v1/versions")
 
-    def check(self, version: str, **rules: float | str) -> Job:
+    def check(
+        self, version: str, relevant: Mapping[str, Mapping[str, float]] | None = None, **rules: float | str
+    ) -> Job:
         """Check a version against all live vectors, in a job. ``confidence`` and ``tolerance`` are fractions.
 
         ``data`` is the name of labelled images that the operator chose, ``held-out`` for those held out at training.
         ``weight`` is a translation's weight to judge; ``refit`` fits translations again, on a ``sample`` of items.
+        ``relevant`` has the text of each query, with the grades of the stored items that it should find.
         """
-        return self._ask(Job, "POST", f"/v1/versions/{quote(version, safe='')}/check", json=rules)
+        wanted: dict[str, Any] = dict(rules)
+        if relevant is not None:
+            wanted["relevant"] = [{"text": text, "items": dict(items)} for text, items in relevant.items()]
+        return self._ask(Job, "POST", f"/v1/versions/{quote(version, safe='')}/check", json=wanted)
 
     def drift(self, old: str, new: str, limit: int = 150) -> DriftMap:
         """Where a version puts a sample of the stored items, beside an older one, in one plane."""

@@ -192,10 +192,27 @@ def checks(context: Shared, name: Name) -> list[Check]:
 
 @router.post("/versions/{name}/check", tags=["versions"], status_code=202, responses=problem_responses(404, 409))
 def start_check(context: Shared, name: Name, caller: Admin, wanted: CheckRequest | None = None) -> Job:
-    """Check a version against all live vectors, on named or held-out images, in a job."""
-    _existing(context.workspace, name)
-    rules = (wanted or CheckRequest()).model_dump()
+    """Check a version against all live vectors, in a job: on named or held-out images, or by relevant items."""
+    space = context.workspace
+    _existing(space, name)
+    wanted = wanted or CheckRequest()
+    if wanted.relevant is not None:
+        _require_distinct(space, wanted)
+    rules = wanted.model_dump()
     return Job.model_validate(context.jobs.submit("check", {"version": name, **rules}, caller.name))
+
+
+def _require_distinct(space: Workspace, wanted: CheckRequest) -> None:
+    """Refuse now what the job would refuse later: queries of images, two kinds of evidence, and a query given twice."""
+    if space.registry.reads() != "texts":
+        raise Problem("wrong-kind", "queries with relevant items are texts, and this gallery holds images")
+    if wanted.data is not None:
+        seen = "a check is judged by labels (data) or by relevant items; both came"
+        raise Problem("invalid-request", seen, "send one of them")
+    texts = [one.text for one in wanted.relevant or ()]
+    if len(set(texts)) < len(texts):
+        seen = "two of the queries have the same text"
+        raise Problem("invalid-request", seen, "send each text once, with all items that it should find")
 
 
 @router.get("/versions/{name}/flips", tags=["versions"], dependencies=READ, responses=problem_responses(404))

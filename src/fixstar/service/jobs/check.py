@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def check(space: Workspace, running: RunningJob) -> Result:
-    """Check a version against all live vectors, on the images of a name or those held out. The check is kept."""
+    """Check a version against all live vectors, on images of a name, held-out ones, or by relevant items."""
     wanted = running.job().parameters
     rules = GateRules(
         confidence=wanted["confidence"],
@@ -40,7 +40,7 @@ def check(space: Workspace, running: RunningJob) -> Result:
             running.note(done=step, total=steps, message=message)
 
         for step, name in enumerate(names):
-            begin(step, f"embedding {images:,} images with {name}")
+            begin(step, f"embedding {images:,} {space.registry.reads()} with {name}")
             features += space.features(queries, gallery, [name], device=space.device, progress=False)
         begin(len(names), "comparing")
         return features
@@ -58,6 +58,7 @@ def check(space: Workspace, running: RunningJob) -> Result:
             data=wanted["data"],
             progress=False,
             embed=embed,
+            relevant={one["text"]: one["items"] for one in wanted.get("relevant") or ()},
         )
     running.note(done=running.job().total or 0, message=f"{check.version}: {check.outcome}")
     return {

@@ -99,8 +99,8 @@ class Job:
         return self.state in ("done", "failed", "cancelled")
 
     def without_items(self) -> Job:
-        """The same without its lists of items, which may be long."""
-        lists = ("items", "overtaken")
+        """The same without its lists of items and queries, which may be long."""
+        lists = ("items", "overtaken", "relevant")
         return replace(self, parameters={key: value for key, value in self.parameters.items() if key not in lists})
 
     def awaits(self, ids: Collection[str]) -> bool:
