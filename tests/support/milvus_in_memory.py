@@ -26,12 +26,13 @@ class FailedCallError(Exception):
 
 @dataclass
 class Held:
-    """A collection: its rows by number, those that searches leave out, and the run that made it."""
+    """A collection: its rows by number, those that searches leave out, the run that made it, and its index."""
 
     description: str
     run: int
     rows: dict[int, dict[str, Any]] = field(default_factory=dict)
     left_out: set[int] = field(default_factory=set)
+    indexed: bool = False
 
 
 class ServerInMemory:
@@ -110,9 +111,14 @@ class ClientInMemory:
         assert name not in self.server.collections
         self.server.collections[name] = Held(schema.description, self.server.run)
 
-    def load_collection(self, name: str) -> None:
+    def create_index(self, name: str, *_: Any, **__: Any) -> None:
+        self.server.answer("index")
+        self.server.held(name).indexed = True
+
+    def load_collection(self, name: str, **_: Any) -> None:
         self.server.answer("load")
-        self.server.held(name)
+        if not self.server.held(name).indexed:
+            raise FailedCallError("there is no index")
 
     def drop_collection(self, name: str) -> None:
         self.server.answer("drop")

@@ -228,7 +228,8 @@ class _Server:
         self.failures = 0  # calls that were not answered
         self._run = ""
         self._looked = -math.inf
-        self._ready: set[str] = set()
+        self._known: set[str] = set()  # collections that exist
+        self._loaded: set[str] = set()  # those that can be searched
         self._sent_here: set[str] = set()  # collections whose last vectors were sent by this process
         with self._translated("nothing was changed"):
             self._client = MilvusClient(
@@ -283,6 +284,7 @@ class _Server:
             self._sent_here.clear()
             if not self._exists(name):
                 return 0
+            self._load(name)
             rows = self._client.query(
                 name, filter="number == 0", output_fields=["revision"], consistency_level="Strong"
             )
@@ -299,7 +301,7 @@ class _Server:
 
         name = self._sent_name(run)
         with self._translated("nothing was changed"):
-            self._require(name, schema, index="FLAT", description=created)
+            self._require(name, schema, description=created)
             self._client.upsert(name, [{"number": 0, "revision": revision, "vector": [1.0, 0.0]}])
 
     def send(self, collection: _Collection, items: Sequence[Item]) -> None:
@@ -329,9 +331,13 @@ class _Server:
                 self._client.delete(name, ids=sorted(numbers))
 
     def holds(self, collection: _Collection) -> bool:
-        """Whether there is the collection of a version."""
+        """Whether there is the collection of a version; it can then be searched."""
+        name = self._name(collection)
         with self._translated("nothing was changed"):
-            return self._exists(self._name(collection))
+            if not self._exists(name):
+                return False
+            self._load(name)
+        return True
 
     def nearest(self, collection: _Collection, queries: Floats, limit: int, narrowed: str) -> list[_Row]:
         """The vectors of a version with the highest inner products, for each query, that were sent before this call."""
@@ -399,7 +405,8 @@ class _Server:
     def _remove(self, names: Iterable[str]) -> None:
         for name in names:
             self._client.drop_collection(name)
-        self._ready.clear()
+        self._known.clear()
+        self._loaded.clear()
         self._sent_here.clear()
 
     def _sent_name(self, run: str) -> str:
@@ -420,36 +427,56 @@ class _Server:
             made.add_field("whole", DataType.BOOL)
 
         name = self._name(collection)
-        self._require(name, schema, index=self._address.index)
+        self._require(name, schema)
         return name
 
     def _exists(self, name: str) -> bool:
-        """Whether there is such a collection; it is then loaded."""
-        if name in self._ready:
-            return True
-        if not self._client.has_collection(name):
-            return False
-        self._client.load_collection(name)
-        self._ready.add(name)
+        """Whether there is such a collection."""
+        if name not in self._known:
+            if not self._client.has_collection(name):
+                return False
+            self._known.add(name)
         return True
 
-    def _require(self, name: str, add_fields: Callable[[Any], None], index: str, description: str = "") -> None:
-        """Create and load a collection, once, even if several processes try at the same moment."""
+    def _load(self, name: str) -> None:
+        """Wait until a collection can be searched."""
+        from pymilvus import MilvusException
+
+        if name in self._loaded:
+            return
+        try:
+            self._client.load_collection(name)
+        except MilvusException:
+            self._add_index(name)  # who created it has not done that yet, or ended before it could
+            self._client.load_collection(name)
+        self._loaded.add(name)
+
+    def _add_index(self, name: str) -> None:
+        """Say how a collection is indexed; saying it again changes nothing."""
+        kind = "FLAT" if name.startswith(self._sent_name("")) else self._address.index
+        indexes = self._client.prepare_index_params()
+        indexes.add_index("vector", index_type=kind, metric_type="IP", params=_HNSW if kind == "HNSW" else {})
+        self._client.create_index(name, indexes, sync=False)
+
+    def _require(self, name: str, add_fields: Callable[[Any], None], description: str = "") -> None:
+        """Create a collection, once, even if several processes try at the same moment.
+
+        Milvus takes vectors at once. Loading the collection takes it two seconds, for which only a search waits.
+        """
         from pymilvus import MilvusException
 
         if self._exists(name):
             return
         schema = self._client.create_schema(auto_id=False, enable_dynamic_field=False, description=description)
         add_fields(schema)
-        indexes = self._client.prepare_index_params()
-        indexes.add_index("vector", index_type=index, metric_type="IP", params=_HNSW if index == "HNSW" else {})
         try:
-            self._client.create_collection(name, schema=schema, index_params=indexes, consistency_level="Strong")
+            self._client.create_collection(name, schema=schema, consistency_level="Strong")
         except MilvusException:
             if not self._client.has_collection(name):
                 raise
-        self._client.load_collection(name)
-        self._ready.add(name)
+        self._add_index(name)
+        self._client.load_collection(name, _async=True)
+        self._known.add(name)
 
     @contextmanager
     def _translated(self, kept: str) -> Iterator[None]:
@@ -462,7 +489,8 @@ class _Server:
         except (MilvusException, grpc.RpcError, grpc.FutureTimeoutError) as error:
             self.failures += 1
             self._looked = -math.inf
-            self._ready.clear()  # it may have lost its collections
+            self._known.clear()  # it may have lost its collections
+            self._loaded.clear()
             self._sent_here.clear()
             reason = " ".join(str(getattr(error, "message", "") or error).split())
             if self._address.token:
