@@ -720,10 +720,20 @@ class MilvusGallery(Gallery):
             if not self.read_only:
                 self._server.remove_others(run)
         if (run, failures) != (self._run, self._failures):
+            self._seen = None  # first: ``_sent_by_now`` looks without the lock
+            self._sent = None
             self._run = run
             self._failures = failures
-            self._seen = None
-            self._sent = None
+        return run
+
+    def _sent_by_now(self, revision: int) -> str | None:
+        """The server's run if it is known to have all items up to a revision. Waits for no thread that sends others."""
+        run = self._server.run()
+        if (run, self._server.failures) != (self._run, self._failures):
+            return None
+        seen = self._seen
+        if seen is None or seen < revision:
+            return None
         return run
 
     def _catch_up(self, most: float, own: frozenset[str] = frozenset()) -> str | None:
@@ -742,6 +752,9 @@ class MilvusGallery(Gallery):
     def _send_some(self, most: float, own: frozenset[str] = frozenset()) -> str | None:
         """Send items as ``_catch_up`` does; None if there were more than ``most``."""
         revision = self.items.revision()
+        known = self._sent_by_now(revision)
+        if known is not None:
+            return known
         with self._lock:
             run = self._current_run()
             if self._seen is not None and revision <= self._seen:
