@@ -414,6 +414,30 @@ def test_a_busy_gallery_looks_once_a_second(
     assert server.looks == looks + 3
 
 
+def test_who_only_searches_does_not_always_wait_for_a_tick_of_the_server(
+    server: ServerInMemory, gallery: MilvusGallery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What others sent less than ten seconds ago may still be on its way to a part that searches."""
+    with opened(tmp_path) as other:
+        now = time.monotonic()
+
+        def levels(seconds: float) -> set[str]:
+            monkeypatch.setattr(time, "monotonic", lambda: now + seconds)
+            server.levels.clear()
+            found(other)
+            return set(server.levels)
+
+        assert levels(0) == {"Strong"}
+        assert levels(9) == {"Strong"}
+        assert levels(11) == {"Bounded"}
+        gallery.upsert("v1", ["later"], vectors(1, seed=3))
+        assert levels(12) == {"Strong"}
+        assert levels(21) == {"Strong"}
+        assert levels(23) == {"Bounded"}
+        other.upsert("v1", ["own"], vectors(1, seed=4))
+        assert levels(24) == {"Session", "Bounded"}  # of v1, to which it wrote, and of v2
+
+
 @pytest.mark.usefixtures("slowly")
 def test_closing_ends_the_thread_that_sends(
     server: ServerInMemory, gallery: MilvusGallery, monkeypatch: pytest.MonkeyPatch

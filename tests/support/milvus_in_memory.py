@@ -45,6 +45,7 @@ class ServerInMemory:
         self.kind = "rootcoord"  # of the part that it knows
         self.looks = 0
         self.sent: list[int] = []
+        self.levels: list[str] = []  # of consistency, of the searches
         self.before: Callable[[str], None] = nothing
 
     def restart(self, leave_out: Iterable[str] = ()) -> None:
@@ -140,8 +141,11 @@ class ClientInMemory:
         self.server.answer("query")
         return list(self.server.held(name).rows.values())
 
-    def search(self, name: str, data: list[Any], limit: int, **_: Any) -> list[list[dict[str, Any]]]:
+    def search(
+        self, name: str, data: list[Any], limit: int, consistency_level: str, **_: Any
+    ) -> list[list[dict[str, Any]]]:
         self.server.answer("search")
+        self.server.levels.append(consistency_level)
         held = self.server.held(name)
         rows = [row for number, row in held.rows.items() if number not in held.left_out]
         answers = []

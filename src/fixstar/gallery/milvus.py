@@ -87,6 +87,7 @@ _SAME_RUN = 1.0  # seconds after a look in which no server can have ended and be
 _AT_ONCE = 1_000  # items that a search or a write sends by itself; if there are more, a thread does
 _IN_TURN = 10_000  # items that the thread sends before it lets others in
 _BREAK = 0.01
+_BOUNDED = 10.0  # seconds after which a bounded search sees everything; in Milvus gracefulTime is 5 s
 _INDEXING = 0.2  # seconds between two looks whether an index is finished
 _INDEXED_WITHIN = 600.0
 _COORDINATORS = ("rootcoord", "mixcoord")  # the part of a server by which runs are told apart, before 2.6 and since
@@ -231,6 +232,7 @@ class _Server:
         self._known: set[str] = set()  # collections that exist
         self._loaded: set[str] = set()  # those that can be searched
         self._sent_here: set[str] = set()  # collections whose last vectors were sent by this process
+        self._waited: dict[str, float] = {}  # when a search had waited for what others sent to a collection
         with self._translated("nothing was changed"):
             self._client = MilvusClient(
                 uri=address.url, token=address.token, db_name=address.database, timeout=address.timeout
@@ -282,6 +284,7 @@ class _Server:
         name = self._sent_name(run)
         with self._translated("nothing was changed"):
             self._sent_here.clear()
+            self._waited.clear()
             if not self._exists(name):
                 return 0
             self._load(name)
@@ -345,9 +348,7 @@ class _Server:
         parameters = {}
         if self._address.index == "HNSW":
             parameters["ef"] = max(limit, _EF_SEARCH)
-        level = "Strong"
-        if name in self._sent_here:
-            level = "Session"
+        level = self._consistency(name)
         with self._translated("nothing was changed"):
             answers = self._client.search(
                 name,
@@ -358,11 +359,25 @@ class _Server:
                 search_params={"metric_type": "IP", "params": parameters},
                 consistency_level=level,
             )
+            if level == "Strong":
+                self._waited.setdefault(name, time.monotonic())
             return [
                 _Row(query, int(hit["id"]), hit["entity"]["item"], float(hit["distance"]))
                 for query, hits in enumerate(answers)
                 for hit in hits
             ]
+
+    def _consistency(self, name: str) -> str:
+        """The weakest level of Milvus at which a search of a collection sees what was sent before it.
+
+        A strong search waits for the server's next time tick, which takes up to 0.2 s.
+        """
+        if name in self._sent_here:
+            return "Session"
+        waited = self._waited.get(name)
+        if waited is not None and time.monotonic() > waited + _BOUNDED:
+            return "Bounded"
+        return "Strong"
 
     def write_out(self, collection: _Collection) -> None:
         """Let the server write the vectors of a version that it has only in memory to its disk."""
@@ -408,6 +423,7 @@ class _Server:
         self._known.clear()
         self._loaded.clear()
         self._sent_here.clear()
+        self._waited.clear()
 
     def _sent_name(self, run: str) -> str:
         return f"{self._address.gallery}_sent_{run}"
@@ -492,6 +508,7 @@ class _Server:
             self._known.clear()  # it may have lost its collections
             self._loaded.clear()
             self._sent_here.clear()
+            self._waited.clear()
             reason = " ".join(str(getattr(error, "message", "") or error).split())
             if self._address.token:
                 reason = reason.replace(self._address.token, "***")
