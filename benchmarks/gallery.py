@@ -18,7 +18,9 @@ by two models costs without it: one with the queries of either model. "cold_appr
 the map made is kept, and "approximate_mapped_seconds" is the time from there until all vectors are mapped, without an
 exact search. "first_exact_seconds" is the first exact search, "mapped_seconds" until all vectors are mapped; in a large
 gallery the search does not wait for that. With --chain 5 the vectors are those of five versions, four of which have a
-map of their own. --store postgres takes the server of the tests: PYTHONPATH=src:tests/support.
+map of their own. --store postgres and --store milvus take the servers of the tests: PYTHONPATH=src:tests/support. The
+items of Milvus are in SQLite. It has one index per gallery: milvus answers exact questions, milvus-hnsw approximate
+ones.
 """
 
 from __future__ import annotations
@@ -54,6 +56,7 @@ from fixstar.gallery import (
     measured_recall,
     ranking,
 )
+from fixstar.gallery.addresses import parse_milvus_address
 from fixstar.gallery.hnsw import BREADTH_BUILDING, LINKS
 from fixstar.geometry import unit
 from fixstar.translation import Layer, Map
@@ -68,6 +71,7 @@ RECALLS = (0.95, 0.97, 0.98, 0.99, 0.995)
 PAUSE = 0.05  # seconds between searches: a build yields to them, and would hardly advance without a pause
 HIDDEN = 512  # units of the map
 BLOCK = 100_000  # vectors that are made at a time
+STORES = ("sqlite", "postgres", "milvus", "milvus-hnsw")
 BREADTHS = (16, 18, 20, 22, 24, 26, 28, 30, 32, 36, 48, 64, 128, 256, 512)
 
 
@@ -284,9 +288,13 @@ def translated(options: argparse.Namespace, folder: Path) -> Figures:
     with contextlib.ExitStack() as stack:
         gallery = stack.enter_context(filled(options, folder, stack))
         report: Figures = {"store": options.store, "versions": options.chain, "mapped": options.mapped}
-        if not options.exact_only and not gallery.indexes():
+        has_index = options.store != "milvus" and not options.exact_only
+        has_exact = options.store != "milvus-hnsw"
+        if has_index and (options.store == "milvus-hnsw" or not gallery.indexes()):
+            start = time.perf_counter()
             gallery.build_index()
-        gallery.search("v1", own[:1])
+            report["index_seconds"] = round(time.perf_counter() - start, 1)
+        gallery.search("v1", own[:1], exact=has_exact)
 
         def contestants(exact: bool, name: str = "map") -> dict[str, Callable[[Array], Any]]:
             def two_searches(both: Array) -> None:
@@ -298,20 +306,21 @@ def translated(options: argparse.Namespace, folder: Path) -> Figures:
                 "question": lambda both: gallery.ask(questions(both, name), k=K, exact=exact),
             }
 
-        if not options.exact_only:
+        if has_index:
             start = time.perf_counter()
             report["cold_approximate"] = beside(contestants(exact=False, name="cold"), batches, 1)
             while still_mapping(gallery, questions(queries[:1], "cold")):
                 time.sleep(0.1)
             report["approximate_mapped_seconds"] = round(time.perf_counter() - start, 2)
-        start = time.perf_counter()
-        gallery.ask(questions(queries[:1]), k=K)
-        report["first_exact_seconds"] = round(time.perf_counter() - start, 2)
-        while still_mapping(gallery, questions(queries[:1])):
-            time.sleep(0.1)
-        report["mapped_seconds"] = round(time.perf_counter() - start, 2)
-        report["exact"] = beside(contestants(exact=True), batches, options.rounds)
-        if options.exact_only:
+        if has_exact:
+            start = time.perf_counter()
+            gallery.ask(questions(queries[:1]), k=K)
+            report["first_exact_seconds"] = round(time.perf_counter() - start, 2)
+            while still_mapping(gallery, questions(queries[:1])):
+                time.sleep(0.1)
+            report["mapped_seconds"] = round(time.perf_counter() - start, 2)
+            report["exact"] = beside(contestants(exact=True), batches, options.rounds)
+        if not has_index:
             return report
         report["approximate"] = beside(contestants(exact=False), batches, options.rounds)
         true = gallery.ask(questions(queries), k=K)
@@ -330,6 +339,12 @@ def filled(options: argparse.Namespace, folder: Path, stack: contextlib.ExitStac
         server = postgres_server.Server()
         stack.callback(server.server.cleanup)
         gallery: Gallery = PostgresGallery(server.url("bench"))
+    elif options.store in ("milvus", "milvus-hnsw"):
+        milvus_server = importlib.import_module("milvus_server")
+        place = options.milvus or milvus_server.OwnServer().place
+        index = "HNSW" if options.store == "milvus-hnsw" else "FLAT"
+        address = parse_milvus_address(milvus_server.fresh_url(folder / "items.db", index, place) + "&timeout=120")
+        gallery = milvus_server.DroppedGallery(address, SqliteGallery(address.items, index_above=1 << 60))
     elif options.mapped:
         gallery = SqliteGallery(folder / "one.db", index_above=1 << 60, map_vectors=folder)
     else:
@@ -362,7 +377,7 @@ def translated_table(reports: Sequence[Figures]) -> str:
         if report.get("mapped"):
             store += ", vectors in files"
         cells = [store, f"{count:,} x {width}", str(report["versions"])]
-        cells += [str(report["first_exact_seconds"]), str(report["mapped_seconds"])]
+        cells += [str(report.get(name, "-")) for name in ("first_exact_seconds", "mapped_seconds")]
         for kind in ("exact", "approximate"):
             for how in ("single", "batch"):
                 found = report.get(kind, {}).get(how, {})
@@ -374,7 +389,7 @@ def translated_table(reports: Sequence[Figures]) -> str:
 def still_mapping(gallery: Gallery, questions: list[Question]) -> bool:
     """Whether a map is yet to be applied to stored vectors; a small gallery's first search has done it.
 
-    PostgreSQL maps the candidates of each search, and keeps nothing.
+    PostgreSQL and Milvus map the candidates of each search, and keep nothing.
     """
     if not isinstance(gallery, SqliteGallery):
         return False
@@ -578,7 +593,8 @@ def main() -> None:
     parser.add_argument("--approximate", type=int, metavar="COUNT", help="measure approximate search only")
     parser.add_argument("--translated", type=int, metavar="COUNT", help="measure questions with a map only")
     parser.add_argument("--chain", type=int, default=1, metavar="COUNT", help="versions that share these vectors")
-    parser.add_argument("--store", choices=("sqlite", "postgres"), default="sqlite", help="of questions with a map")
+    parser.add_argument("--store", choices=STORES, default="sqlite", help="of questions with a map")
+    parser.add_argument("--milvus", metavar="HOST:PORT", help="a server that runs already, in place of the tests' one")
     parser.add_argument("--mapped", action="store_true", help="vectors in files in place of memory")
     parser.add_argument("--exact-only", action="store_true", help="no index: it takes long to build")
     parser.add_argument("--folder", type=Path, help="keep gallery and indexes there; if they are, only compare them")
