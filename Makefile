@@ -6,6 +6,7 @@
 # make test-core      the tests that need no extra, where no extra is installed
 # make test-lowest    the same with the lowest versions that pyproject.toml allows (constraints-lowest.txt)
 # make api-diff       what the public API lost since the last release
+# make test-milvus    the tests of Milvus with a real server, from a wheel for x86-64 Linux; elsewhere they are skipped
 # make test-browser   tests of the page in Chromium, which is installed where it is missing
 # make docs           the documentation, in build/site; a broken link or an undocumented name fails
 # make package        wheel and sdist in dist/, each installed into an empty environment, where the demo runs
@@ -20,6 +21,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 CORE   := $(VENV)/.core
 DOCS   := $(VENV)/.docs
 DEV    := $(VENV)/.installed
+MILVUS := $(VENV)/.milvus
 DEPENDENCIES := pyproject.toml constraints.txt
 PACKAGES ?= dist/*.whl dist/*.tar.gz
 # of make fire: how much of each trial
@@ -38,7 +40,9 @@ LOAD_SECONDS ?= 60
 TEST_TOOLS := pytest pytest-xdist hypothesis scikit-learn
 CORE_TESTS := tests/data tests/evaluation tests/images tests/losses tests/methods tests/training tests/translation tests/workspace
 
-.PHONY: setup demo test pytest coverage test-core test-lowest test-browser chromium lint style types api-diff docs package fire bench clean
+MILVUS_TESTS := tests/gallery/test_milvus.py tests/gallery/test_gallery_contract.py tests/translation/test_migrate.py -k milvus
+
+.PHONY: setup demo test pytest coverage test-core test-lowest test-milvus milvus test-browser chromium lint style types api-diff docs package fire bench clean
 
 setup: $(DEV)
 
@@ -79,6 +83,16 @@ test-lowest:
 	$(PYTHON) -m venv --clear build/lowest
 	build/lowest/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-lowest.txt -e . $(TEST_TOOLS)
 	build/lowest/bin/pytest -n 2 $(CORE_TESTS)
+
+# a server from a wheel, which the tests share; in make test they would take longer than all others together
+test-milvus: milvus
+	$(BIN)/python tests/support/milvus_server.py $(BIN)/pytest -n 4 -rs $(MILVUS_TESTS)
+
+milvus: $(MILVUS)
+
+$(MILVUS): $(DEV)
+	$(PIP) -e ".[milvus]" "milvus==2.3.5; platform_machine == 'x86_64' and sys_platform == 'linux'"
+	touch $(MILVUS)
 
 # screenshots stay under build/screenshots
 test-browser: setup chromium

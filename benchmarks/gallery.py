@@ -2,7 +2,8 @@
 
 Clustered unit vectors, top 10. Contestants take turns, round by round, so that a busy machine hits all of them; a
 figure is the median of the rounds, alone and beside two busy processes. "numpy" is the product and an argpartition,
-without ids, payload or versions. faiss takes part if it is installed: pip install faiss-cpu.
+without ids, payload or versions. faiss takes part if it is installed: pip install faiss-cpu. Single queries are also
+asked before the gallery has made codes of 8 bits; "coding_seconds" is the time from the first of them until it has.
 
     python benchmarks/gallery.py --out benchmarks/results/gallery_cpu.json        200,000 x 512, about one minute
     python benchmarks/gallery.py --approximate 100000 --width 384 --batch 64      approximate search only
@@ -12,11 +13,14 @@ Approximate search stands beside faiss's HNSW of the same vectors and the same l
 versions, filters or writes. Both are asked with the same breadths (efSearch), in turns, and compared where both find
 the same share of the true nearest. The index is built in the background, while one thread goes on searching.
 
-A question with a map (a residual one with 512 hidden units) stands beside two plain searches, which is what a search by
-two models costs without it: one with the queries of either model. "cold" is before anything that the map made is kept.
-"first_exact_seconds" is the first exact search, "mapped_seconds" until all vectors are mapped; in a large gallery the
-search does not wait for that. With --chain 5 the vectors are those of five versions, four of which have a map of their
-own. --store postgres takes the server of the tests: PYTHONPATH=src:tests/support.
+A question with a map (a residual one with 512 hidden units) stands beside two plain searches, which is what a search
+by two models costs without it: one with the queries of either model. "cold_approximate" begins before anything that
+the map made is kept, and "approximate_mapped_seconds" is the time from there until all vectors are mapped, without an
+exact search. "first_exact_seconds" is the first exact search, "mapped_seconds" until all vectors are mapped; in a large
+gallery the search does not wait for that. With --chain 5 the vectors are those of five versions, four of which have a
+map of their own. --store postgres and --store milvus take the servers of the tests: PYTHONPATH=src:tests/support. The
+items of Milvus are in SQLite. It has one index per gallery: milvus answers exact questions, milvus-hnsw approximate
+ones.
 """
 
 from __future__ import annotations
@@ -40,7 +44,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fixstar.durable import replace_json
-from fixstar.gallery import Gallery, Hit, PostgresGallery, Question, SqliteGallery, hnsw, measured_recall
+from fixstar.gallery import (
+    Gallery,
+    Hit,
+    PostgresGallery,
+    Question,
+    SqliteGallery,
+    coded,
+    hnsw,
+    matrix,
+    measured_recall,
+    ranking,
+)
+from fixstar.gallery.addresses import parse_milvus_address
 from fixstar.gallery.hnsw import BREADTH_BUILDING, LINKS
 from fixstar.geometry import unit
 from fixstar.translation import Layer, Map
@@ -55,6 +71,7 @@ RECALLS = (0.95, 0.97, 0.98, 0.99, 0.995)
 PAUSE = 0.05  # seconds between searches: a build yields to them, and would hardly advance without a pause
 HIDDEN = 512  # units of the map
 BLOCK = 100_000  # vectors that are made at a time
+STORES = ("sqlite", "postgres", "milvus", "milvus-hnsw")
 BREADTHS = (16, 18, 20, 22, 24, 26, 28, 30, 32, 36, 48, 64, 128, 256, 512)
 
 
@@ -144,6 +161,18 @@ def busy_cores(count: int) -> Iterator[None]:
             process.wait()
 
 
+def seconds_to_code(gallery: SqliteGallery, query: Array) -> float:
+    """Ask single queries until all large versions have codes."""
+    start = time.perf_counter()
+    version = gallery.versions()[-1].name
+    for _ in range(matrix.CODED_AFTER + 1):  # since the last time
+        gallery.search(version, query, k=K)
+    rows = gallery._matrices.exact.rows.values()
+    while coded.are_available() and any(one.is_large and one.missing_codes() for one in rows):
+        time.sleep(0.01)
+    return round(time.perf_counter() - start, 2)
+
+
 def measure(options: argparse.Namespace, folder: Path) -> Figures:
     vectors = make_vectors(options.vectors, options.width, seed=2)
     queries = make_vectors(options.batch, options.width, seed=3)
@@ -168,7 +197,13 @@ def measure(options: argparse.Namespace, folder: Path) -> Figures:
     ].tolist()
     report["same_answer_as_numpy"] = same
     one.search("v1", queries[:1], where={"shop": 7})
-    report["single_qps"] = rates(contestants, [queries[i : i + 1] for i in range(options.singles)], options.rounds)
+    singles = [queries[i : i + 1] for i in range(options.singles)]
+    usual = matrix.CODED_AFTER
+    matrix.CODED_AFTER = 1 << 60
+    report["single_qps_before_codes"] = rates(contestants, singles, options.rounds)
+    matrix.CODED_AFTER = usual
+    report["coding_seconds"] = seconds_to_code(one, queries[:1])
+    report["single_qps"] = rates(contestants, singles, options.rounds)
     contestants.pop("fixstar_filtered")
     report["batch_qps"] = rates(contestants, [queries], options.rounds)
     with busy_cores(2):
@@ -185,7 +220,7 @@ def across_versions(
 ) -> Figures:
     """The same vectors as one version and as three, each with a projection of its own."""
     with insert(folder / "three.db", vectors, 3, options.insert)[0] as three:
-        three.search("v3", queries[:1])
+        seconds_to_code(three, queries[:1])
         both = {"one_version": one, "three_versions": lambda batch: three.search("v3", batch, k=K)}
         singles = [queries[i : i + 1] for i in range(options.singles)]
         return {
@@ -238,10 +273,10 @@ def translated(options: argparse.Namespace, folder: Path) -> Figures:
     own = make_vectors(options.batch, width, seed=3)
     new = unit(maps[0](own) + 0.3 * make_vectors(options.batch, width, seed=5)).astype(np.float32)
 
-    def questions(both: Array) -> list[Question]:
-        """One for each version; the newest of a chain needs no map."""
+    def questions(both: Array, name: str = "map") -> list[Question]:
+        """One for each version; the newest of a chain needs no map. Under a new name, no map was used yet."""
         asked = [
-            Question(f"v{number}", both[:, :width], both[:, width:], forward, f"map {number}", weight=0.6)
+            Question(f"v{number}", both[:, :width], both[:, width:], forward, f"{name} {number}", weight=0.6)
             for number, forward in enumerate(maps, start=1)
         ]
         if options.chain > 1:
@@ -253,30 +288,39 @@ def translated(options: argparse.Namespace, folder: Path) -> Figures:
     with contextlib.ExitStack() as stack:
         gallery = stack.enter_context(filled(options, folder, stack))
         report: Figures = {"store": options.store, "versions": options.chain, "mapped": options.mapped}
-        if not options.exact_only and not gallery.indexes():
+        has_index = options.store != "milvus" and not options.exact_only
+        has_exact = options.store != "milvus-hnsw"
+        if has_index and (options.store == "milvus-hnsw" or not gallery.indexes()):
+            start = time.perf_counter()
             gallery.build_index()
-        gallery.search("v1", own[:1])
+            report["index_seconds"] = round(time.perf_counter() - start, 1)
+        gallery.search("v1", own[:1], exact=has_exact)
 
-        def contestants(exact: bool) -> dict[str, Callable[[Array], Any]]:
+        def contestants(exact: bool, name: str = "map") -> dict[str, Callable[[Array], Any]]:
             def two_searches(both: Array) -> None:
                 for some in (both[:, :width], both[:, width:]):
                     gallery.search("v1", some, k=K, exact=exact)
 
             return {
                 "two_searches": two_searches,
-                "question": lambda both: gallery.ask(questions(both), k=K, exact=exact),
+                "question": lambda both: gallery.ask(questions(both, name), k=K, exact=exact),
             }
 
-        if not options.exact_only:
-            report["cold_approximate"] = beside(contestants(exact=False), batches, 1)
-        start = time.perf_counter()
-        gallery.ask(questions(queries[:1]), k=K)
-        report["first_exact_seconds"] = round(time.perf_counter() - start, 2)
-        while still_mapping(gallery, questions(queries[:1])):
-            time.sleep(0.1)
-        report["mapped_seconds"] = round(time.perf_counter() - start, 2)
-        report["exact"] = beside(contestants(exact=True), batches, options.rounds)
-        if options.exact_only:
+        if has_index:
+            start = time.perf_counter()
+            report["cold_approximate"] = beside(contestants(exact=False, name="cold"), batches, 1)
+            while still_mapping(gallery, questions(queries[:1], "cold")):
+                time.sleep(0.1)
+            report["approximate_mapped_seconds"] = round(time.perf_counter() - start, 2)
+        if has_exact:
+            start = time.perf_counter()
+            gallery.ask(questions(queries[:1]), k=K)
+            report["first_exact_seconds"] = round(time.perf_counter() - start, 2)
+            while still_mapping(gallery, questions(queries[:1])):
+                time.sleep(0.1)
+            report["mapped_seconds"] = round(time.perf_counter() - start, 2)
+            report["exact"] = beside(contestants(exact=True), batches, options.rounds)
+        if not has_index:
             return report
         report["approximate"] = beside(contestants(exact=False), batches, options.rounds)
         true = gallery.ask(questions(queries), k=K)
@@ -295,6 +339,12 @@ def filled(options: argparse.Namespace, folder: Path, stack: contextlib.ExitStac
         server = postgres_server.Server()
         stack.callback(server.server.cleanup)
         gallery: Gallery = PostgresGallery(server.url("bench"))
+    elif options.store in ("milvus", "milvus-hnsw"):
+        milvus_server = importlib.import_module("milvus_server")
+        place = options.milvus or milvus_server.OwnServer().place
+        index = "HNSW" if options.store == "milvus-hnsw" else "FLAT"
+        address = parse_milvus_address(milvus_server.fresh_url(folder / "items.db", index, place) + "&timeout=120")
+        gallery = milvus_server.DroppedGallery(address, SqliteGallery(address.items, index_above=1 << 60))
     elif options.mapped:
         gallery = SqliteGallery(folder / "one.db", index_above=1 << 60, map_vectors=folder)
     else:
@@ -327,7 +377,7 @@ def translated_table(reports: Sequence[Figures]) -> str:
         if report.get("mapped"):
             store += ", vectors in files"
         cells = [store, f"{count:,} x {width}", str(report["versions"])]
-        cells += [str(report["first_exact_seconds"]), str(report["mapped_seconds"])]
+        cells += [str(report.get(name, "-")) for name in ("first_exact_seconds", "mapped_seconds")]
         for kind in ("exact", "approximate"):
             for how in ("single", "batch"):
                 found = report.get(kind, {}).get(how, {})
@@ -339,7 +389,7 @@ def translated_table(reports: Sequence[Figures]) -> str:
 def still_mapping(gallery: Gallery, questions: list[Question]) -> bool:
     """Whether a map is yet to be applied to stored vectors; a small gallery's first search has done it.
 
-    PostgreSQL maps the candidates of each search, and keeps nothing.
+    PostgreSQL and Milvus map the candidates of each search, and keep nothing.
     """
     if not isinstance(gallery, SqliteGallery):
         return False
@@ -543,12 +593,16 @@ def main() -> None:
     parser.add_argument("--approximate", type=int, metavar="COUNT", help="measure approximate search only")
     parser.add_argument("--translated", type=int, metavar="COUNT", help="measure questions with a map only")
     parser.add_argument("--chain", type=int, default=1, metavar="COUNT", help="versions that share these vectors")
-    parser.add_argument("--store", choices=("sqlite", "postgres"), default="sqlite", help="of questions with a map")
+    parser.add_argument("--store", choices=STORES, default="sqlite", help="of questions with a map")
+    parser.add_argument("--milvus", metavar="HOST:PORT", help="a server that runs already, in place of the tests' one")
     parser.add_argument("--mapped", action="store_true", help="vectors in files in place of memory")
     parser.add_argument("--exact-only", action="store_true", help="no index: it takes long to build")
     parser.add_argument("--folder", type=Path, help="keep gallery and indexes there; if they are, only compare them")
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
+    parser.add_argument("--threads", type=int, help="of a single exact query; one more than cores if not given")
     options = parser.parse_args()
+    if options.threads:
+        ranking.THREADS = options.threads
     if options.approximate:
         wanted = approximate
     elif options.translated:

@@ -69,6 +69,19 @@ def in_words_of(reads: Reads, sentence: str) -> str:
     return re.sub(r"\bimage(s?)\b", r"text\1", sentence)
 
 
+def too_long(characters: int, at_least: bool = False) -> str:
+    """Why a text of so many characters is refused, and what to do; ``at_least`` if not all were counted.
+
+    >>> too_long(123_456)
+    'it has 123,456 characters, and a text may have 100,000. Cut it into passages, each an item of its own'
+    """
+    more = "more than " if at_least else ""
+    return (
+        f"it has {more}{characters:,} characters, and a text may have {MOST_CHARACTERS:,}. Cut it into passages, each "
+        "an item of its own"
+    )
+
+
 def checked_text(text: object, index: int = 0, name: str | None = None) -> str:
     """A text that can be embedded; anything else raises ``TextError``, which says which one and why."""
     shown = f"text {index}" if name is None else name
@@ -77,12 +90,7 @@ def checked_text(text: object, index: int = 0, name: str | None = None) -> str:
     if not text.strip():
         raise TextError(shown, "it is empty", index)
     if len(text) > MOST_CHARACTERS:
-        raise TextError(
-            shown,
-            f"it has {len(text):,} characters, and a text may have {MOST_CHARACTERS:,}. Cut it into passages, each an "
-            "item of its own",
-            index,
-        )
+        raise TextError(shown, too_long(len(text)), index)
     if any("\ud800" <= letter <= "\udfff" for letter in text):
         raise TextError(shown, "it is not valid Unicode; read its file with the right encoding", index)
     return text

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
 import pytest
+from text_models import bert_folder, topic_texts, write_jsonl
 from typed import Typed, typed
 
 from fixstar.geometry import unit
@@ -128,7 +130,7 @@ def test_mistakes_are_one_line(files: Path, tmp_path: Path) -> None:
             [files / "poor.npz", files / "good.npz", "--use", files / "good.npz", "--out", tmp_path / "mapped.npz"],
             "it has no card.json",
         ),
-        ([files / "poor.npz", "new.onnx"], "is a model: give images"),
+        ([files / "poor.npz", "new.onnx"], "is a model: give images or texts"),
     ]
     for words, told in cases:
         done = typed("bridge", *words)
@@ -181,3 +183,38 @@ def test_the_table_stays_one_at_80_columns(files: Path) -> None:
     assert len(heads) == 1
     assert heads[0].split() == ["search", "finds", "difference", "from", "to", "w", "verdict"]
     assert all(len(line.rstrip()) <= 80 for line in shown.out.splitlines())
+
+
+@pytest.fixture(scope="module")
+def text_models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """Two small models of texts that never met."""
+    folder = tmp_path_factory.mktemp("models")
+    return f"hf:{bert_folder(folder / 'old')}", f"st:{bert_folder(folder / 'new', seed=1, pooling='mean_tokens')}"
+
+
+def test_models_of_texts_embed_a_file_of_texts(text_models: tuple[str, str], tmp_path: Path) -> None:
+    notes = write_jsonl(tmp_path / "notes.jsonl", topic_texts(60))
+    with notes.open("a") as file:
+        file.write('{"id": "cut\n')
+    done = bridge(*text_models, "--images", notes, "--json")
+    assert done.code in (0, 2, 3), done.err
+    found = json.loads(done.out)
+    assert (found["fitted_on"], found["evidence"]) == ("144 pairs", "labels")  # 60 % of 240 texts
+    assert "1 text left out, such as" in done.err
+    assert "line 241" in done.err
+
+
+def test_a_folder_of_texts_is_labelled_by_its_folders(text_models: tuple[str, str], tmp_path: Path) -> None:
+    for row, (text, label) in enumerate(topic_texts(20)):
+        (tmp_path / label).mkdir(exist_ok=True)
+        (tmp_path / label / f"{row}.txt").write_text(text)
+    done = bridge(*text_models, "--images", tmp_path, "--json")
+    assert done.code in (0, 2, 3), done.err
+    assert json.loads(done.out)["fitted_on"] == "48 pairs"
+
+
+def test_models_of_texts_say_what_they_embed(text_models: tuple[str, str], tmp_path: Path) -> None:
+    assert "give images or texts for it to embed" in bridge(*text_models).err
+    (tmp_path / "photo.jpg").write_bytes(b"x")
+    refused = bridge(*text_models, "--images", tmp_path / "photo.jpg")
+    assert "is not a file of texts" in refused.err

@@ -84,6 +84,33 @@ def test_the_whole_upgrade(notes: Path, tmp_path: Path) -> None:
         assert typed("search", "rain storm", "-w", notes).code == 0
 
 
+def test_the_field_of_the_text_may_have_any_name(notes: Path, tmp_path: Path) -> None:
+    rows = [f"{text},{label}\n" for text, label in topic_texts(60, seed=7)]
+    table = tmp_path / "tickets.csv"
+    table.write_text("question,label\n" + "".join(rows))
+    unlabelled = tmp_path / "more"
+    unlabelled.mkdir()
+    for row, (text, _) in enumerate(topic_texts(10, seed=8)):
+        (unlabelled / f"{row}.txt").write_text(text)
+    with embeddings_server(width=32, salt="two", noise=0.2) as better:
+        typed("add", better.url("better"), "--trust", better.address, "-w", notes)
+        refused = typed("check", "v2", "--data", table, "-w", notes)
+        assert "another name of the field with the text has to be given" in refused.err
+        words: list[str | Path] = ["check", "v2", "--data", table, "--text", "question", "-w", notes]
+        checked = typed(*words, "--images", unlabelled, "--json")
+        assert checked.code in (0, 3), checked.err
+        assert json.loads(checked.out)["queries"] > 0
+        named = typed(*words, "--name", "tickets", "--json")
+        assert named.code in (0, 3), named.err
+        again = typed("check", "v2", "-w", notes, "--json")  # the name keeps the field
+        assert json.loads(again.out)["data"]["name"] == "tickets"
+        typed("deploy", "v2", "--force", "a try", "-w", notes)
+        planned = typed("backfill", "--plan-only", "--data", table, "--text", "question", "-w", notes)
+        assert planned.code == 0, planned.err
+    assert "not a file with a field" in typed("check", "v2", "--data", unlabelled, "--text", "q", "-w", notes).err
+    assert "give one of them" in typed("check", "v2", "--text", "q", "-w", notes).err
+
+
 def test_a_backfill_may_have_a_budget_in_money(notes: Path) -> None:
     with embeddings_server(width=32, salt="two") as better:
         words: list[str | Path] = ["add", better.url("better"), "--trust", better.address, "-w", notes]
@@ -136,6 +163,32 @@ def test_texts_that_cannot_be_embedded_are_named_and_the_others_stored(notes: Pa
     assert "1 item embedded" in done.out
 
 
+TEN_MB = "word " * 2_000_000
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ""])
+def test_a_text_of_10_mb_is_named_with_its_length_and_the_others_stored(
+    notes: Path, tmp_path: Path, suffix: str
+) -> None:
+    source = tmp_path / f"long{suffix}"
+    rows = {"first": "rain", "long": TEN_MB, "last": "bread"}
+    if suffix == ".jsonl":
+        source.write_text("".join(json.dumps({"id": name, "text": text}) + "\n" for name, text in rows.items()))
+    elif suffix:
+        by = {".csv": ",", ".tsv": "\t"}[suffix]
+        source.write_text(f"id{by}text\n" + "".join(f"{name}{by}{text}\n" for name, text in rows.items()))
+    else:
+        source.mkdir()
+        for name, text in rows.items():
+            (source / f"{name}.txt").write_text(text)
+    done = typed("index", source, "-w", notes)
+    assert done.code == 0, done.err
+    assert "2 items embedded" in done.out
+    (told,) = [line for line in done.err.splitlines() if line.startswith("left out ")]
+    assert "long" in told
+    assert "it has 10,000,000 characters" in told
+
+
 def test_broken_rows_are_named_and_the_others_stored(notes: Path, tmp_path: Path) -> None:
     lines = ['{"id": "good", "text": "rain"}', '{"id": "cut', '{"id": "other", "body": "x"}', '{"id": "n", "text": 3}']
     (tmp_path / "mixed.jsonl").write_text("\n".join(lines) + "\n")
@@ -143,7 +196,7 @@ def test_broken_rows_are_named_and_the_others_stored(notes: Path, tmp_path: Path
     assert done.code == 0, done.err
     assert "1 item embedded" in done.out
     assert "3 unreadable" in done.out
-    for line, reason in ((2, "is not JSON"), (3, "no field 'text'"), (4, "text is 3, not a text")):
+    for line, reason in ((2, "it is not JSON"), (3, "no field 'text'"), (4, "text is 3, not a text")):
         (told,) = [shown for shown in done.err.splitlines() if f"mixed.jsonl, line {line}" in shown]
         assert told.startswith("left out ")
         assert reason in told

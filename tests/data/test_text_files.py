@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from fixstar.data import open_images
-from fixstar.data.texts import labelled_texts, text_rows
+from fixstar.data import open_images, texts
+from fixstar.data.texts import TextRow, labelled_texts, text_rows
 from fixstar.errors import DataError, FixstarError, InputError
 from fixstar.images import Preprocessing
 from fixstar.texts import Prompts
@@ -71,11 +71,11 @@ def test_a_folder_of_files_has_their_paths_as_ids_and_the_first_folder_as_label(
         (b'{"text": "a", "id": "x"}\n{"text": "b", "id": "x"}\n', "duplicate id 'x' .first used on line 1"),
         (b'{"body": "a"}\n', "no field 'text'; it has body"),
         (b"[1]\n", "expected an object, got list"),
-        (b"{\n", "line 1 is not JSON"),
-        (b'{"text": "\xff"}\n', "line 1 is not UTF-8"),
+        (b"{\n", "line 1: it is not JSON"),
+        (b'{"text": "\xff"}\n', "line 1: it is not UTF-8"),
         (b"", "no rows"),
         (b'{"text": "a", "id": {}}\n', "not an id"),
-        (b"[" * 100_000 + b"\n", "line 1 is not JSON"),
+        (b"[" * 100_000 + b"\n", "line 1: it is not JSON"),
     ],
 )
 def test_broken_lines_are_named(tmp_path: Path, content: bytes, said: str) -> None:
@@ -139,3 +139,117 @@ def test_empty_texts_of_a_labelled_set_are_left_out_or_refused(tmp_path: Path) -
     assert [error.index for error in kept.bad] == [1]
     with pytest.raises(DataError, match="it is empty"):
         open_images(file).load(Prompts())
+
+
+# --- what is broken is left out, and the rest is read
+
+
+def read_all(path: Path, text: str | None = None) -> tuple[list[TextRow], list[str]]:
+    """The good rows, and what was said about the others."""
+    told: list[DataError] = []
+    rows = text_rows(path, text, on_bad=told.append)
+    return rows, [str(error) for error in told]
+
+
+@pytest.mark.parametrize(("suffix", "by"), [(".csv", ","), (".tsv", "\t")])
+def test_a_cell_of_10_mb_is_read_and_the_rows_around_it_too(tmp_path: Path, suffix: str, by: str) -> None:
+    long = "word " * 2_000_000
+    file = tmp_path / f"n{suffix}"
+    file.write_text(f"id{by}text\n1{by}one\n2{by}{long}\n3{by}three\n")
+    rows, told = read_all(file)
+    assert [(row.id, len(row.text)) for row in rows] == [("1", 3), ("2", 10_000_000), ("3", 5)]
+    assert told == []
+
+
+def test_rows_of_a_table_that_are_broken_are_named_and_the_others_read(tmp_path: Path) -> None:
+    file = tmp_path / "n.csv"
+    file.write_bytes(b"id,text\n1,one\n2,two,more\n3,caf\xe9\n4,four\n5\n")
+    rows, told = read_all(file)
+    assert [row.id for row in rows] == ["1", "4"]
+    assert [one.removeprefix(f"{file}, ") for one in told] == [
+        "line 3: more cells than columns",
+        "line 4: it is not UTF-8; save it as UTF-8",
+        "line 6: no field 'text'; it has id. Say which field is the text",
+    ]
+    with pytest.raises(DataError, match="line 3: more cells"):
+        text_rows(file)
+
+
+def test_a_quote_that_is_never_closed_is_named_with_the_lines_that_it_took(tmp_path: Path) -> None:
+    file = tmp_path / "n.csv"
+    file.write_text('id,text\n1,one\n2,"two\n3,three\n4,four\n')
+    rows, told = read_all(file)
+    assert [row.id for row in rows] == ["1"]
+    assert told == [
+        f'{file}, lines 3 to 5: a quote (") is opened and never closed, so all of them are one row',
+    ]
+    file.write_text('id,text\n1,one\n2,"two\nlines"')  # no end of line after the last row
+    rows, told = read_all(file)
+    assert [row.text for row in rows] == ["one", "two\nlines"]
+    assert told == []
+
+
+def test_files_of_a_folder_that_are_broken_are_named_and_the_others_read(tmp_path: Path) -> None:
+    (tmp_path / "good.txt").write_text("rain")
+    (tmp_path / "latin.txt").write_bytes("Grüße".encode("latin-1"))
+    (tmp_path / "wide.md").write_bytes("rain".encode("utf-16"))
+    (tmp_path / "long.txt").write_text("ü" * 10_000_000, encoding="utf-8")
+    (tmp_path / "middle.txt").write_text("x" * 100_001)
+    rows, told = read_all(tmp_path)
+    assert {row.id: len(row.text) for row in rows} == {"good.txt": 4, "middle.txt": 100_001}
+    assert len(told) == 3
+    assert told[0] == f"{tmp_path / 'latin.txt'}: it is not UTF-8 (invalid start byte at byte 2); save it as UTF-8"
+    assert told[1].startswith(f"{tmp_path / 'long.txt'}: it has 10,000,000 characters, and a text may have 100,000")
+    assert told[2] == f"{tmp_path / 'wide.md'}: it is UTF-16, not UTF-8, by its first bytes; save it as UTF-8"
+    with pytest.raises(DataError, match="not UTF-8"):
+        text_rows(tmp_path)
+
+
+def test_a_folder_with_nothing_but_broken_files_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "latin.txt").write_bytes("Grüße".encode("latin-1"))
+    with pytest.raises(DataError, match="not UTF-8"):
+        read_all(tmp_path)
+
+
+def test_a_huge_file_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(texts, "_MOST_COUNTED", 2 << 20)
+    (tmp_path / "huge.txt").write_text("x" * (3 << 20))
+    with pytest.raises(DataError, match="more than 2,097,152 characters"):
+        text_rows(tmp_path / "huge.txt")
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32"])
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".txt"])
+def test_a_file_that_says_it_is_utf_16_is_refused_as_a_whole(tmp_path: Path, encoding: str, suffix: str) -> None:
+    file = tmp_path / f"n{suffix}"
+    file.write_bytes('{"text": "one"}\n{"text": "two"}\n'.encode(encoding))
+    with pytest.raises(DataError, match=f"it is {encoding.upper()}, not UTF-8"):
+        read_all(file)
+
+
+def test_utf_16_without_its_mark_is_never_half_read(tmp_path: Path) -> None:
+    file = tmp_path / "n.jsonl"
+    file.write_bytes('{"text": "one"}\n{"text": "two"}\n'.encode("utf-16-le"))
+    with pytest.raises(DataError, match="line 1"):
+        read_all(file)
+
+
+def test_a_mark_of_utf_8_is_no_part_of_a_text(tmp_path: Path) -> None:
+    file = tmp_path / "n.jsonl"
+    file.write_bytes('{"text": "one"}\n'.encode("utf-8-sig"))
+    assert [row.text for row in text_rows(file)] == ["one"]
+
+
+def test_a_line_of_json_that_is_too_long_is_named_and_the_next_one_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(texts, "_LONGEST_LINE", 1 << 20)
+    file = tmp_path / "n.jsonl"
+    lines = [json.dumps({"id": name, "text": name * count}) for name, count in (("a", 1), ("b", 3 << 20), ("c", 1))]
+    file.write_text("\n".join(lines) + "\n")
+    rows, told = read_all(file)
+    assert [row.id for row in rows] == ["a", "c"]
+    assert told == [f"{file}, line 2: it is longer than 1 MB"]
+    file.write_text("\n".join(lines[:2]))  # the long line is the last one, and has no end
+    rows, told = read_all(file)
+    assert ([row.id for row in rows], len(told)) == (["a"], 1)

@@ -560,7 +560,43 @@ def test_an_item_that_moves_during_a_search_is_found_once(order: list[str]) -> N
         assert [(hit.id, hit.version) for hit in gallery.ask(asked)[0]] == [("mover", version)]
 
 
-# --- by an index
+class Gated(Counted):
+    """A map that waits with large blocks until it is let go; candidates pass."""
+
+    def __init__(self, width: int, b: int) -> None:
+        super().__init__(width, b)
+        self.gate = threading.Event()
+        self.waiting = threading.Event()
+        self.error: Exception | None = None
+
+    def __call__(self, stored: Any) -> Any:
+        if len(stored) > 400:  # more than the candidates of three queries
+            self.waiting.set()
+            self.gate.wait(60)
+            if self.error is not None:
+                raise self.error
+        return super().__call__(stored)
+
+
+def wait_until_mapped(gallery: Gallery, *asked: Question) -> None:
+    """Wait for the background."""
+    for _ in range(1200):
+        rows = exact_of(gallery).rows
+        if not any(one.map is not None and rows[one.version].missing(one.map) for one in asked):
+            return
+        time.sleep(0.05)
+    pytest.fail("the vectors were never mapped")
+
+
+def mapped_or_failed(gallery: Gallery, asked: Question) -> list[list[Hit]]:
+    """The hits of an approximate search, once the background has nothing more to do."""
+    try:
+        return gallery.ask([asked], exact=False)
+    finally:
+        thread = exact_of(gallery)._background._thread
+        if thread is not None:
+            thread.join(60)
+            assert not thread.is_alive()
 
 
 @pytest.fixture(scope="module")
@@ -632,25 +668,63 @@ def test_candidates_are_the_nearest_by_the_own_queries(indexed: SqliteGallery) -
         assert indexed.ask([asked], k=k) != hits  # an exact search finds others too
 
 
-def test_an_approximate_search_maps_its_candidates_alone_and_uses_what_is_kept(indexed: SqliteGallery) -> None:
-    mapping = Counted(16, 7)
-    asked = question("v1", 16, queries=40, forward=mapping)  # which share some of their 4,000 candidates
+def test_an_approximate_search_maps_its_candidates_and_leaves_the_rest_to_the_background(
+    indexed: SqliteGallery,
+) -> None:
+    mapping = Gated(16, 7)
+    asked = question("v1", 16, queries=3, forward=mapping)
     single = some(asked, slice(1))
-    first = indexed.ask([asked], exact=False)
-    assert 100 <= mapping.given < 3000
+    first = indexed.ask([asked], exact=False)  # the gate is closed: nothing is kept
+    assert 100 <= mapping.given <= 330
+    assert mapping.waiting.wait(60)
     before = mapping.given
     assert indexed.ask([single], exact=False) == first[:1]
     assert 100 <= mapping.given - before <= 110
-    assert not any(segment._derived for segment in segments(indexed, "v1"))
     before = mapping.given
-    indexed.ask([asked])
+    mapping.gate.set()
+    wait_until_mapped(indexed, asked)
     assert mapping.given - before == 3000
     assert indexed.ask([asked], exact=False) == first
     assert indexed.ask([single], exact=False) == first[:1]
-    assert mapping.given - before == 3000
+    indexed.ask([asked])
+    assert mapping.given - before == 3000  # each vector once
     indexed.upsert("v1", ["twin"], asked.own[:1])  # its mapped vector is not kept yet
     assert "twin" in {hit.id for hit in indexed.ask([replace(single, weight=0.01)], exact=False)[0]}
     assert mapping.given - before == 3001
+
+
+def test_an_exact_search_of_few_vectors_is_complete_while_they_are_mapped_for_approximate_ones(
+    indexed: SqliteGallery,
+) -> None:
+    asked = question("v1", 16, weight=0.9)
+    expected = indexed.ask([replace(asked, key="another name")], k=50)
+    quick = indexed.ask([asked], k=50, exact=False)
+    assert quick != expected
+    assert indexed.ask([asked], k=50) == expected
+
+
+def test_an_approximate_search_needs_no_room_for_mapped_vectors(
+    indexed: SqliteGallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A map that cannot be kept costs time, never an answer; one that is wrong fails the search."""
+
+    def full(*_: Any) -> None:
+        raise GalleryUnavailableError("no room")
+
+    asked = question("v1", 16, queries=3)
+    expected = indexed.ask([replace(asked, key="another name")], exact=False)
+    wait_until_mapped(indexed, replace(asked, key="another name"))
+    monkeypatch.setattr(Segment, "_compute", full)
+    with pytest.warns(UserWarning, match=r"'v1' could not be mapped in the background \(no room\)"):
+        found = mapped_or_failed(indexed, asked)
+    assert found == expected
+    assert indexed.ask([asked], exact=False) == expected
+    assert exact_of(indexed)._background._thread is None  # it is not tried again
+    with pytest.raises(GalleryUnavailableError, match="no room"):
+        indexed.ask([asked])
+    wrong = replace(asked, key="wrong", forward=lambda rows: 2 * rows[:, :7])
+    with pytest.warns(UserWarning, match="could not be mapped"), pytest.raises(GalleryError, match="not of length 1"):
+        mapped_or_failed(indexed, wrong)
 
 
 def test_filters_and_removed_rows_with_an_index(indexed: SqliteGallery) -> None:
@@ -706,24 +780,6 @@ def test_a_server_scores_candidates_in_full() -> None:
     assert nothing.shape == (0,)
 
 
-class Gated(Counted):
-    """A map that waits with large blocks until it is let go; candidates pass."""
-
-    def __init__(self, width: int, b: int) -> None:
-        super().__init__(width, b)
-        self.gate = threading.Event()
-        self.waiting = threading.Event()
-        self.error: Exception | None = None
-
-    def __call__(self, stored: Any) -> Any:
-        if len(stored) > 400:  # more than the candidates of three queries
-            self.waiting.set()
-            self.gate.wait(60)
-            if self.error is not None:
-                raise self.error
-        return super().__call__(stored)
-
-
 def mapped_in_background(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Held], Question, Gated]:
     """Many vectors, a question with all weight on a gated map, and a limit that they are above."""
     monkeypatch.setattr(matrix, "AT_ONCE", 100)
@@ -755,13 +811,78 @@ def test_no_search_waits_while_many_vectors_are_mapped(
         forward.gate.set()
         whole = slowly(items, [question], 5)
         assert whole != expected  # so the candidates were not all
-        for _ in range(600):
-            late = [[hit.id for hit in hits] for hits in gallery.ask([question], k=5)]
-            if late == [[name for name, _, _ in hits] for hits in whole]:
-                break
-            time.sleep(0.05)
-        else:
-            pytest.fail("the vectors were never mapped")
+        wait_until_mapped(gallery, question)
+        late = [[hit.id for hit in hits] for hits in gallery.ask([question], k=5)]
+        assert late == [[name for name, _, _ in hits] for hits in whole]
+
+
+def map_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "fixstar-derive"]
+
+
+def test_a_chain_of_versions_has_one_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each version is below the limit, all together are above it. One thread maps them, and no search waits for it."""
+    monkeypatch.setattr(matrix, "AT_ONCE", 1000)
+    items: list[Held] = []
+    asked: list[Question] = []
+    forward = Gated(6, 7)
+    with MemoryGallery() as gallery:
+        for number in range(5):
+            items += store(gallery, f"v{number}", 6, 500, seed=number)
+            asked.append(question(f"v{number}", 6, queries=3, forward=forward, key=f"map {number}", weight=0.9))
+        asked[4] = replace(asked[4], weight=0.0, offset=-1.0)  # the newest version needs no map
+        items += store(gallery, "small", 6, 40, seed=9)
+        small = question("small", 6, queries=3, weight=0.9)
+        early = gallery.ask([*asked, small], k=5)  # the gate is closed: this would wait for ever
+        assert forward.waiting.wait(60)
+        assert len(map_threads()) == 1
+        assert gallery.ask([*asked, small], k=5) == early
+        assert len(map_threads()) == 1
+        rows = exact_of(gallery).rows
+        assert [rows[one.version].missing(one.map) for one in asked[:4] if one.map] == [500] * 4
+        assert small.map is not None
+        assert rows["small"].missing(small.map) == 0  # the search did that itself
+        only_small = gallery.ask([small], k=5)
+        agree(only_small, slowly([item for item in items if item.version == "small"], [small], 5))
+        forward.gate.set()
+        wait_until_mapped(gallery, *asked)
+        late = gallery.ask([*asked, small], k=5)
+        agree(late, slowly(items, [*asked, small], 5))
+        assert late != early
+    assert not map_threads()
+
+
+def test_a_chain_below_the_limit_is_mapped_by_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matrix, "AT_ONCE", 1000)
+    items: list[Held] = []
+    asked: list[Question] = []
+    with MemoryGallery() as gallery:
+        for number in range(5):
+            items += store(gallery, f"v{number}", 6, 200, seed=number)
+            asked.append(question(f"v{number}", 6, weight=0.9, seed=number))
+        agree(gallery.ask(asked, k=5), slowly(items, asked, 5))
+        assert not map_threads()
+
+
+def test_of_many_vectors_a_search_maps_few_new_ones_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And leaves many new ones to the background, also when most of the vectors are mapped."""
+    with MemoryGallery() as gallery:
+        items = store(gallery, "v1", 6, 900)
+        forward = Gated(6, 7)
+        asked = question("v1", 6, queries=3, forward=forward, weight=0.9)
+        forward.gate.set()
+        gallery.ask([asked])
+        forward.gate.clear()
+        monkeypatch.setattr(matrix, "AT_ONCE", 800)
+        items += add(gallery, "v1", 6, range(900, 1000), seed=1)
+        agree(gallery.ask([asked], k=5), slowly(items, [asked], 5))
+        assert not map_threads()
+        items += add(gallery, "v1", 6, range(1000, 1450), seed=2)
+        gallery.ask([asked], k=5)  # the gate is closed: this would wait for ever
+        assert forward.waiting.wait(60)
+        forward.gate.set()
+        wait_until_mapped(gallery, asked)
+        agree(gallery.ask([asked], k=5), slowly(items, [asked], 5))
 
 
 def test_closing_stops_the_mapping_of_stored_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -795,5 +916,8 @@ def test_a_map_that_fails_in_the_background_fails_the_next_search(monkeypatch: p
             gallery.ask([question], k=5)
             time.sleep(0.05)
 
-    with pytest.raises(GalleryUnavailableError, match="no room"):
+    with (
+        pytest.warns(UserWarning, match="could not be mapped"),
+        pytest.raises(GalleryUnavailableError, match="no room"),
+    ):
         search_until_it_fails()

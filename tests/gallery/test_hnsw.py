@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fixstar.errors import GalleryError, InputError, MissingExtraError
-from fixstar.gallery import Gallery, MemoryGallery, SqliteGallery, measured_recall
+from fixstar.gallery import Gallery, MemoryGallery, SqliteGallery, hnsw, measured_recall
 from fixstar.gallery.hnsw import HnswIndex
 from fixstar.geometry import unit
 
@@ -154,6 +154,25 @@ def test_filters_are_kept_and_recall_stays_good(gallery: SqliteGallery, where: d
     for found, true in zip(quick, exact, strict=True):
         assert {hit.id for hit in found} <= allowed
         assert len(found) == len(true) == 10
+
+
+def test_which_nodes_a_filter_allows_is_worked_out_once(
+    gallery: SqliteGallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worked_out: list[object] = []
+    choice = hnsw._choice
+
+    def counted(*arguments: Any) -> Any:
+        worked_out.append(arguments)
+        return choice(*arguments)
+
+    gallery.search("v1", clustered(1, 2), exact=False)
+    monkeypatch.setattr(hnsw, "_choice", counted)
+    for query in clustered(5, 2):
+        gallery.search("v1", query[None], where={"colour": {"ne": 0}}, exact=False)
+    assert len(worked_out) == 1
+    gallery.search("v1", clustered(1, 2), where={"colour": 1}, exact=False)
+    assert len(worked_out) == 2
 
 
 def test_versions_with_and_without_an_index_are_searched_together(gallery: SqliteGallery) -> None:

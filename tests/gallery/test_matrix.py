@@ -130,32 +130,60 @@ def test_filtered_search_finds_what_a_loop_finds(monkeypatch: pytest.MonkeyPatch
     assert [[(hit.id, hit.score) for hit in hits] for hits in together] == expected
 
 
-@pytest.mark.parametrize("where", [None, {"n": {"lt": 40}}, {"n": {"lt": 60}}])
-def test_a_search_waits_for_no_thread_that_has_no_core(monkeypatch: pytest.MonkeyPatch, where: Any) -> None:
-    """Another thread takes a piece and is stopped in it: the answer is right, and stays right when it goes on."""
-    monkeypatch.setattr(ranking, "CHUNK", 8 * 150)
-    monkeypatch.setattr(ranking, "_THREADS", 2)
-    gallery, rows = MemoryGallery(), vectors(2000, 8)
-    gallery.create_version("v1", 8)
-    gallery.upsert("v1", [str(i) for i in range(2000)], rows, [{"n": i % 100} for i in range(2000)])
-    query = vectors(2, 8, seed=5)
-    expected = gallery.search("v1", query, where=where)[:1]
-    taken, answered, ended = threading.Event(), threading.Event(), threading.Event()
-    score, searching = ranking._score, threading.get_ident()
+def test_a_filter_is_looked_up_until_the_rows_change() -> None:
+    gallery = MemoryGallery()
+    gallery.create_version("v1", 4)
+    gallery.upsert("v1", [str(n) for n in range(50)], vectors(50, 4), [{"n": n} for n in range(50)])
+    assert gallery._exact is not None
+    rows = gallery._exact.rows["v1"]
+    first = rows.allowed({"n": {"lt": 9}})
+    assert first is not None
+    assert first.rows.tolist() == list(range(9))
+    assert rows.allowed({"n": {"lt": 9}}) is first
+    for n in range(matrix._ALLOWED_KEPT):
+        other = rows.allowed({"n": n})
+        assert other is not None
+        assert (other.count, other.rows.tolist()) == (1, [n])
+    assert len(rows._allowed) == matrix._ALLOWED_KEPT
+    assert rows.allowed({"n": {"lt": 9}}) is not first  # the one that was not used for longest made room
+    gallery.delete(["3"])
+    later = gallery._exact.rows["v1"].allowed({"n": {"lt": 9}})
+    assert later is not None
+    assert later.rows.tolist() == [0, 1, 2, 4, 5, 6, 7, 8]
+    for wrong in ({"n": {"near": 1}}, {1: "n"}):
+        with pytest.raises(GalleryError):
+            rows.allowed(wrong)  # type: ignore[arg-type]
 
-    def stopped(block: ranking.Block, one: Any) -> Any:
-        if threading.get_ident() == searching:
-            assert taken.wait(60)
-            return score(block, one)
-        taken.set()
-        assert answered.wait(60)
-        ended.set()
-        return score(block, one)
 
-    monkeypatch.setattr(ranking, "_score", stopped)
-    assert gallery.search("v1", query[:1], where=where) == expected
-    answered.set()
-    assert ended.wait(60)
+def test_threads_share_pieces_of_work_out() -> None:
+    met = threading.Barrier(3)
+
+    def work(piece: int) -> tuple[int, int]:
+        if piece < 3:
+            met.wait(60)  # three threads have one of these each
+        return 10 * piece, threading.get_ident()
+
+    results = ranking.on_threads(work, range(40), 3)
+    assert [result for result, _ in results] == [10 * piece for piece in range(40)]
+    assert len({thread for _, thread in results}) == 3
+    assert ranking.on_threads(lambda piece: -piece, range(5), 1) == [0, -1, -2, -3, -4]
+    assert ranking.on_threads(lambda piece: -piece, [7], 4) == [-7]
+    assert ranking.on_threads(lambda piece: -piece, [], 4) == []
+
+
+def test_an_error_in_another_thread_is_that_of_the_search() -> None:
+    caller = threading.get_ident()
+    begun = threading.Event()
+
+    def work(piece: int) -> int:
+        if threading.get_ident() == caller:
+            assert begun.wait(60)
+            return piece
+        begun.set()
+        raise MemoryError("no room for the scores")
+
+    with pytest.raises(MemoryError, match="no room for the scores"):
+        ranking.on_threads(work, range(40), 2)
 
 
 def mapped_bytes(folder: Path) -> int:

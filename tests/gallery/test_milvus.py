@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from backends import upgrade
-from milvus_server import DroppedGallery, fresh_url, milvus_gallery, server
+from milvus_server import DroppedGallery, OwnServer, RunningServer, fresh_url, milvus_gallery, mortal_server
 from postgres_server import fresh_url as postgres_url
 from shops import indexed_shop
 from typed import typed
@@ -62,6 +62,15 @@ def url(tmp_path: Path) -> Iterator[str]:
     yield address
     again = parse_milvus_address(address)
     DroppedGallery(again, SqliteGallery(again.items)).close()
+
+
+@pytest.fixture
+def mortal() -> Iterator[OwnServer | RunningServer]:
+    """A server that may be killed, while other tests go on with theirs."""
+    made = mortal_server()
+    yield made
+    if isinstance(made, OwnServer):
+        made.remove()
 
 
 def until_answered(call: Callable[[], Any]) -> Any:
@@ -315,11 +324,14 @@ def require_last_steps(gallery: Gallery, last: int) -> None:
         assert hit.score == pytest.approx(1, abs=1e-6)
 
 
-def test_nothing_acknowledged_is_lost_when_the_server_is_killed(url: str) -> None:
+def test_nothing_acknowledged_is_lost_when_the_server_is_killed(
+    mortal: OwnServer | RunningServer, tmp_path: Path
+) -> None:
     """Writes go on without it, and searches say that it is away; when it is back, they find everything."""
     stopping = threading.Event()
     acknowledged: list[int] = []
-    with open_gallery(url.replace("?", "?timeout=5&")) as gallery:
+    address = parse_milvus_address(fresh_url(f"{tmp_path / 'gallery.db'}", place=mortal.place) + "&timeout=5")
+    with DroppedGallery(address, SqliteGallery(address.items)) as gallery:
         gallery.create_version("v1", 8)
         gallery.create_version("v2", 8)
         gallery.upsert("v1", ["first"], vector(10_000))
@@ -336,13 +348,13 @@ def test_nothing_acknowledged_is_lost_when_the_server_is_killed(url: str) -> Non
         writing.start()
         try:
             time.sleep(2)
-            server().kill()
+            mortal.kill()
             before = len(acknowledged)
             with pytest.raises(GalleryUnavailableError, match="did not answer"):
                 gallery.search("v1", vector(10_000))
             while len(acknowledged) < before + 2:
                 time.sleep(0.1)
-            server().start()
+            mortal.start()
         finally:
             stopping.set()
             writing.join()

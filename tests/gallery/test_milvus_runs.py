@@ -327,6 +327,52 @@ def test_who_met_a_failure_reads_again_what_was_sent(
     assert_copied(server, gallery)
 
 
+def test_a_collection_whose_maker_was_killed_before_it_had_an_index_is_searched(
+    server: ServerInMemory, gallery: MilvusGallery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kill(name: str) -> None:
+        if name == "index":
+            raise KeyboardInterrupt
+
+    server.restart()
+    server.before = kill
+    with pytest.raises(KeyboardInterrupt):
+        found(gallery)
+    server.before = nothing
+    with opened(tmp_path) as other:
+        assert len(found(other)) == 40
+        assert_copied(server, other)
+        refuse_items(other, monkeypatch)
+        assert len(found(other)) == 40
+
+
+def test_a_search_does_not_wait_for_a_thread_that_sends_what_was_written_later(
+    server: ServerInMemory, gallery: MilvusGallery
+) -> None:
+    """The thread has the lock, and the revision that the search saw was sent before."""
+    found(gallery)
+    inside = threading.Event()
+    going_on = threading.Event()
+
+    def hold() -> None:
+        with gallery._lock:
+            inside.set()
+            assert going_on.wait(30)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert inside.wait(30)
+    searched = threading.Thread(target=found, args=(gallery,))
+    searched.start()
+    searched.join(10)
+    waited = searched.is_alive()
+    going_on.set()
+    holder.join()
+    searched.join()
+    assert not waited
+    assert server.sent == []
+
+
 @pytest.mark.usefixtures("gallery")
 def test_a_collection_that_somebody_removed_is_made_again(server: ServerInMemory, tmp_path: Path) -> None:
     for name in server.vectors():
@@ -366,6 +412,30 @@ def test_a_busy_gallery_looks_once_a_second(
         monkeypatch.setattr(time, "monotonic", lambda tenth=tenth: now + tenth / 10)
         found(gallery)
     assert server.looks == looks + 3
+
+
+def test_who_only_searches_does_not_always_wait_for_a_tick_of_the_server(
+    server: ServerInMemory, gallery: MilvusGallery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What others sent less than ten seconds ago may still be on its way to a part that searches."""
+    with opened(tmp_path) as other:
+        now = time.monotonic()
+
+        def levels(seconds: float) -> set[str]:
+            monkeypatch.setattr(time, "monotonic", lambda: now + seconds)
+            server.levels.clear()
+            found(other)
+            return set(server.levels)
+
+        assert levels(0) == {"Strong"}
+        assert levels(9) == {"Strong"}
+        assert levels(11) == {"Bounded"}
+        gallery.upsert("v1", ["later"], vectors(1, seed=3))
+        assert levels(12) == {"Strong"}
+        assert levels(21) == {"Strong"}
+        assert levels(23) == {"Bounded"}
+        other.upsert("v1", ["own"], vectors(1, seed=4))
+        assert levels(24) == {"Session", "Bounded"}  # of v1, to which it wrote, and of v2
 
 
 @pytest.mark.usefixtures("slowly")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -14,10 +16,10 @@ import torch
 from text_models import FakeServer, bert_folder, embeddings_server
 
 from fixstar.durable import document, replace_json
-from fixstar.errors import InputError, ModelError, TextError, UntrustedCodeError
+from fixstar.errors import EmbeddingServerError, InputError, ModelError, TextError, UntrustedCodeError
 from fixstar.models import Encoder
 from fixstar.models.backbones import endpoint
-from fixstar.models.backbones.endpoint import EndpointBackbone
+from fixstar.models.backbones.endpoint import EndpointBackbone, answered_within
 from fixstar.models.backbones.texts import pooled
 from fixstar.texts import MOST_CHARACTERS, Prompts
 from fixstar.trust import VARIABLE, trusting
@@ -297,6 +299,111 @@ def test_an_answer_that_is_not_one_vector_per_text_is_refused(server: FakeServer
     server.answers.append(_changed(server, change))
     with pytest.raises(ModelError, match=said):
         encoder.encode(["rain", "shoes"])
+
+
+def test_vectors_without_numbers_are_asked_for_one_by_one(server: FakeServer) -> None:
+    encoder = Encoder.wrap(server.url())
+    expected = encoder.encode(TEXTS)
+
+    def without_numbers(body: dict[str, Any]) -> tuple[int, Any]:
+        status, content = server.usual(body)
+        rows = [{"embedding": row["embedding"]} for row in content["data"]]  # in reversed order, as before
+        return status, {**content, "data": rows}
+
+    server.requests.clear()
+    server.answers += [without_numbers] * 10
+    np.testing.assert_allclose(encoder.encode(TEXTS), expected, atol=1e-6)
+    np.testing.assert_allclose(encoder.encode(TEXTS), expected, atol=1e-6)
+    asked = [body["input"] for body in server.requests]
+    assert asked == [TEXTS, *[[text] for text in TEXTS], *[[text] for text in TEXTS]]
+
+
+def test_a_server_whose_numbers_are_wrong_is_never_added(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def misnumbered(body: dict[str, Any]) -> tuple[int, Any]:
+        rows = [
+            {"index": len(body["input"]) - 1 - place, "embedding": server.vector(text)}
+            for place, text in enumerate(body["input"])
+        ]
+        return 200, {"data": rows}
+
+    monkeypatch.setattr(server, "usual", misnumbered)
+    with pytest.raises(ModelError, match="alone and in a batch"):
+        Encoder.wrap(server.url())
+
+
+# --- a server that takes its time
+
+
+def hanging(_: dict[str, Any]) -> tuple[int, Any]:
+    """No answer for a second."""
+    time.sleep(1.0)
+    return 503, b"too late"
+
+
+def test_a_hanging_server_costs_a_search_less_than_an_indexing(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoint, "_TIMEOUT", 0.2)
+    monkeypatch.setattr(endpoint, "_ATTEMPTS", 3)
+    encoder = Encoder.wrap(server.url())
+    server.answers += [hanging] * 3
+    started = time.monotonic()
+    with pytest.raises(EmbeddingServerError, match="in 3 attempts"):
+        encoder.encode(["rain"])
+    assert time.monotonic() - started >= 0.6
+    server.answers[:] = [hanging] * 3
+    started = time.monotonic()
+    with answered_within(0.3), pytest.raises(EmbeddingServerError, match="time that a search may take"):
+        encoder.encode(["rain"])
+    assert time.monotonic() - started < 0.6
+    server.answers.clear()
+    with answered_within(5.0):
+        assert np.isfinite(encoder.encode(["rain"])).all()
+
+
+def test_an_answer_that_trickles_in_is_not_waited_for(server: FakeServer) -> None:
+    encoder = Encoder.wrap(server.url())
+    server.pause = 0.1
+    server.answers.append(lambda _: (200, [b" "] * 50))
+    started = time.monotonic()
+    with answered_within(0.3), pytest.raises(EmbeddingServerError, match="not complete in time"):
+        encoder.encode(["rain"])
+    assert time.monotonic() - started < 2.0
+
+
+def test_a_search_does_not_wait_until_a_pause_is_over_that_is_too_long(server: FakeServer) -> None:
+    encoder = Encoder.wrap(server.url())
+    server.answers += [lambda _: (429, b"later")]
+    monotonic = time.monotonic()
+    with (
+        patch("fixstar.models.backbones.endpoint._retry_after", return_value=30.0),
+        answered_within(1.0),
+        pytest.raises(EmbeddingServerError, match="status 429: later"),
+    ):
+        encoder.encode(["rain"])
+    assert time.monotonic() - monotonic < 1.0
+    assert np.isfinite(encoder.encode(["rain"])).all()
+
+
+def test_a_search_whose_turn_comes_too_late_says_so_and_takes_no_turn(server: FakeServer) -> None:
+    encoder = Encoder.wrap(server.url())
+    assert isinstance(encoder.backbone, EndpointBackbone)
+    encoder.backbone._pause = 3600.0
+    encoder.encode(["rain"])
+    turn = encoder.backbone._next
+    with answered_within(1.0), pytest.raises(EmbeddingServerError, match="as many requests per minute as are allowed"):
+        encoder.encode(["rain"])
+    assert encoder.backbone._next == turn
+
+
+def test_processes_share_a_rate(server: FakeServer) -> None:
+    backbone = Encoder.wrap(server.url(), per_minute=6000).backbone
+    assert isinstance(backbone, EndpointBackbone)
+    backbone.share_rate(4)
+    started = time.monotonic()
+    for _ in range(4):
+        backbone.embed(["rain"])
+    assert time.monotonic() - started >= 0.12  # three pauses of 0.04 s, and not of 0.01 s
 
 
 def test_a_model_that_was_changed_silently_is_noticed(server: FakeServer, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from PIL import Image
 from service_clients import client, picture
 from shops import pictures, shop
 
-from fixstar.service import jobs
+from fixstar.service.jobs import queue
 from fixstar.workspace import Workspace, catalogue
 
 
@@ -239,7 +239,7 @@ def test_a_job_tells_bad_images_by_place_and_file_name(http: TestClient) -> None
 def test_images_for_a_job_that_is_refused_are_not_kept(
     http: TestClient, space: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs, "WAITING", 0)
+    monkeypatch.setattr(queue, "WAITING", 0)
     refused = posted(http, picture(1), where="/v1/items/async")
     assert refused.status_code == 429
     assert not list((space.path / "images").rglob("*.png"))

@@ -17,8 +17,9 @@ from service_clients import picture
 from shops import passed, pictures, shop
 
 from fixstar.errors import InputError
-from fixstar.service import jobs
-from fixstar.service.jobs import Job, JobFiles, Jobs
+from fixstar.service.jobs import Job, JobFiles, Jobs, queue, records
+from fixstar.service.jobs.running import RunningJob
+from fixstar.service.jobs.work import WORK
 from fixstar.service.problems import Problem
 from fixstar.workspace import Indexed, Workspace, catalogue
 
@@ -31,7 +32,7 @@ def space(tmp_path: Path) -> Iterator[Workspace]:
 
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "BATCH", 5)
+    monkeypatch.setattr("fixstar.service.jobs.index.BATCH", 5)
 
 
 def running(space: Workspace) -> Jobs:
@@ -208,13 +209,13 @@ def test_one_heavy_job_of_a_kind_and_indexing_beside_it(space: Workspace, monkey
     free = threading.Event()
     heavy = []
 
-    def hold(_: Workspace, handle: jobs.RunningJob) -> dict[str, Any]:
+    def hold(_: Workspace, handle: RunningJob) -> dict[str, Any]:
         heavy.append(handle.job().kind)
         assert free.wait(120)
         return {}
 
     for kind in ("check", "backfill"):
-        monkeypatch.setitem(jobs.WORK, kind, hold)
+        monkeypatch.setitem(WORK, kind, hold)
     wanted = {"target": "v1", "order": "gain", "budget": "all", "rate": None, "anyway": False}
     work = running(space)
     backfill = work.submit("backfill", wanted)
@@ -234,7 +235,7 @@ def test_one_heavy_job_of_a_kind_and_indexing_beside_it(space: Workspace, monkey
 
 def test_too_many_waiting_jobs_are_refused(space: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     slow = Slow(space, monkeypatch)
-    monkeypatch.setattr(jobs, "WAITING", 2)
+    monkeypatch.setattr(queue, "WAITING", 2)
     work = running(space)
     first, _ = (work.submit("index", kept(space, 1)) for _ in range(2))
     with pytest.raises(Problem) as refused:
@@ -251,7 +252,7 @@ def test_too_many_waiting_jobs_are_refused(space: Workspace, monkeypatch: pytest
 def test_a_job_whose_beginning_cannot_be_written_is_tried_again(
     space: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs, "RETRY", 0.05)
+    monkeypatch.setattr(queue, "RETRY", 0.05)
     work, refusals = running(space), [3]
     save = work._files.save
 
@@ -294,7 +295,7 @@ def test_errors_are_kept_as_problems_and_faults_without_details(
     def fail(*_: Any) -> dict[str, Any]:
         raise next(errors)
 
-    monkeypatch.setitem(jobs.WORK, "index", fail)
+    monkeypatch.setitem(WORK, "index", fail)
     work = running(space)
     first, second = (ended(work, work.submit("index", {"items": []})) for _ in range(2))
     assert (first.state, second.state) == ("failed", "failed")
@@ -305,7 +306,7 @@ def test_errors_are_kept_as_problems_and_faults_without_details(
 
 
 def test_only_so_many_ended_jobs_are_kept(space: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "KEPT", 3)
+    monkeypatch.setattr(queue, "KEPT", 3)
     work = running(space)
     made = [ended(work, work.submit("index", {"items": []})) for _ in range(5)]
     assert [job.id for job in work.all()] == [job.id for job in made[:1:-1]]
@@ -314,9 +315,9 @@ def test_only_so_many_ended_jobs_are_kept(space: Workspace, monkeypatch: pytest.
 
 
 def test_the_jobs_that_ended_last_are_remembered(space: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "KEPT", 2)
+    monkeypatch.setattr(queue, "KEPT", 2)
     slow = threading.Event()
-    monkeypatch.setitem(jobs.WORK, "check", lambda *_: {"waited": slow.wait(120)})
+    monkeypatch.setitem(WORK, "check", lambda *_: {"waited": slow.wait(120)})
     work = running(space)
     long = work.submit("check", {"version": "v2"})
     short = [ended(work, work.submit("index", {"items": []})) for _ in range(3)]
@@ -328,7 +329,7 @@ def test_the_jobs_that_ended_last_are_remembered(space: Workspace, monkeypatch: 
 
 
 def test_a_job_under_which_the_service_dies_again_and_again_is_given_up(space: Workspace) -> None:
-    job = replace(Job.new("index", kept(space, 2)), state="running", attempts=jobs.ATTEMPTS)
+    job = replace(Job.new("index", kept(space, 2)), state="running", attempts=queue.ATTEMPTS)
     JobFiles(space.path).save(job)
     work = running(space)
     assert work.get(job.id).state == "failed"
@@ -462,7 +463,7 @@ def test_jobs_keep_their_order_if_the_clock_is_set_back(space: Workspace, monkey
 
     work = running(space)
     first = work.submit("index", kept(space, 1))
-    monkeypatch.setattr(jobs, "datetime", Back)
+    monkeypatch.setattr(records, "datetime", Back)
     later = [work.submit("index", kept(space, 1)) for _ in range(3)]
     ids = [job.id for job in (first, *later)]
     assert ids == sorted(ids)

@@ -13,8 +13,8 @@ import pytest
 from service_clients import client, picture
 from shops import shop
 
-from fixstar.service import jobs
 from fixstar.service.jobs import Job, JobFiles, Jobs
+from fixstar.service.jobs.work import WORK
 from fixstar.workspace import Workspace
 
 
@@ -43,7 +43,7 @@ class Gate:
 def before_start(monkeypatch: pytest.MonkeyPatch) -> Gate:
     """Index jobs are held before their first batch."""
     gate = Gate()
-    monkeypatch.setitem(jobs.WORK, "index", gate.before(jobs.WORK["index"]))
+    monkeypatch.setitem(WORK, "index", gate.before(WORK["index"]))
     return gate
 
 

@@ -11,8 +11,7 @@ from service_clients import client, ended, picture
 from shops import shop
 
 from fixstar.errors import InputError
-from fixstar.service import jobs
-from fixstar.service.jobs import JobFiles
+from fixstar.service.jobs import JobFiles, Jobs, queue
 from fixstar.service.keys import Keys
 from fixstar.workspace import Workspace
 
@@ -90,7 +89,7 @@ def test_who_cancels_a_job_is_written_down(
 ) -> None:
     keys = Keys(space.path)
     ann, bob = ({"X-API-Key": keys.add(name, "write")} for name in ("ann", "bob"))
-    monkeypatch.setattr(jobs, "LANES", ())  # so that it waits
+    monkeypatch.setattr(queue, "LANES", ())  # so that it waits
     with client(space) as http:
         job = http.post("/v1/items/async", files={"images": picture()}, headers=ann).json()
         cancelled = http.post(f"/v1/jobs/{job['id']}/cancel", headers=bob).json()
@@ -100,7 +99,7 @@ def test_who_cancels_a_job_is_written_down(
 
 def test_a_job_of_before_has_nobody(space: Workspace) -> None:
     files = JobFiles(space.path)
-    work = jobs.Jobs(space)
+    work = Jobs(space)
     work.start()
     try:
         path = files.directory / f"{work.submit('index', {'items': []}).id}.json"
@@ -115,12 +114,12 @@ def test_a_second_service_is_refused_before_it_starts(space: Workspace) -> None:
     from fixstar.service.serve import serve
     from fixstar.service.settings import ServiceSettings
 
-    first = jobs.Jobs(space)
+    first = Jobs(space)
     first.lock()
     with pytest.raises(InputError, match="another service"):
         serve(space, ServiceSettings(port=0))
     first.stop()
-    second = jobs.Jobs(space)
+    second = Jobs(space)
     second.lock()
     second.start()  # what is held is not asked for twice
     second.stop()

@@ -18,8 +18,8 @@ from service_clients import picture
 from shops import passed, pictures, shop
 
 from fixstar.errors import InputError
-from fixstar.service import jobs
-from fixstar.service.jobs import Job, JobFiles, Jobs, SignsOfLife
+from fixstar.service.jobs import Job, JobFiles, Jobs, SignsOfLife, queue, signs_of_life
+from fixstar.service.jobs.work import WORK
 from fixstar.service.keys import Keys
 from fixstar.service.limits import SharedBuckets
 from fixstar.service.problems import Problem
@@ -66,8 +66,8 @@ class Held:
 @pytest.fixture
 def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Held, Held]]:
     """Two services; the first one runs, the second one begins when it is started."""
-    monkeypatch.setattr(jobs, "BATCH", 5)
-    monkeypatch.setattr(jobs, "BEAT", 0.05)
+    monkeypatch.setattr("fixstar.service.jobs.index.BATCH", 5)
+    monkeypatch.setattr(signs_of_life, "BEAT", 0.05)
     shop(tmp_path / "shop").close()
     first, second = Held(tmp_path / "shop"), Held(tmp_path / "shop")
     first.work.start()
@@ -113,7 +113,7 @@ def test_a_service_is_refused_room_by_the_job_of_another(
 ) -> None:
     first, second = two
     free = threading.Event()
-    monkeypatch.setitem(jobs.WORK, "check", lambda *_: {"waited": free.wait(60)})  # queued or running: not ended
+    monkeypatch.setitem(WORK, "check", lambda *_: {"waited": free.wait(60)})  # queued or running: not ended
     second.work.start()
     job = first.work.submit("check", {"version": "v2"})
     with pytest.raises(Problem, match=job.id):
@@ -152,7 +152,7 @@ def test_a_silent_service_loses_its_job_and_writes_nothing_for_it_any_more(
     two: tuple[Held, Held], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = two
-    monkeypatch.setattr(jobs, "LEASE", 0.5)
+    monkeypatch.setattr(signs_of_life, "LEASE", 0.5)
     job = first.work.submit("index", wanted(first.space, 12))
     assert first.entered.acquire(timeout=60)
     first.free.release()  # the first batch is stored
@@ -192,7 +192,7 @@ def test_a_service_that_stops_hands_its_job_over_at_once(two: tuple[Held, Held])
 
 
 @pytest.mark.parametrize("runner", ["gone", ""])
-@pytest.mark.parametrize(("attempts", "state"), [(1, "done"), (jobs.ATTEMPTS, "failed")])
+@pytest.mark.parametrize(("attempts", "state"), [(1, "done"), (queue.ATTEMPTS, "failed")])
 def test_a_job_left_behind_is_resumed_unless_every_service_dies_of_it(
     two: tuple[Held, Held], runner: str, attempts: int, state: str
 ) -> None:
@@ -223,13 +223,13 @@ def test_a_service_is_alive_while_its_file_changes(tmp_path: Path, monkeypatch: 
     here, there = SignsOfLife(tmp_path), SignsOfLife(tmp_path)
     there.join()
     assert here.is_alive(there.name)
-    now = jobs.LEASE - 1
+    now = signs_of_life.LEASE - 1
     assert here.is_alive(there.name)
     os.utime(tmp_path / "state" / ".services" / there.name, (1, 1))  # its clock is wrong by decades
     assert here.is_alive(there.name)
-    now = 2 * jobs.LEASE - 2
+    now = 2 * signs_of_life.LEASE - 2
     assert here.is_alive(there.name)
-    now = 2 * jobs.LEASE
+    now = 2 * signs_of_life.LEASE
     assert not here.is_alive(there.name)
     assert not here.is_alive("")
     assert not here.is_alive("unknown")

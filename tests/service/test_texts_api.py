@@ -195,6 +195,57 @@ def test_an_upgrade_of_texts_over_http(http: TestClient, notes: Workspace) -> No
         assert {hit["version"] for hit in answer["hits"]} == {"v2"}
 
 
+def wanted_of_topics() -> list[dict[str, Any]]:
+    """Ten queries of each topic, and the stored texts of the same topic as what they should find."""
+    stored = topic_texts(5)
+    wanted = []
+    for text, label in dict(topic_texts(10, seed=4)).items():
+        items = {f"note-{place}": 1 for place, one in enumerate(stored) if one[1] == label}
+        wanted.append({"text": text, "items": items})
+    return wanted
+
+
+def test_a_check_by_relevant_items_runs_over_http(http: TestClient, notes: Workspace) -> None:
+    wanted = wanted_of_topics()
+    with embeddings_server(width=32, salt="two") as better:
+        notes.add_version(better.url("better"))
+        job = http.post("/v1/versions/v2/check", json={"relevant": wanted})
+        assert job.status_code == 202, job.text
+        done = ended(http, job.json())
+    assert done["state"] == "done", done
+    told = http.get("/v1/versions/v2/check").json()
+    (cell,) = told["cells"]
+    assert set(cell["measured"]) == {"nDCG@10", "Recall@10", "MRR", "top-1"}
+    (measured,) = http.get("/v1/compatibility").json()["measured_on"].values()
+    assert (measured["source"], measured["images"]) == ("relevant", 20)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        ({"relevant": []}, 422, "relevant"),
+        ({"relevant": [{"text": "rain", "items": {}}]}, 422, "items"),
+        ({"relevant": [{"text": "", "items": {"note-1": 1}}]}, 422, "text"),
+        ({"relevant": [{"text": "rain", "items": {"note-1": "much"}}]}, 422, "items"),
+        ({"relevant": [{"text": "rain", "items": {"note-1": 1}}] * 2}, 422, "the same text"),
+        ({"relevant": [{"text": "rain", "items": {"note-1": 1}}], "data": "held-out"}, 422, "both came"),
+    ],
+)
+def test_relevant_items_that_say_nothing_are_refused(http: TestClient, body: Any, status: int, said: str) -> None:
+    answer = http.post("/v1/versions/v1/check", json=body)
+    assert answer.status_code == status
+    assert said in answer.text
+
+
+def test_items_that_are_not_stored_fail_the_job_with_both_kinds_of_ids(http: TestClient, notes: Workspace) -> None:
+    with embeddings_server(width=32, salt="two") as better:
+        notes.add_version(better.url("better"))
+        body = {"relevant": [{"text": "rain", "items": {"elsewhere/1": 1}}]}
+        done = ended(http, http.post("/v1/versions/v2/check", json=body).json())
+    assert done["state"] == "failed"
+    assert "none of these items is stored" in done["error"]["detail"]
+
+
 def test_a_check_by_relevant_items_is_told(http: TestClient, notes: Workspace, tmp_path: Path) -> None:
     texts = topic_texts(5)
     asked = [{"_id": f"q{row}", "text": text} for row, (text, _) in enumerate(topic_texts(10, seed=4))]

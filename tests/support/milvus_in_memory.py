@@ -26,12 +26,13 @@ class FailedCallError(Exception):
 
 @dataclass
 class Held:
-    """A collection: its rows by number, those that searches leave out, and the run that made it."""
+    """A collection: its rows by number, those that searches leave out, the run that made it, and its index."""
 
     description: str
     run: int
     rows: dict[int, dict[str, Any]] = field(default_factory=dict)
     left_out: set[int] = field(default_factory=set)
+    indexed: bool = False
 
 
 class ServerInMemory:
@@ -44,6 +45,7 @@ class ServerInMemory:
         self.kind = "rootcoord"  # of the part that it knows
         self.looks = 0
         self.sent: list[int] = []
+        self.levels: list[str] = []  # of consistency, of the searches
         self.before: Callable[[str], None] = nothing
 
     def restart(self, leave_out: Iterable[str] = ()) -> None:
@@ -110,9 +112,14 @@ class ClientInMemory:
         assert name not in self.server.collections
         self.server.collections[name] = Held(schema.description, self.server.run)
 
-    def load_collection(self, name: str) -> None:
+    def create_index(self, name: str, *_: Any, **__: Any) -> None:
+        self.server.answer("index")
+        self.server.held(name).indexed = True
+
+    def load_collection(self, name: str, **_: Any) -> None:
         self.server.answer("load")
-        self.server.held(name)
+        if not self.server.held(name).indexed:
+            raise FailedCallError("there is no index")
 
     def drop_collection(self, name: str) -> None:
         self.server.answer("drop")
@@ -134,8 +141,11 @@ class ClientInMemory:
         self.server.answer("query")
         return list(self.server.held(name).rows.values())
 
-    def search(self, name: str, data: list[Any], limit: int, **_: Any) -> list[list[dict[str, Any]]]:
+    def search(
+        self, name: str, data: list[Any], limit: int, consistency_level: str, **_: Any
+    ) -> list[list[dict[str, Any]]]:
         self.server.answer("search")
+        self.server.levels.append(consistency_level)
         held = self.server.held(name)
         rows = [row for number, row in held.rows.items() if number not in held.left_out]
         answers = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -61,13 +62,17 @@ def word_vector(word: str, width: int, salt: str) -> np.ndarray[Any, np.dtype[np
 
 @dataclass
 class FakeServer:
-    """What a server does: ``answers`` are used up first, each a status with a body or a change of the usual one."""
+    """What a server does: ``answers`` are used up first, each a status with a body or a change of the usual one.
+
+    A body that is a list of bytes is sent in these parts, with ``pause`` seconds before each.
+    """
 
     address: str
     width: int = 16
     key: str | None = None
     salt: str = "one"
     noise: float = 0.0
+    pause: float = 0.0
     answers: list[Callable[[dict[str, Any]], tuple[int, Any]]] = field(default_factory=list)
     requests: list[dict[str, Any]] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
@@ -107,11 +112,17 @@ def embeddings_server(**options: Any) -> Iterator[FakeServer]:
                 status, content = fake.answers.pop(0)(body)
             else:
                 status, content = fake.usual(body)
-            encoded = content if isinstance(content, bytes) else json.dumps(content).encode()
+            if isinstance(content, list):
+                parts = content
+            else:
+                parts = [content if isinstance(content, bytes) else json.dumps(content).encode()]
             self.send_response(status)
-            self.send_header("content-length", str(len(encoded)))
+            self.send_header("content-length", str(sum(map(len, parts))))
             self.end_headers()
-            self.wfile.write(encoded)
+            for part in parts:
+                if fake.pause:
+                    time.sleep(fake.pause)
+                self.wfile.write(part)
 
         def log_message(self, *_: Any) -> None:
             pass

@@ -92,13 +92,17 @@ def test_the_figures_are_those_of_slow_code() -> None:
     fitted = np.setdiff1d(np.arange(1200), held)
     codes = np.unique(labels, return_inverse=True)[1]
     split = gallery_query_split(codes[held], seed=0)
-    _, judging = halves(codes[held][split.queries], 0)
+    choosing, judging = halves(codes[held][split.queries], 0)
     queries = held[split.queries][judging]
+    chose = held[split.queries][choosing]  # fitted too, after they chose; they count as much as the items
     gallery = held[split.gallery]
     maps = found.translation.about["maps"]
     x = old.astype(np.float32)
     y = new.astype(np.float32)
-    pairs = Pairs.checked(x[fitted], y[fitted], groups=codes[fitted])
+    rows = np.concatenate([fitted, chose])
+    times = np.concatenate([np.ones(len(fitted)), np.full(len(chose), len(fitted) / len(chose))])
+    groups = np.concatenate([codes[fitted], 100 + np.arange(len(chose))])
+    pairs = Pairs.checked(x[rows], y[rows], weights=times, groups=groups)
     forward = fit_map(maps["forward"], pairs).map
     backward = fit_map(maps["backward"], pairs.reversed).map
 
@@ -138,7 +142,7 @@ def test_the_figures_are_those_of_slow_code() -> None:
             judged.verdict,
         )
     assert (found.queries, found.gallery) == (len(queries), len(gallery))
-    assert found.fitted_on == "720 pairs"
+    assert found.fitted_on == f"720 pairs and {len(chose)} queries"
     for name, array in forward.named_arrays():
         assert found.translation.forward is not None
         np.testing.assert_array_equal(dict(found.translation.forward.named_arrays())[name], array)
@@ -304,7 +308,7 @@ def test_relevant_items_are_judged_by_ndcg_of_slow_code(tmp_path: Path) -> None:
     more = np.random.default_rng(0).permutation(others)[: round(0.4 * len(others))]
     gallery = np.sort([*named, *more])
     assert found.gallery == len(gallery)
-    assert found.fitted_on == f"{1000 - len(gallery)} pairs"
+    assert found.fitted_on == f"{1000 - len(gallery)} pairs and 100 queries"
     _, judging = halves(np.zeros(200, int), 0)
     values = []
     for row in judging.tolist():
@@ -327,11 +331,48 @@ def test_relevant_items_are_judged_by_ndcg_of_slow_code(tmp_path: Path) -> None:
         bridge(*sides, relevant=wanted, queries=(queries[0], new[1000:]), options=QUICK)
 
 
+def test_queries_that_chose_are_fitted_and_carry_maps_to_classes_that_no_pair_has() -> None:
+    """The fitted classes fill one half of the space, those that are searched another one."""
+    rng = np.random.default_rng(0)
+    places = np.repeat(rng.standard_normal((60, 16)), 20, axis=0)
+    places[:600, 8:] = 0  # 30 classes that are fitted
+    places[600:, :8] = 0
+    content = places + 0.3 * rng.standard_normal(places.shape)
+    new = unit(content @ rotation(16))
+    old = unit(content + 0.6 * rng.standard_normal(places.shape))
+    labels = np.array([""] * 600 + [f"class {row // 20}" for row in range(600)])
+    options = BridgeOptions(kinds=("ridge",), held_out=1)
+    found = bridge(old, new, labels=labels, options=options)
+    assert found.fitted_on == "600 pairs and 150 queries"
+    forward = fit_map("ridge", Pairs.checked(old[:600], new[:600])).map
+    held = 600 + np.arange(600)
+    assert found.translation.forward is not None
+    by_pairs = np.einsum("ij,ij->i", forward(old[held]), new[held]).mean()
+    by_both = np.einsum("ij,ij->i", found.translation.forward(old[held]), new[held]).mean()
+    assert by_both > by_pairs + 0.1
+
+
+def test_a_query_that_equals_what_judges_is_not_fitted() -> None:
+    old, new, labels = two_models(0.9, 0.2)
+    rows = np.concatenate([np.arange(600), 600 + np.arange(600) % 300])  # those that judge occur twice
+    known = labels[rows].copy()
+    known[:600] = ""
+    found = bridge(old[rows], new[rows], labels=known, options=BridgeOptions(kinds=("ridge",), held_out=1))
+    split = gallery_query_split(np.unique(known[600:], return_inverse=True)[1], seed=0)
+    truth = known[600:][split.queries]
+    choosing, judging = halves(np.unique(truth, return_inverse=True)[1], 0)
+    item = rows[600:]
+    judged = {*item[split.gallery].tolist(), *item[split.queries][judging].tolist()}
+    kept = [row for row in item[split.queries][choosing].tolist() if row not in judged]
+    assert 0 < len(kept) < len(choosing)
+    assert found.fitted_on == f"600 pairs and {len(kept)} queries"
+
+
 def test_held_out_one_fits_on_items_without_a_label() -> None:
     old, new, labels = two_models(0.9, 0.2)
     labels[:500] = ""
     found = bridge(old, new, labels=labels, options=BridgeOptions(kinds=("rotation",), held_out=1))
-    assert found.fitted_on == "500 pairs"
+    assert found.fitted_on == "500 pairs and 170 queries"
     assert found.to_json()["maps"] == {"forward": "rotation", "backward": "rotation"}
 
 
@@ -442,9 +483,9 @@ def test_models_embed_the_images(tmp_path: Path) -> None:
 
     found = made(tmp_path / "images")
     assert found.evidence == "labels"
-    assert found.fitted_on == "25 pairs"
+    assert found.fitted_on == "25 pairs and 4 queries"
     (tmp_path / "list.csv").write_text("\n".join(lines) + "\n")
-    assert made(tmp_path / "list.csv").fitted_on == "25 pairs"
+    assert made(tmp_path / "list.csv").fitted_on == "25 pairs and 4 queries"
     (tmp_path / "list.csv").write_text("\n".join([*lines, lines[1]]) + "\n")
     with pytest.raises(DataError, match="has an id twice"):
         made(tmp_path / "list.csv")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 from shops import passed, pictures, shop
-from text_models import bert_folder, topic_texts
+from text_models import bert_folder, embeddings_server, own_settings, topic_texts
 
 from fixstar.errors import InputError, ModelError
 from fixstar.models import Encoder
+from fixstar.trust import remember, trusting
 from fixstar.workspace import BackfillOptions, Workspace, catalogue
 from fixstar.workspace.items import LocalEmbedder, text_item
+
+__all__ = ["own_settings"]  # a fixture
 
 ray: Any = pytest.importorskip("ray", reason="the extra cluster is not installed")
 
@@ -82,6 +86,26 @@ def test_answers_are_those_of_one_process_in_order_and_a_dead_worker_costs_nothi
 
 
 @pytest.mark.usefixtures("cluster")
+def test_a_worker_prepares_a_batch_while_the_model_works_on_another(
+    upgraded: tuple[Workspace, Path], tmp_path: Path
+) -> None:
+    came = tmp_path / "came"
+
+    def first(_: Any) -> bool:
+        """Ends when the second call is there too."""
+        until = time.monotonic() + 60
+        while not came.exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        return came.exists()
+
+    with RayEmbedder(upgraded[0].registry.directory("v2"), "auto", workers=1) as embedder:
+        (worker,) = embedder._workers
+        waiting = worker.__ray_call__.remote(first)
+        ray.get(worker.__ray_call__.remote(lambda _: came.touch()))
+        assert ray.get(waiting)
+
+
+@pytest.mark.usefixtures("cluster")
 def test_a_backfill_runs_on_the_cluster(upgraded: tuple[Workspace, Path]) -> None:
     space, photos = upgraded
     with space:
@@ -114,6 +138,27 @@ def test_texts_are_indexed_and_backfilled_on_the_cluster(tmp_path: Path) -> None
             stored = {item.id: item.vector for item in space.gallery.iterate(version)}
             expected = space.serving.embed(version, [text for text, _ in texts])
             np.testing.assert_allclose(np.stack([stored[name] for name in ids]), expected, atol=1e-5)
+
+
+@pytest.mark.usefixtures("cluster", "own_settings")
+def test_workers_ask_a_server_together_as_often_as_is_allowed(tmp_path: Path) -> None:
+    texts = [text for text, _ in topic_texts(3)]
+    with embeddings_server() as server, trusting(server.address):
+        with Workspace.create(tmp_path / "notes", device="cpu") as space:
+            space.add_version(server.url(), per_minute=600)
+            directory = space.registry.directory("v1").absolute()
+            remember(space.path, server.address)
+        with RayEmbedder(directory, "auto", workers=2) as embedder:
+            list(embedder([[texts[0]], [texts[1]]]))  # both workers have the model now
+            server.requests.clear()
+            started = time.monotonic()
+            made = list(embedder([[text] for text in texts]))
+            took = time.monotonic() - started
+        assert sorted(body["input"][0] for body in server.requests) == sorted(texts)
+        assert took >= 0.8  # twelve requests, ten per second: five pauses of 0.2 s for each of two workers
+        expected = np.array([server.vector(text) for text in texts])
+        expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+        np.testing.assert_allclose(np.concatenate([one.vectors for one in made]), expected, atol=1e-5)
 
 
 def test_what_a_worker_cannot_load_is_told(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,9 +16,12 @@ from fixstar.errors import InputError, ModelError, UntrustedCodeError
 from fixstar.models import Encoder
 from fixstar.models.backbones import endpoint
 from fixstar.texts import Prompts
-from fixstar.workspace import Workspace
+from fixstar.trust import trusting
+from fixstar.workspace import Workspace, search
 from fixstar.workspace.backfill.planning import BackfillOptions
+from fixstar.workspace.backfill.read_through import ReadThrough
 from fixstar.workspace.items import text_catalogue, text_item, text_of, text_stamp
+from fixstar.workspace.snapshot import restore_snapshot, take_snapshot
 
 pytest.importorskip("httpx", reason="the endpoint extra is not installed")
 __all__ = ["own_settings", "servers"]  # fixtures
@@ -64,6 +68,42 @@ def test_bad_texts_are_named_and_the_others_stored(notes: Workspace) -> None:
         "empty": "it is empty",
         "long": "it has 200,000 characters",
     }
+
+
+def test_a_search_waits_for_a_hanging_server_for_a_short_while_only(
+    notes: Workspace, servers: tuple[FakeServer, FakeServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hanging(_: object) -> tuple[int, object]:
+        time.sleep(1.0)
+        return 503, b"too late"
+
+    monkeypatch.setattr(search, "QUERY_SECONDS", 0.3)
+    notes.search(["rain storm"])  # the model is in memory now
+    servers[0].answers += [hanging] * 3
+    started = time.monotonic()
+    with pytest.raises(ModelError, match="time that a search may take"):
+        notes.search(["rain storm"])
+    assert time.monotonic() - started < 0.9
+    servers[0].answers.clear()
+    assert notes.search(["rain storm"]).hits[0]
+
+
+def test_a_server_that_changed_its_model_is_noticed_while_it_is_in_use(
+    notes: Workspace, servers: tuple[FakeServer, FakeServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [time.monotonic() + 1000]
+    monkeypatch.setattr("fixstar.workspace.search.time.monotonic", lambda: now[0])
+    notes.search(["rain storm"])
+    servers[0].salt = "another model"
+    now[0] += 599
+    notes.search(["rain storm"])  # ten minutes are not over
+    now[0] += 2
+    with pytest.raises(ModelError, match="its server has another model under the same name"):
+        notes.search(["rain storm"])
+    with pytest.raises(ModelError, match="another model"):
+        notes.search(["rain storm"])  # not only once
+    servers[0].salt = "one"
+    assert notes.search(["rain storm"]).hits[0]
 
 
 def test_a_server_that_fails_in_the_middle_loses_nothing_and_the_rest_follows(
@@ -183,3 +223,52 @@ def test_examples_of_several_versions_are_embedded_again(notes: Workspace) -> No
     two = next(name for name, version in versions.items() if version == "v2")
     found = notes.search_examples(Examples(ids=(one, two)), k=3).hits[0]
     assert {hit.payload["label"] for hit in found} == {"shoes"}
+
+
+def test_a_snapshot_of_texts_searches_and_backfills_as_the_workspace_does(
+    notes: Workspace, servers: tuple[FakeServer, FakeServer], tmp_path: Path
+) -> None:
+    notes.deploy("v2", force="a try", queries="old")
+    take_snapshot(notes.path, tmp_path / "copy")
+    expected = notes.search(["rain storm"], k=5).hits[0]
+    restore_snapshot(tmp_path / "copy", tmp_path / "again")
+    with trusting(*[server.address for server in servers]), Workspace(tmp_path / "again", device="cpu") as copy:
+        assert copy.search(["rain storm"], k=5).hits[0] == expected
+        done = copy.backfill(BackfillOptions("all", "random", anyway=True))
+        assert (done.done, len(done.kept)) == (240, 0)  # the texts came with their items
+        assert copy.gallery.count() == {"v1": 0, "v2": 240}
+    assert notes.gallery.count() == {"v1": 240, "v2": 0}
+
+
+def test_texts_that_searches_meet_are_embedded_again(
+    notes: Workspace, servers: tuple[FakeServer, FakeServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fixstar.workspace.search.DEPTH", 7)
+    notes.deploy("v2", force="a try", queries="old")
+    reading = ReadThrough(notes.serving, per_hour=36_000)
+    notes.serving.read_through = reading
+    found = [hit.id for hit in notes.search(["rain storm"], k=7).hits[0]]
+    servers[1].requests.clear()
+    assert reading.work() == 7
+    texts = {str(notes.gallery.get([name])[name].payload["text"]) for name in found}
+    assert {text for body in servers[1].requests for text in body["input"]} == texts
+    assert notes.gallery.count() == {"v1": 233, "v2": 7}
+    stored = notes.gallery.get(found)
+    for name in found:
+        vector = notes.encoder("v2").encode([str(stored[name].payload["text"])], form="short")[0]
+        np.testing.assert_allclose(stored[name].vector, vector, atol=1e-5)
+
+
+def test_what_a_server_cannot_embed_while_it_is_down_is_met_again_by_the_next_search(
+    notes: Workspace, servers: tuple[FakeServer, FakeServer]
+) -> None:
+    notes.deploy("v2", force="a try", queries="old")
+    reading = ReadThrough(notes.serving, per_hour=36_000)
+    notes.serving.read_through = reading
+    notes.search(["rain storm"])
+    servers[1].answers += [lambda _: (400, b"no")]
+    with pytest.raises(ModelError, match="refused to embed"):
+        reading.work()
+    assert notes.gallery.count()["v1"] == 240
+    notes.search(["rain storm"])
+    assert reading.work() > 0

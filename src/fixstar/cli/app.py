@@ -29,6 +29,10 @@ Verb = TypeVar("Verb", bound=Callable[..., None])
 WorkspacePath = Annotated[Path, typer.Option("--workspace", "-w", help="The workspace directory.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
 BadImages = Annotated[str, typer.Option("--bad-images", help="Images that cannot be read: refuse or skip.")]
+TextOption = Annotated[
+    str | None,
+    typer.Option("--text", help="For a file of texts: the field that holds the text.", show_default="text"),
+]
 LabelOption = Annotated[
     str | None,
     typer.Option(

@@ -39,6 +39,7 @@ RelevantFiles = Annotated[
     "fixstar bridge docs-a.npz docs-b.npz --queries-old queries-a.npz --queries-new queries-b.npz "
     "--relevant qrels/test.tsv",
     "fixstar bridge old.onnx?size=224 shop/versions/v2 --images photos --out bridge.npz",
+    "fixstar bridge st:./old-model st:./new-model --images notes.jsonl --out bridge.npz",
     "fixstar bridge old.npz new.npz --use bridge.npz --out mapped.npz",
 )
 def bridge(
@@ -47,12 +48,18 @@ def bridge(
         typer.Argument(
             help="The old model's vectors: FILE.npy, .npz, .parquet, .faiss; postgresql://...?table=NAME; "
             "qdrant://, chroma:// or milvus://...?collection=NAME; lancedb:///FOLDER?table=NAME. "
-            "Or the model: MODEL.onnx?size=224, hf:NAME, the folder of a version."
+            "Or the model: MODEL.onnx?size=224, hf:NAME, st:NAME, the folder of a version."
         ),
     ],
     new: Annotated[str, typer.Argument(help="The new model's vectors, or the model; the same kinds.")],
     out: Annotated[Path | None, typer.Option(help="Write the translation to this FILE.npz, unless refused.")] = None,
-    images: Annotated[Path | None, typer.Option(help="Images for models to embed: a folder, or a CSV list.")] = None,
+    images: Annotated[
+        Path | None,
+        typer.Option(
+            help="What models embed. Images: a folder, or a CSV list. Texts: a .jsonl, .csv, .tsv or .parquet file "
+            "with a field text, or a folder."
+        ),
+    ] = None,
     labels: Annotated[
         Path | None,
         typer.Option(help="CSV of id and label.", show_default="payload field label, or the image's folder"),

@@ -53,7 +53,13 @@ def plan(
     old: Old,
     translation: Way,
     to: To,
-    price: Annotated[float | None, typer.Option(help="What embedding a million items again would cost.")] = None,
+    price: Annotated[
+        float | None,
+        typer.Option(
+            help="What embedding a million items again would cost. A price per million tokens, times the tokens of an "
+            "average item: a store of vectors does not say how long its texts are."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Say what a migration would write, how long it takes, and what it is measured to gain. Nothing is written."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import fixstar
-from fixstar.cli.app import AsJson, Confidence, Device, LabelOption, Tolerance, WorkspacePath, verb
+from fixstar.cli.app import AsJson, Confidence, Device, LabelOption, TextOption, Tolerance, WorkspacePath, verb
 from fixstar.cli.next_steps import next_lines
 from fixstar.cli.output import STYLES, Cell, print_json, print_table, print_wrapped
 from fixstar.errors import InputError, NextStep, plural
@@ -41,6 +41,7 @@ KEPT_SHOWN = 20  # items that keep their old vectors, named
     "fixstar check -w shop --data photos/autumn --name autumn",
     "fixstar check v2 -w shop --images photos/unlabelled",
     "fixstar check v2 -w shop --bridge old-to-new.npz",
+    "fixstar check v2 -w notes --data tickets.csv --text question",
     "fixstar check v2 -w notes --relevant queries.jsonl qrels/test.tsv",
     "fixstar check v3 -w shop --confidence 0.99 --json",
 )
@@ -50,10 +51,11 @@ def check(
     data: Annotated[
         Path | None,
         typer.Option(
-            help="Labelled images that no version was trained on.",
+            help="Labelled images or texts that no version was trained on.",
             show_default="those of --name, or held out from training",
         ),
     ] = None,
+    text: TextOption = None,
     name: Annotated[
         str | None,
         typer.Option(
@@ -76,7 +78,9 @@ def check(
     ] = None,
     images: Annotated[
         Path | None,
-        typer.Option(help="Images without labels for both models to embed: translations are fitted on them too."),
+        typer.Option(
+            help="Images or texts without labels for both models to embed: translations are fitted on them too."
+        ),
     ] = None,
     pairs: Annotated[
         Path | None, typer.Option(help="FILE.npz with arrays old and new: vectors by both models to fit on.")
@@ -116,9 +120,14 @@ def check(
         raise InputError("a check is judged by labels (--data, --name) or by --relevant; give one of them")
     labelled = None
     if data is not None and name is None:
-        labelled = open_images(data, split, label)
+        labelled = open_images(data, split, label, text)
+    unlabelled = None
+    if images is not None:
+        unlabelled = unlabelled_images(images, Registry(workspace).reads(), text if images.is_file() else None)
+    elif text is not None and data is None:
+        raise InputError("--text names a field of the file that --data or --images gives; give one of them")
     fitting = FitOptions(
-        images=None if images is None else unlabelled_images(images),
+        images=unlabelled,
         pairs=pairs,
         sample=sample,
         seed=seed,
@@ -132,7 +141,7 @@ def check(
     )
     with fixstar.Workspace(workspace, device) as space:
         if name is not None:
-            space.pin_images(name, data, split=split, label=label)
+            space.pin_images(name, data, split=split, label=label, text=text)
         if bridge is not None:
             space.install_translation(bridge, None, version or space.newest())
         found = space.check(
@@ -147,7 +156,13 @@ def check(
     if as_json:
         print_json(found.to_json())
     else:
-        typed = {"data": data, "name": name, "split": None if split == "train" else split, "label": label}
+        typed = {
+            "data": data,
+            "name": name,
+            "split": None if split == "train" else split,
+            "label": label,
+            "text": text,
+        }
         print_check(found, workspace, typed)
     raise typer.Exit(EXIT_CODES[found.outcome])
 
@@ -156,7 +171,7 @@ def _on_the_same_images(step: NextStep, typed: Mapping[str, object]) -> NextStep
     """A suggested backfill predicts on the images that the check was given, so that both have one scale."""
     if step.action != "backfill" or typed.get("data") is None:
         return step
-    given = {name: str(typed[name]) for name in ("data", "label") if typed.get(name) is not None}
+    given = {name: str(typed[name]) for name in ("data", "label", "text") if typed.get(name) is not None}
     return replace(step, arguments={**step.arguments, **given})
 
 
@@ -425,10 +440,11 @@ def backfill(
     data: Annotated[
         Path | None,
         typer.Option(
-            help="Labelled images that were not trained on, to predict the gain.",
+            help="Labelled images or texts that were not trained on, to predict the gain.",
             show_default="those held out from training",
         ),
     ] = None,
+    text: TextOption = None,
     label: LabelOption = None,
     plan_only: Annotated[bool, typer.Option("--plan-only", help="Print the prediction and embed nothing.")] = False,
     anyway: Annotated[bool, typer.Option("--anyway", help="Run even if a lower accuracy is predicted.")] = False,
@@ -452,7 +468,7 @@ def backfill(
             budget=budget,
             order=order,
             rate=rate,
-            data=None if data is None else open_images(data, label=label),
+            data=None if data is None else open_images(data, label=label, text=text),
             cluster=cluster,
             anyway=anyway,
         )

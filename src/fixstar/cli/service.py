@@ -90,7 +90,7 @@ def serve(
         read_through=read_through,
         access_log=access_log,
         shared=shared,
-        trains_apart=True,
+        jobs_in_processes=True,
     )
     with contextlib.ExitStack() as opened:
         spaces = {

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from fixstar.data.image_set import ImageSet
 from fixstar.data.texts import TEXT_EXTENSIONS, has_texts, labelled_texts
-from fixstar.errors import DataError, ImageError, NextStep, UnknownNameError, plural
+from fixstar.errors import DataError, ImageError, InputError, NextStep, UnknownNameError, plural
 from fixstar.images.reading import READS_HEIC, upright_size
 
 IMAGE_EXTENSIONS = frozenset(
@@ -59,11 +59,16 @@ class _Layout(NamedTuple):
     by_folder: bool = False
 
 
-def open_images(path: str | Path, split: str = "train", label: str | None = None) -> ImageSet:
-    """The labelled images or texts at ``path``, in any known layout; without splits there is only "train"."""
+def open_images(path: str | Path, split: str = "train", label: str | None = None, text: str | None = None) -> ImageSet:
+    """The labelled images or texts at ``path``, in any known layout; without splits there is only "train".
+
+    ``text`` names the field of a file that holds the text, if it is not text.
+    """
     root = Path(path)
-    if root.is_file() and has_texts(root):
-        return _unsplit(partial(labelled_texts, label=label))(root, split)
+    if root.is_file() and has_texts(root, text):
+        return _unsplit(partial(labelled_texts, text=text, label=label))(root, split)
+    if text is not None:
+        raise InputError(f"{root} is not a file with a field {text!r}; give a .jsonl, .csv, .tsv or .parquet file")
     if root.is_file() and root.suffix.lower() == ".csv":
         _refuse_label(root, label)
         return _unsplit(image_list)(root, split)
@@ -373,7 +378,10 @@ def image_list(csv_path: str | Path, root: str | Path | None = None) -> ImageSet
     names = [name.lower() for name in header.cells]
     if names.count("path") != 1 or names.count("label") != 1:
         seen = ",".join(header.cells)
-        raise DataError(f"{source}: line {header.line}: the header must have the columns path,label; got {seen!r}")
+        raise DataError(
+            f"{source}: line {header.line}: the header must have the columns path,label; got {seen!r}. A table of "
+            "texts has the columns text,label; another name of the field with the text has to be given"
+        )
     path_column = names.index("path")
     label_column = names.index("label")
     if wrong := list(_wrong_rows(rows, len(names), path_column, label_column)):

@@ -1,24 +1,26 @@
 """Files of texts: JSON lines, comma- or tab-separated values, Parquet, and folders of .txt and .md files.
 
 A row has a text, maybe an id and a label, and any other fields, which are kept. Everything is checked before anything
-is used: a broken row is named by its line, and refused or left out.
+is used: a broken row is named by its line, a broken file of a folder by its path, and it is refused or left out.
 """
 
 from __future__ import annotations
 
+import codecs
 import csv
 import importlib
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, TextIO
 
 import numpy as np
 
 from fixstar.data.image_set import ImageSet
 from fixstar.errors import DataError, InputError, MissingExtraError
-from fixstar.texts import MOST_CHARACTERS
+from fixstar.texts import MOST_CHARACTERS, too_long
 
 TEXT = "text"  # the usual name of the field that holds the text
 ID = "id"
@@ -27,7 +29,17 @@ TEXT_EXTENSIONS = frozenset({".txt", ".md"})
 TABLES = frozenset({".jsonl", ".csv", ".tsv", ".parquet"})
 
 _ACCEPTED = "a .jsonl, .csv, .tsv or .parquet file, a folder of .txt and .md files, or one such file"
-_LONGEST_LINE = 64 << 20  # bytes of a row
+_LONGEST_LINE = 64 << 20  # bytes of a row of JSON lines
+_LONGEST_CELL = (1 << 31) - 1  # characters; the module csv allows 131,072 otherwise
+_MOST_COUNTED = 1 << 30  # bytes of a file that are read to say how long its text is
+_CHUNK = 1 << 20  # bytes
+_NOT_UTF8 = re.compile("[\udc80-\udcff]")  # what stands for a byte that is not
+_BYTE_ORDER_MARKS = {
+    codecs.BOM_UTF32_LE: "UTF-32",  # before UTF-16, which begins alike
+    codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
 
 
 @dataclass(frozen=True)
@@ -40,7 +52,7 @@ class TextRow:
 
 
 OnBad = Callable[[DataError], None]
-"""Is told about a row that is left out."""
+"""Is told about a row, or a file of a folder, that is left out."""
 
 
 def text_rows(
@@ -49,13 +61,14 @@ def text_rows(
     """All texts at ``source``. ``text`` and ``key`` name the fields of a text and of its id.
 
     Without ``key`` it is the field id, else the name of the file and the line. In a folder the id is the path below
-    it, and the first folder below it is the label. A broken row of a table raises; with ``on_bad`` it is left out, as
-    long as one is good. Two rows with one id always raise: which of them is meant cannot be known.
+    it, and the first folder below it is the label. A broken row of a table, or a broken file of a folder, raises; with
+    ``on_bad`` it is left out, as long as one is good. Two rows with one id always raise: which of them is meant cannot
+    be known.
     """
     path = Path(source)
     if path.is_dir():
         _refuse_fields(path, text, key)
-        return _folder(path)
+        return _folder(path, on_bad)
     if not path.exists():
         raise InputError(f"{path} does not exist; give {_ACCEPTED}")
     suffix = path.suffix.lower()
@@ -64,8 +77,8 @@ def text_rows(
         return [TextRow(path.name, _content(path), {})]
     if suffix not in TABLES:
         raise InputError(f"{path} is not a file of texts; give {_ACCEPTED}")
-    rows = list(_READERS[suffix](path))
-    return _checked(path, rows, text or TEXT, key, on_bad)
+    _refuse_other_encoding(path)
+    return _checked(path, _READERS[suffix](path), text or TEXT, key, on_bad)
 
 
 def labelled_texts(source: str | Path, text: str | None = None, label: str | None = None) -> ImageSet:
@@ -85,16 +98,24 @@ def labelled_texts(source: str | Path, text: str | None = None, label: str | Non
     return ImageSet(tuple(row.text for row in rows), labels, classes, Path(source).name)
 
 
-def has_texts(source: str | Path) -> bool:
-    """Whether a file, by its name and its first row, holds texts and not a list of images."""
+def has_texts(source: str | Path, text: str | None = None) -> bool:
+    """Whether a file, by its name and its first row, holds texts and not a list of images; ``text`` names their field.
+
+    A .csv is either: it holds texts if the field was named, or if it has a column text and none named path.
+    """
     path = Path(source)
     suffix = path.suffix.lower()
     if suffix in (".jsonl", ".tsv", ".parquet"):
         return True
     if suffix != ".csv" or not path.is_file():
         return False
-    with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
-        columns = next(csv.reader(file), [])
+    if text is not None:
+        return True
+    try:
+        with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
+            columns = next(csv.reader(file), [])
+    except csv.Error:
+        return False  # reading it as a list of images says what is wrong
     return TEXT in columns and "path" not in columns
 
 
@@ -106,30 +127,71 @@ def _refuse_fields(path: Path, text: str | None, key: str | None) -> None:
 # --- folders
 
 
-def _folder(folder: Path) -> list[TextRow]:
+def _folder(folder: Path, on_bad: OnBad | None) -> list[TextRow]:
     found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in TEXT_EXTENSIONS and path.is_file())
-    rows = []
+    rows: list[TextRow] = []
+    broken: list[DataError] = []
     for path in found:
         below = path.relative_to(folder)
         if any(part.startswith(".") for part in below.parts):
             continue
+        try:
+            content = _content(path)
+        except DataError as error:
+            broken.append(error)
+            continue
         fields = {LABEL: below.parts[0]} if len(below.parts) > 1 else {}
-        rows.append(TextRow(below.as_posix(), _content(path), fields))
-    if not rows:
+        rows.append(TextRow(below.as_posix(), content, fields))
+    if not rows and not broken:
         raise DataError(f"{folder} holds no texts ({', '.join(sorted(TEXT_EXTENSIONS))})")
+    _leave_out(broken, on_bad, some_are_good=bool(rows))
     return rows
+
+
+def _leave_out(broken: list[DataError], on_bad: OnBad | None, some_are_good: bool) -> None:
+    """Tell of what is left out; the first one raises if nothing may be left out, or nothing is good."""
+    if broken and (on_bad is None or not some_are_good):
+        raise broken[0]
+    for one in broken:
+        assert on_bad is not None
+        on_bad(one)
 
 
 def _content(path: Path) -> str:
     try:
-        size = path.stat().st_size
-        if size > 4 * MOST_CHARACTERS:  # a character takes 4 bytes at most
-            return "x" * (MOST_CHARACTERS + 1)  # refused by its length, with its name, when it is embedded
-        return path.read_text(encoding="utf-8-sig")
+        _refuse_other_encoding(path)
+        with path.open("rb") as file:
+            content = file.read(4 * MOST_CHARACTERS + 1)
+            if len(content) <= 4 * MOST_CHARACTERS:  # a character takes 4 bytes at most
+                return content.decode("utf-8-sig")
+            file.seek(0)
+            characters, whole = _counted(file)
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8") from error
+        raise DataError(f"{path}: it is not UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8") from error
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
+        raise DataError(f"{path}: it cannot be read: {error.strerror or error}") from error
+    raise DataError(f"{path}: {too_long(characters, at_least=not whole)}")
+
+
+def _counted(file: BinaryIO) -> tuple[int, bool]:
+    """How many characters a file has, and whether that is all of them: a huge one is not read to its end."""
+    decoder = codecs.getincrementaldecoder("utf-8-sig")()
+    characters = 0
+    while chunk := file.read(_CHUNK):
+        if file.tell() > _MOST_COUNTED:
+            return characters, False
+        characters += len(decoder.decode(chunk))
+    characters += len(decoder.decode(b"", final=True))
+    return characters, True
+
+
+def _refuse_other_encoding(path: Path) -> None:
+    """Refuse a file that says itself that it is not UTF-8: parts of it may look as if they were."""
+    with path.open("rb") as file:
+        first = file.read(4)
+    for mark, encoding in _BYTE_ORDER_MARKS.items():
+        if first.startswith(mark):
+            raise DataError(f"{path}: it is {encoding}, not UTF-8, by its first bytes; save it as UTF-8")
 
 
 # --- tables
@@ -139,10 +201,8 @@ Row = tuple[int, dict[str, Any]]  # the number of its line, and its fields
 
 
 def _checked(
-    path: Path, rows: list[Row | DataError], text: str, key: str | None, on_bad: OnBad | None
+    path: Path, rows: Iterator[Row | DataError], text: str, key: str | None, on_bad: OnBad | None
 ) -> list[TextRow]:
-    if not rows:
-        raise DataError(f"{path} has no rows")
     found: list[TextRow] = []
     broken: list[DataError] = []
     seen: dict[str, int] = {}
@@ -162,11 +222,9 @@ def _checked(
                 "distinct"
             )
         found.append(good)
-    if broken and (on_bad is None or not found):
-        raise broken[0]
-    for one in broken:
-        assert on_bad is not None
-        on_bad(one)
+    if not found and not broken:
+        raise DataError(f"{path} has no rows")
+    _leave_out(broken, on_bad, some_are_good=bool(found))
     return found
 
 
@@ -199,36 +257,77 @@ def _jsonl(path: Path) -> Iterator[Row | DataError]:
         while line := file.readline(_LONGEST_LINE + 1):
             number += 1
             if len(line) > _LONGEST_LINE:
-                raise DataError(f"{path}, line {number}: longer than {_LONGEST_LINE >> 20} MB")
-            if line.strip():
+                while line and not line.endswith(b"\n"):
+                    line = file.readline(_LONGEST_LINE)
+                yield DataError(f"{path}, line {number}: it is longer than {_LONGEST_LINE >> 20} MB")
+            elif line.strip():
                 yield _json_row(path, number, line)
 
 
 def _json_row(path: Path, number: int, line: bytes) -> Row | DataError:
     """The fields of a line; the error, if it is broken: other lines may be fine."""
     try:
-        row = json.loads(line)
+        row = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
     except UnicodeDecodeError as error:
-        return DataError(f"{path}, line {number} is not UTF-8 ({error.reason}); save it as UTF-8")
+        return DataError(f"{path}, line {number}: it is not UTF-8 ({error.reason}); save it as UTF-8")
     except (ValueError, RecursionError) as error:
-        return DataError(f"{path}, line {number} is not JSON: {error}")
+        return DataError(f"{path}, line {number}: it is not JSON: {error}")
     if not isinstance(row, dict):
         return DataError(f"{path}, line {number}: expected an object, got {type(row).__name__}")
     return number, row
 
 
-def _separated(path: Path, by: str) -> Iterator[Row]:
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = csv.DictReader(file, delimiter=by)
-            for row in rows:
-                if None in row:
-                    raise DataError(f"{path}, line {rows.line_num}: more cells than columns")
-                yield rows.line_num, {name: value for name, value in row.items() if value not in (None, "")}
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8") from error
-    except csv.Error as error:
-        raise DataError(f"{path} is not a table of texts: {error}") from error
+class _Lines:
+    """The lines of a file, which remember that all were taken: whoever asks for more then is inside of a quote."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+        self.ended = False
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        line = self._file.readline()
+        if not line:
+            self.ended = True
+            raise StopIteration
+        return line
+
+
+def _separated(path: Path, by: str) -> Iterator[Row | DataError]:
+    csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_CELL))  # of the whole process: csv has no other
+    with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
+        lines = _Lines(file)
+        rows = csv.DictReader(lines, delimiter=by)
+        if any(_NOT_UTF8.search(name) for name in rows.fieldnames or ()):
+            raise DataError(f"{path}: the names of its columns are not UTF-8; save it as UTF-8")
+        while True:
+            first = rows.line_num + 1
+            try:
+                row = next(rows)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                yield DataError(f"{path}, line {rows.line_num}: {error}")
+                continue
+            if lines.ended:
+                yield DataError(
+                    f'{path}, lines {first} to {rows.line_num}: a quote (") is opened and never closed, so all of '
+                    "them are one row"
+                )
+                return
+            yield _cells(path, rows.line_num, row)
+
+
+def _cells(path: Path, line: int, row: dict[str | Any, str | Any]) -> Row | DataError:
+    """The fields of a row of a table; cells that are empty or missing are left out."""
+    if None in row:
+        return DataError(f"{path}, line {line}: more cells than columns")
+    filled = {name: value for name, value in row.items() if value not in (None, "")}
+    if any(_NOT_UTF8.search(value) for value in filled.values()):
+        return DataError(f"{path}, line {line}: it is not UTF-8; save it as UTF-8")
+    return line, filled
 
 
 def _parquet(path: Path) -> Iterator[Row]:

@@ -48,7 +48,7 @@ from numpy.typing import NDArray
 
 from fixstar.durable import DAMAGE, exclusive, replace_file
 from fixstar.errors import GalleryError, MissingExtraError
-from fixstar.gallery.matrix import ExactSearch, Mask, Numbers, Rows
+from fixstar.gallery.matrix import Allowed, ExactSearch, Mask, Numbers, Rows
 from fixstar.gallery.ranking import Indices, exact_cosines, first_of_each
 from fixstar.gallery.store import Floats, IndexState
 
@@ -158,10 +158,10 @@ class HnswIndex:
         use_large_pages(int(links.data()), 4 * links.size())
         self._lock = threading.Lock()
         self._places: tuple[int, Indices] | None = None  # the layout, and the rows of the nodes in it
-        self._chosen: tuple[int, Mask | None, _Choice] | None = None
+        self._chosen: tuple[int, Allowed | None, _Choice] | None = None
         self._whole: tuple[weakref.ref[Rows], Indices, int] | None = None  # rows with all nodes; the first new one
 
-    def candidates(self, rows: Rows, queries: Floats, k: int, allowed: Mask | None) -> tuple[Indices, Indices]:
+    def candidates(self, rows: Rows, queries: Floats, k: int, allowed: Allowed | None) -> tuple[Indices, Indices]:
         """Pairs (query, row) that include most of the k nearest of each query [N, width]."""
         if len(queries) == 1 and allowed is None and (row := self._likely(rows, queries, k)) is not None:
             return np.zeros(len(row), np.intp), row
@@ -229,7 +229,7 @@ class HnswIndex:
         good &= score >= kth - rounding
         return good.nonzero()[0], nodes[good]
 
-    def _look(self, rows: Rows, allowed: Mask | None) -> tuple[Indices, _Choice]:
+    def _look(self, rows: Rows, allowed: Allowed | None) -> tuple[Indices, _Choice]:
         """The rows of the nodes, and which of them may be found; cached until the rows change."""
         with self._lock:  # searches run in parallel
             if self._places is None or self._places[0] != rows.layout:
@@ -241,10 +241,10 @@ class HnswIndex:
             return place, self._chosen[2]
 
 
-def _choice(place: Indices, allowed: Mask | None) -> _Choice:
+def _choice(place: Indices, allowed: Allowed | None) -> _Choice:
     mask = place >= 0
     if allowed is not None:
-        mask &= allowed[place]
+        mask &= allowed.mask[place]
     size = int(np.count_nonzero(mask))
     return _Choice(size, None if size == len(mask) else mask)
 

@@ -7,10 +7,11 @@ and what it removes is marked in a new mask. So a change costs what it changes, 
 
 Every row has a sequence number that is never used again. Numbers grow in the order of writing, and so do rows.
 
-What a question's map makes of stored vectors is derived from them and kept beside them, segment by segment. An exact
-search computes what is missing; an approximate one uses what is there and computes the rest for its candidates alone.
-Where more than ``AT_ONCE`` are missing, no search waits for them: a thread computes them, and until it is done exact
-searches score the candidates that their own queries find, as a gallery on a server always does.
+What a question's map makes of stored vectors is derived from them and kept beside them, segment by segment. Where maps
+are asked about ``AT_ONCE`` vectors at most, in all versions together, an exact search computes what is missing. Where
+there are more, no search waits for them: one thread computes them, version by version, and until a version is done
+exact searches score the candidates that their own queries find, as a gallery on a server always does. An approximate
+search uses what is there, computes the rest for its candidates alone, and leaves what is missing to the same thread.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ import mmap
 import os
 import tempfile
 import threading
+import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
@@ -31,6 +34,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fixstar.errors import GalleryError, GalleryUnavailableError
+from fixstar.gallery.coded import (
+    MOST_HITS,
+    CodedBlock,
+    are_available,
+    candidates_by_codes,
+    rows_per_block,
+)
 from fixstar.gallery.filters import Payload, Where, filter_key, payload_test
 from fixstar.gallery.ranking import (
     CELLS,
@@ -57,8 +67,12 @@ from fixstar.gallery.store import (
     known_version,
 )
 
-AT_ONCE = 1 << 16  # vectors that a search maps itself, in a second or two
-_FILTERS_KEPT = 16
+AT_ONCE = 1 << 16  # vectors under maps, of all versions together: a search maps up to so many itself, in about a second
+CODED_FROM = 1 << 24  # numbers of a version that single queries read as codes: 64 MiB of vectors,
+CODED_AFTER = 50  # each time once there were so many queries: coding takes about as long as they do
+_PART_AT_ONCE = 8  # where there are more, its answer is not complete anyway, and it maps an eighth of that at most
+_FILTERS_KEPT = 16  # per segment: which of its rows pass
+_ALLOWED_KEPT = 4  # per version: which of all rows pass, and their numbers
 _MAPS_KEPT = 2  # per segment: the one in use, and the one before or after it
 _MAPPED_AT_ONCE = 4096  # vectors: with fewer the threads of a BLAS wait for each other more than they compute
 
@@ -116,6 +130,7 @@ class Segment:
         self._lock = threading.Lock()
         self._derived: dict[tuple[str, int], _Derived] = {}  # by the map's key and width, the last one used last
         self._choosing = threading.Lock()  # never held while a map computes
+        self.codes: list[CodedBlock] = []  # of the first rows, so many each; added by one thread, never changed
 
     def passing(self, key: str, test: Callable[[str], bool], count: int) -> Mask:
         """[count]: which payloads pass a filter. Cached for the next search, which reads only rows written since."""
@@ -251,8 +266,7 @@ def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
 
 
 _JSON = json.JSONDecoder()
-_FEW = 8  # below an eighth of the rows, gathering those that pass a filter is cheaper,
-_FEW_OF_ONE = 50  # and for one query, whose threads gather by themselves, below a fiftieth
+_FEW = 2  # below half of the rows, copying those that pass a filter is cheaper than multiplying all
 _FEW_ROWS = 128  # up to so many candidates of one query take the short way
 _FEW_MAPPED = 256  # up to this many rows of a segment are mapped by themselves: the whole segment takes seconds, once
 
@@ -267,6 +281,19 @@ class Side(NamedTuple):
     def weighed(self) -> Floats:
         """[N, s]: the queries times the weight."""
         return (self.queries if self.weight == 1 else self.weight * self.queries).astype(np.float32)
+
+
+class Allowed:
+    """The rows that a search may find, as a ``mask`` [end]; their numbers are computed when first needed."""
+
+    def __init__(self, mask: Mask) -> None:
+        self.mask = mask
+        self.count = int(np.count_nonzero(mask))
+
+    @cached_property
+    def rows(self) -> Indices:
+        """[count], ascending."""
+        return np.flatnonzero(self.mask)
 
 
 class Rows:
@@ -286,6 +313,9 @@ class Rows:
         self._live = sum(part.live() for part in self.parts)
         self._starts = np.array([part.start for part in self.parts], np.intp)
         self._segments = [part.segment for part in self.parts]
+        self._allowed: dict[str, Allowed] = {}  # by filter, the last one used last
+        self._choosing = threading.Lock()
+        self.is_large = self._live * width >= CODED_FROM
         if self.parts:
             self._newest = int(self.parts[-1].numbers[-1])
         else:
@@ -367,7 +397,7 @@ class Rows:
     def count_from(self, first: int) -> int:
         """The number of rows from ``first`` on."""
         if self._kept is not None:
-            return int(np.count_nonzero(self._kept[first:]))
+            return int(np.count_nonzero(self._kept.mask[first:]))
         return sum(max(0, part.size - max(0, first - part.start)) for part in self.parts)
 
     def pages(self, first: int, size: int) -> Iterator[tuple[Numbers, Floats]]:
@@ -381,32 +411,43 @@ class Rows:
                     kept = start + np.flatnonzero(~part.gone[page])
                     yield part.segment.numbers[kept], part.segment.vectors[kept]
 
-    def allowed(self, where: Where | None) -> Mask | None:
-        """[end]: the rows that a search may find; None means all."""
+    def allowed(self, where: Where | None) -> Allowed | None:
+        """The rows that a search may find; None means all. The same object again for the same filter."""
         if where is None:
             return self._kept
         test = _verdicts(payload_test(where))
         key = filter_key(where)
+        with self._choosing:
+            known = self._allowed.pop(key, None)
+            if known is not None:
+                self._allowed[key] = known  # as the one used last
+                return known
         mask = np.zeros(self.end, bool)
         for part in self.parts:
             mask[part.start : part.start + part.size] = part.segment.passing(key, test, part.size)
-        return mask if self._kept is None else mask & self._kept
+        if self._kept is not None:
+            mask &= self._kept.mask
+        with self._choosing:
+            found = self._allowed.setdefault(key, Allowed(mask))
+            while len(self._allowed) > _ALLOWED_KEPT:
+                del self._allowed[next(iter(self._allowed))]
+        return found
 
-    def candidates(self, queries: Floats, k: int, allowed: Mask | None, first: int = 0) -> tuple[Indices, Indices]:
+    def candidates(self, queries: Floats, k: int, allowed: Allowed | None, first: int = 0) -> tuple[Indices, Indices]:
         """Pairs (query, row) that hold the k nearest of each query [N, width] among rows from ``first`` on."""
         return self.best([Side(queries)], k, allowed, first)
 
-    def best(self, sides: Sequence[Side], k: int, allowed: Mask | None, first: int = 0) -> tuple[Indices, Indices]:
+    def best(self, sides: Sequence[Side], k: int, allowed: Allowed | None, first: int = 0) -> tuple[Indices, Indices]:
         """Pairs (query, row) that hold the k rows from ``first`` on with the highest sums over all sides."""
         queries = [side.weighed() for side in sides]
-        few = _FEW_OF_ONE if len(queries[0]) == 1 else _FEW
-        if allowed is None or np.count_nonzero(allowed[first:]) * few >= self.end - first:
-            return candidates(self._blocks(sides, allowed, first), queries, k)
-        rows = first + np.flatnonzero(allowed[first:])
-        self._derive(rows, sides)
-        block = Block(0, tuple(self.vectors(rows, side.forward) for side in sides))
-        query, place = candidates([block], queries, k)
-        return query, rows[place]
+        if allowed is None or allowed.count * _FEW >= self.end:
+            of_one = len(sides) == len(queries[0]) == 1 and k <= MOST_HITS
+            if of_one and self.is_large and any(segment.codes for segment in self._segments):
+                return self._best_by_codes(sides[0], k, None if allowed is None else allowed.mask, first)
+            blocks = self._blocks(sides, None if allowed is None else allowed.mask, first)
+        else:
+            blocks = self._blocks_of_few(sides, allowed.rows[np.searchsorted(allowed.rows, first) :])
+        return candidates(blocks, queries, k)
 
     def _blocks(self, sides: Sequence[Side], allowed: Mask | None, first: int) -> Iterator[Block]:
         for part in self.parts:
@@ -418,18 +459,51 @@ class Rows:
                 mask = allowed[start : part.start + part.size]
             yield Block(start, vectors, None if mask is None or mask.all() else mask)
 
-    def _derive(self, row: Indices, sides: Sequence[Side]) -> None:
-        """Map segments as a whole, and keep that, where more than a few of their rows are needed."""
-        for side in sides:
-            if side.forward is None:
+    def _best_by_codes(self, side: Side, k: int, allowed: Mask | None, first: int) -> tuple[Indices, Indices]:
+        """The same for one query and vectors as they are, most of which are read as codes."""
+        size = rows_per_block(self.width)
+        coded: list[tuple[CodedBlock, Block]] = []
+        others: list[Block] = []
+        for part, block in zip(self.parts, self._blocks([side], allowed, first), strict=True):
+            start = 0
+            if block.start == part.start:
+                for codes in part.segment.codes[: part.size // size]:  # those of its rows alone
+                    coded.append((codes, block.part(slice(start, start + size))))
+                    start += size
+            others.append(block.part(slice(start, block.size)))
+        return candidates_by_codes(coded, others, side.weighed(), k)
+
+    def missing_codes(self) -> int:
+        """How many blocks are not coded yet."""
+        size = rows_per_block(self.width)
+        return sum([max(0, part.size // size - len(part.segment.codes)) for part in self.parts])
+
+    def code_all(self, stop: threading.Event) -> None:
+        """Code all blocks that are full, unless it is stopped. One thread at a time."""
+        size = rows_per_block(self.width)
+        for part in self.parts:
+            codes = part.segment.codes
+            while len(codes) < part.size // size and not stop.is_set():
+                start = len(codes) * size
+                codes.append(CodedBlock(part.segment.vectors[start : start + size]))
+
+    def _blocks_of_few(self, sides: Sequence[Side], rows: Indices) -> Iterator[Block]:
+        """The same for ascending rows only. Maps segments as a whole where more than a few rows of them are needed."""
+        ends = rows.searchsorted([part.end for part in self.parts])
+        for part, some in zip(self.parts, np.split(rows, ends[:-1]), strict=True):
+            if not len(some):
                 continue
-            for segment, places in self.pieces(row):
-                if len(places) > _FEW_MAPPED:
-                    segment.mapped(side.forward, int(places[-1]) + 1)
+            places = some - part.start
+            if len(some) > _FEW_MAPPED or all(side.forward is None for side in sides):
+                used = part._replace(size=int(places[-1]) + 1)
+                yield Block(part.start, tuple([_of_part(used, side.forward) for side in sides]), places=places)
+            else:
+                copies = [self.vectors(some, side.forward) for side in sides]
+                yield Block(part.start, tuple(copies), places=places, copied=True)
 
     @cached_property
-    def _kept(self) -> Mask | None:
-        """[end]: rows that are not removed."""
+    def _kept(self) -> Allowed | None:
+        """Rows that are not removed."""
         if all(part.gone is None for part in self.parts):
             return None
         mask = np.zeros(self.end, bool)
@@ -438,7 +512,7 @@ class Rows:
                 mask[part.start : part.start + part.size] = True
             else:
                 mask[part.start : part.start + part.size] = ~part.gone[: part.size]
-        return mask
+        return Allowed(mask)
 
 
 def parsed(text: str) -> Payload:
@@ -589,61 +663,92 @@ class Draft:
 _QUERIES = 128  # queries at once: their memory stays small
 
 
+_Derivation = tuple[str, str | None, int]  # a version, the key of a map and its width; None for codes
+
+
 class RowIndex(Protocol):
     """Finds likely rows without looking at all of them."""
 
-    def candidates(self, rows: Rows, queries: Floats, k: int, allowed: Mask | None) -> tuple[Indices, Indices]:
+    def candidates(self, rows: Rows, queries: Floats, k: int, allowed: Allowed | None) -> tuple[Indices, Indices]:
         """Pairs (query, row) that include most of the k nearest of each query [N, width]; see ``Rows.candidates``."""
 
 
 class _ByOwnQueries:
     """Finds the rows that are nearest to queries in the version's own space, while a map is still at work."""
 
-    def candidates(self, rows: Rows, queries: Floats, k: int, allowed: Mask | None) -> tuple[Indices, Indices]:
+    def candidates(self, rows: Rows, queries: Floats, k: int, allowed: Allowed | None) -> tuple[Indices, Indices]:
         return rows.candidates(queries, k, allowed)
 
 
-class _BackgroundMaps:
-    """Threads that map stored vectors, one per version and map, so that no search has to wait."""
+class _Background:
+    """A thread that derives what makes later searches faster, one version after the other. No search waits for it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._threads: dict[tuple[str, str, int], threading.Thread] = {}
-        self._failed: set[tuple[str, str, int]] = set()
+        self._queue: dict[_Derivation, Callable[[threading.Event], None]] = {}  # the first one is under way
+        self._failed: set[_Derivation] = set()
+        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []  # the last one
         self._stop = threading.Event()
+        self._end = weakref.finalize(self, _stop_and_wait, self._stop, self._threads)  # at exit, if nobody closes
 
-    def waits(self, version: str, rows: Rows, sides: Sequence[Side]) -> bool:
-        """Whether rows are still to be mapped, by a thread that this starts. Few are left to the search itself.
+    def maps(self, version: str, rows: Rows, forward: Forward) -> bool:
+        """Map rows if that is not planned yet; returns False where it failed before.
 
-        So are those of a thread that failed: the search then fails too, and says why.
+        The search then does it itself, so that it fails too and says why.
         """
-        forward = sides[-1].forward
-        if forward is None or rows.missing(forward) <= AT_ONCE:
-            return False
-        name = version, forward.key, forward.width
+        return self._accepts((version, forward.key, forward.width), partial(rows.map_all, forward))
+
+    def codes(self, version: str, rows: Rows) -> None:
+        """Code rows if that is not planned yet, and did not fail before."""
+        self._accepts((version, None, 0), rows.code_all)
+
+    def _accepts(self, name: _Derivation, derive: Callable[[threading.Event], None]) -> bool:
         with self._lock:
             if name in self._failed or self._stop.is_set():
                 return False
-            thread = self._threads.get(name)
-            if thread is None or not thread.is_alive():
-                thread = threading.Thread(target=self._map, args=(name, rows, forward), daemon=True)
-                self._threads[name] = thread
-                thread.start()
+            self._queue.setdefault(name, derive)
+            if self._thread is None or not self._thread.is_alive():  # after a fork it is not
+                self._thread = threading.Thread(target=self._work, name="fixstar-derive", daemon=True)
+                self._threads[:] = [self._thread]
+                self._thread.start()
         return True
 
-    def _map(self, name: tuple[str, str, int], rows: Rows, forward: Forward) -> None:
-        try:
-            rows.map_all(forward, self._stop)
-        except Exception:
+    def _work(self) -> None:
+        """Do what is in the queue; ends when it is empty."""
+        while True:
             with self._lock:
-                self._failed.add(name)
+                if self._stop.is_set() or not self._queue:
+                    self._thread = None
+                    return
+                name, derive = next(iter(self._queue.items()))
+            failure: Exception | None = None
+            try:
+                derive(self._stop)
+            except Exception as error:
+                failure = error
+            with self._lock:
+                del self._queue[name]
+                if failure is not None:
+                    self._failed.add(name)
+            if failure is not None:
+                if name[1] is None:
+                    told = f"could not be coded in 8 bits ({failure}); single exact searches read them as they are"
+                else:
+                    told = f"could not be mapped in the background ({failure}); searches map what they need themselves"
+                warnings.warn(f"the vectors of version {name[0]!r} {told}", stacklevel=1)
 
     def close(self) -> None:
-        """Stop, and wait for the blocks that are under way."""
-        with self._lock:
+        """Stop, and wait for the block that is under way."""
+        with self._lock:  # none is being started
             self._stop.set()
-            threads = list(self._threads.values())
-        for thread in threads:
+        self._end()
+
+
+def _stop_and_wait(stop: threading.Event, threads: list[threading.Thread]) -> None:
+    stop.set()
+    for thread in threads:
+        if thread is not threading.current_thread():
             thread.join()
 
 
@@ -656,7 +761,7 @@ class _Target(NamedTuple):
 
     name: str
     rows: Rows
-    allowed: Mask | None
+    allowed: Allowed | None
     sides: tuple[Side, ...]
     quick: RowIndex | None
     slope: float
@@ -710,10 +815,11 @@ class _Target(NamedTuple):
 
 
 class _Asked(NamedTuple):
-    """What a version is asked: the sides of a score for some of the queries, and the rank of scores."""
+    """What a version is asked: the sides of a score for some of the queries, its map, and the rank of scores."""
 
     version: str
     sides: Callable[[slice], tuple[Side, ...]]
+    forward: Forward | None = None
     slope: float = 1.0
     offset: float = 0.0
 
@@ -728,7 +834,8 @@ class ExactSearch:
         self._folder = folder
         self._versions: dict[str, tuple[VersionSpace, Floats | None]] = {}
         self._carrier = Carrier(self.projection)
-        self._background = _BackgroundMaps()
+        self._background = _Background()
+        self._singles: dict[str, int] = {}  # single queries that read a whole version since it was coded
         self.rows: Mapping[str, Rows] = {}  # replaced as a whole, never changed
         self.indexes: Mapping[str, RowIndex] = {}  # likewise
 
@@ -780,7 +887,13 @@ class ExactSearch:
         for question in questions:
             check_width(question, self.space(question.version))
         asked = [
-            _Asked(version=one.version, sides=partial(_sides, one), slope=one.slope, offset=one.offset)
+            _Asked(
+                version=one.version,
+                sides=partial(_sides, one),
+                forward=one.map,
+                slope=one.slope,
+                offset=one.offset,
+            )
             for one in questions
             if wanted is None or one.version in wanted
         ]
@@ -792,30 +905,68 @@ class ExactSearch:
         """The best of all versions that are asked, for each query."""
         indexes = {} if request.exact else self.indexes
         held = [one for one in asked if len(rows.get(one.version, ()))]
+        unmapped = self._left_to_background(rows, held, indexes)
+        if queries == 1 and self._folder is None:  # vectors are in a folder to save memory
+            for one in held:
+                if one.forward is None and one.version not in indexes and rows[one.version].is_large:
+                    self._code(one.version, rows[one.version])
         allowed = [rows[one.version].allowed(request.where) for one in held]
         hits: list[list[Hit]] = []
         for start in range(0, queries, _QUERIES):
             part = slice(start, min(start + _QUERIES, queries))
             live = []
-            for (name, sides, slope, offset), mask in zip(held, allowed, strict=True):
-                scored_by = sides(part)
-                quick = indexes.get(name)
-                is_large = len(rows[name]) > AT_ONCE
-                if quick is None and is_large and self._background.waits(name, rows[name], scored_by):
+            for one, mask in zip(held, allowed, strict=True):
+                quick = indexes.get(one.version)
+                if quick is None and one.version in unmapped:
                     quick = _ByOwnQueries()
                 live.append(
                     _Target(
-                        name=name,
-                        rows=rows[name],
+                        name=one.version,
+                        rows=rows[one.version],
                         allowed=mask,
-                        sides=scored_by,
+                        sides=one.sides(part),
                         quick=quick,
-                        slope=slope,
-                        offset=offset,
+                        slope=one.slope,
+                        offset=one.offset,
                     )
                 )
             hits += _best(live, queries=part.stop - part.start, k=int(request.k), least=request.min_score)
         return hits
+
+    def _code(self, version: str, rows: Rows) -> None:
+        """Have a version coded that single queries read as a whole, once there were enough since the last time."""
+        asked = self._singles.get(version, 0) + 1
+        if asked > CODED_AFTER and are_available() and rows.missing_codes():
+            self._background.codes(version, rows)
+            asked = 0
+        self._singles[version] = asked
+
+    def _left_to_background(
+        self, rows: Mapping[str, Rows], asked: Sequence[_Asked], indexes: Mapping[str, RowIndex]
+    ) -> set[str]:
+        """The versions that a thread maps while this search is answered without; the search maps the others itself.
+
+        A version with an index is always left to the thread: its candidates are few. Of the others the smallest are
+        mapped by the search.
+        """
+        in_full: list[tuple[str, Forward]] = []
+        for one in asked:
+            if one.forward is None:
+                continue
+            if one.version not in indexes:
+                in_full.append((one.version, one.forward))
+            elif rows[one.version].missing(one.forward) > _FEW_MAPPED:
+                self._background.maps(one.version, rows[one.version], one.forward)
+        left: set[str] = set()
+        if sum([len(rows[version]) for version, _ in in_full]) <= AT_ONCE:
+            return left
+        missing = [(rows[version].missing(forward), version, forward) for version, forward in in_full]
+        total = 0
+        for count, version, forward in sorted(missing, key=lambda one: one[0]):
+            total += count
+            if total > AT_ONCE // _PART_AT_ONCE and self._background.maps(version, rows[version], forward):
+                left.add(version)
+        return left
 
 
 def _sides(question: Question, part: slice) -> tuple[Side, ...]:

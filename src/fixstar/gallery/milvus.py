@@ -87,6 +87,7 @@ _SAME_RUN = 1.0  # seconds after a look in which no server can have ended and be
 _AT_ONCE = 1_000  # items that a search or a write sends by itself; if there are more, a thread does
 _IN_TURN = 10_000  # items that the thread sends before it lets others in
 _BREAK = 0.01
+_BOUNDED = 10.0  # seconds after which a bounded search sees everything; in Milvus gracefulTime is 5 s
 _INDEXING = 0.2  # seconds between two looks whether an index is finished
 _INDEXED_WITHIN = 600.0
 _COORDINATORS = ("rootcoord", "mixcoord")  # the part of a server by which runs are told apart, before 2.6 and since
@@ -228,8 +229,10 @@ class _Server:
         self.failures = 0  # calls that were not answered
         self._run = ""
         self._looked = -math.inf
-        self._ready: set[str] = set()
+        self._known: set[str] = set()  # collections that exist
+        self._loaded: set[str] = set()  # those that can be searched
         self._sent_here: set[str] = set()  # collections whose last vectors were sent by this process
+        self._waited: dict[str, float] = {}  # when a search had waited for what others sent to a collection
         with self._translated("nothing was changed"):
             self._client = MilvusClient(
                 uri=address.url, token=address.token, db_name=address.database, timeout=address.timeout
@@ -281,8 +284,10 @@ class _Server:
         name = self._sent_name(run)
         with self._translated("nothing was changed"):
             self._sent_here.clear()
+            self._waited.clear()
             if not self._exists(name):
                 return 0
+            self._load(name)
             rows = self._client.query(
                 name, filter="number == 0", output_fields=["revision"], consistency_level="Strong"
             )
@@ -299,7 +304,7 @@ class _Server:
 
         name = self._sent_name(run)
         with self._translated("nothing was changed"):
-            self._require(name, schema, index="FLAT", description=created)
+            self._require(name, schema, description=created)
             self._client.upsert(name, [{"number": 0, "revision": revision, "vector": [1.0, 0.0]}])
 
     def send(self, collection: _Collection, items: Sequence[Item]) -> None:
@@ -329,9 +334,13 @@ class _Server:
                 self._client.delete(name, ids=sorted(numbers))
 
     def holds(self, collection: _Collection) -> bool:
-        """Whether there is the collection of a version."""
+        """Whether there is the collection of a version; it can then be searched."""
+        name = self._name(collection)
         with self._translated("nothing was changed"):
-            return self._exists(self._name(collection))
+            if not self._exists(name):
+                return False
+            self._load(name)
+        return True
 
     def nearest(self, collection: _Collection, queries: Floats, limit: int, narrowed: str) -> list[_Row]:
         """The vectors of a version with the highest inner products, for each query, that were sent before this call."""
@@ -339,9 +348,7 @@ class _Server:
         parameters = {}
         if self._address.index == "HNSW":
             parameters["ef"] = max(limit, _EF_SEARCH)
-        level = "Strong"
-        if name in self._sent_here:
-            level = "Session"
+        level = self._consistency(name)
         with self._translated("nothing was changed"):
             answers = self._client.search(
                 name,
@@ -352,11 +359,25 @@ class _Server:
                 search_params={"metric_type": "IP", "params": parameters},
                 consistency_level=level,
             )
+            if level == "Strong":
+                self._waited.setdefault(name, time.monotonic())
             return [
                 _Row(query, int(hit["id"]), hit["entity"]["item"], float(hit["distance"]))
                 for query, hits in enumerate(answers)
                 for hit in hits
             ]
+
+    def _consistency(self, name: str) -> str:
+        """The weakest level of Milvus at which a search of a collection sees what was sent before it.
+
+        A strong search waits for the server's next time tick, which takes up to 0.2 s.
+        """
+        if name in self._sent_here:
+            return "Session"
+        waited = self._waited.get(name)
+        if waited is not None and time.monotonic() > waited + _BOUNDED:
+            return "Bounded"
+        return "Strong"
 
     def write_out(self, collection: _Collection) -> None:
         """Let the server write the vectors of a version that it has only in memory to its disk."""
@@ -399,8 +420,10 @@ class _Server:
     def _remove(self, names: Iterable[str]) -> None:
         for name in names:
             self._client.drop_collection(name)
-        self._ready.clear()
+        self._known.clear()
+        self._loaded.clear()
         self._sent_here.clear()
+        self._waited.clear()
 
     def _sent_name(self, run: str) -> str:
         return f"{self._address.gallery}_sent_{run}"
@@ -420,36 +443,56 @@ class _Server:
             made.add_field("whole", DataType.BOOL)
 
         name = self._name(collection)
-        self._require(name, schema, index=self._address.index)
+        self._require(name, schema)
         return name
 
     def _exists(self, name: str) -> bool:
-        """Whether there is such a collection; it is then loaded."""
-        if name in self._ready:
-            return True
-        if not self._client.has_collection(name):
-            return False
-        self._client.load_collection(name)
-        self._ready.add(name)
+        """Whether there is such a collection."""
+        if name not in self._known:
+            if not self._client.has_collection(name):
+                return False
+            self._known.add(name)
         return True
 
-    def _require(self, name: str, add_fields: Callable[[Any], None], index: str, description: str = "") -> None:
-        """Create and load a collection, once, even if several processes try at the same moment."""
+    def _load(self, name: str) -> None:
+        """Wait until a collection can be searched."""
+        from pymilvus import MilvusException
+
+        if name in self._loaded:
+            return
+        try:
+            self._client.load_collection(name)
+        except MilvusException:
+            self._add_index(name)  # who created it has not done that yet, or ended before it could
+            self._client.load_collection(name)
+        self._loaded.add(name)
+
+    def _add_index(self, name: str) -> None:
+        """Say how a collection is indexed; saying it again changes nothing."""
+        kind = "FLAT" if name.startswith(self._sent_name("")) else self._address.index
+        indexes = self._client.prepare_index_params()
+        indexes.add_index("vector", index_type=kind, metric_type="IP", params=_HNSW if kind == "HNSW" else {})
+        self._client.create_index(name, indexes, sync=False)
+
+    def _require(self, name: str, add_fields: Callable[[Any], None], description: str = "") -> None:
+        """Create a collection, once, even if several processes try at the same moment.
+
+        Milvus takes vectors at once. Loading the collection takes it two seconds, for which only a search waits.
+        """
         from pymilvus import MilvusException
 
         if self._exists(name):
             return
         schema = self._client.create_schema(auto_id=False, enable_dynamic_field=False, description=description)
         add_fields(schema)
-        indexes = self._client.prepare_index_params()
-        indexes.add_index("vector", index_type=index, metric_type="IP", params=_HNSW if index == "HNSW" else {})
         try:
-            self._client.create_collection(name, schema=schema, index_params=indexes, consistency_level="Strong")
+            self._client.create_collection(name, schema=schema, consistency_level="Strong")
         except MilvusException:
             if not self._client.has_collection(name):
                 raise
-        self._client.load_collection(name)
-        self._ready.add(name)
+        self._add_index(name)
+        self._client.load_collection(name, _async=True)
+        self._known.add(name)
 
     @contextmanager
     def _translated(self, kept: str) -> Iterator[None]:
@@ -462,8 +505,10 @@ class _Server:
         except (MilvusException, grpc.RpcError, grpc.FutureTimeoutError) as error:
             self.failures += 1
             self._looked = -math.inf
-            self._ready.clear()  # it may have lost its collections
+            self._known.clear()  # it may have lost its collections
+            self._loaded.clear()
             self._sent_here.clear()
+            self._waited.clear()
             reason = " ".join(str(getattr(error, "message", "") or error).split())
             if self._address.token:
                 reason = reason.replace(self._address.token, "***")
@@ -692,10 +737,20 @@ class MilvusGallery(Gallery):
             if not self.read_only:
                 self._server.remove_others(run)
         if (run, failures) != (self._run, self._failures):
+            self._seen = None  # first: ``_sent_by_now`` looks without the lock
+            self._sent = None
             self._run = run
             self._failures = failures
-            self._seen = None
-            self._sent = None
+        return run
+
+    def _sent_by_now(self, revision: int) -> str | None:
+        """The server's run if it is known to have all items up to a revision. Waits for no thread that sends others."""
+        run = self._server.run()
+        if (run, self._server.failures) != (self._run, self._failures):
+            return None
+        seen = self._seen
+        if seen is None or seen < revision:
+            return None
         return run
 
     def _catch_up(self, most: float, own: frozenset[str] = frozenset()) -> str | None:
@@ -714,6 +769,9 @@ class MilvusGallery(Gallery):
     def _send_some(self, most: float, own: frozenset[str] = frozenset()) -> str | None:
         """Send items as ``_catch_up`` does; None if there were more than ``most``."""
         revision = self.items.revision()
+        known = self._sent_by_now(revision)
+        if known is not None:
+            return known
         with self._lock:
             run = self._current_run()
             if self._seen is not None and revision <= self._seen:

@@ -15,7 +15,8 @@ import os
 from _thread import start_new_thread
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from queue import SimpleQueue
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,32 +30,52 @@ CHUNK = 1 << 19  # numbers that a thread multiplies at once, at least: 2 MiB, ab
 _LARGEST = 16  # such chunks at once, where much is left: after each one, Python's own data is out of the cache
 GROUP = 64
 _TILE = 9215  # numbers of a matrix that OpenBLAS multiplies in the calling thread, at most
+_GATHERED = 256  # rows that are copied to be multiplied, at once
 PRODUCTS = 1 << 16  # of numbers, added up at once: 512 KiB, which stays near the processor
 _CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-_THREADS = 1 + min(8, _CORES)  # where other programs compute too, one of them often waits for a core
+THREADS = 1 + min(8, _CORES)  # where other programs compute too, one of them often waits for a core
 
 Indices = NDArray[np.intp]
+_Piece = TypeVar("_Piece")
+_Result = TypeVar("_Result")
 
 
 class Block(NamedTuple):
     """Rows to search, numbered from ``start``: the matrices [n, s] that queries are multiplied with, one or several.
 
-    ``allowed`` [n] excludes rows.
+    ``allowed`` [n] excludes rows. Where few are left, ``places`` are theirs, ascending, and no others are read; if
+    ``copied``, the matrices hold no others.
     """
 
     start: int
     vectors: tuple[Floats, ...]
     allowed: NDArray[np.bool_] | None = None
+    places: Indices | None = None
+    copied: bool = False
 
     @property
     def size(self) -> int:
-        """The number of rows."""
-        return len(self.vectors[0])
+        """The number of rows that are scored."""
+        return len(self.vectors[0]) if self.places is None else len(self.places)
 
     def part(self, some: slice) -> Block:
         """Some of its rows."""
+        if self.places is not None and not self.copied:
+            return self._replace(places=self.places[some])
         vectors = tuple([matrix[some] for matrix in self.vectors])
+        if self.places is not None:
+            return self._replace(vectors=vectors, places=self.places[some])
         return Block(self.start + some.start, vectors, None if self.allowed is None else self.allowed[some])
+
+    def rows(self, scored: Indices) -> Indices:
+        """The numbers of some of the rows that were scored."""
+        return self.start + (scored if self.places is None else self.places[scored])
+
+    def gathered(self) -> tuple[Floats, ...]:
+        """The rows to score of each matrix; a copy if they are few."""
+        if self.places is None or self.copied:
+            return self.vectors
+        return tuple([matrix.take(self.places, axis=0) for matrix in self.vectors])
 
 
 def candidates(blocks: Iterable[Block], queries: Sequence[Floats], k: int) -> tuple[Indices, Indices]:
@@ -68,10 +89,10 @@ def candidates(blocks: Iterable[Block], queries: Sequence[Floats], k: int) -> tu
         return _candidates_of_one(list(blocks), query=[one[0] for one in queries], k=k, slack=slack)
     floor = np.full(len(queries[0]), -2, np.float32)  # k rows at least reach it
     found: list[tuple[Indices, Indices, Floats]] = []
-    for start, scores in _scores(blocks, queries):
+    for piece, scores in _scores(blocks, queries):
         floor = np.maximum(floor, _kth_at_least(scores, k))
         query, place = _at_least(scores, floor - slack)
-        found.append((query, place + start, scores[query, place]))
+        found.append((query, piece.rows(place), scores[query, place]))
     if not found:
         return np.empty(0, np.intp), np.empty(0, np.intp)
     query, row, score = (np.concatenate([part[i] for part in found]) for i in range(3))
@@ -83,58 +104,79 @@ def _candidates_of_one(
     blocks: Sequence[Block], query: Sequence[Floats], k: int, slack: np.float32
 ) -> tuple[Indices, Indices]:
     """The same for one query, vectors [s]: all rows are scored before any are chosen."""
+    blocks = [block for block in blocks if block.size]
+    if not blocks:
+        return np.empty(0, np.intp), np.empty(0, np.intp)
     scores = _scores_of_one(blocks, query)
     floor = max(np.float32(-2), _kth_at_least(scores[None], k)[0])
     place = np.flatnonzero(scores >= floor - slack)
-    ends = np.cumsum([block.size for block in blocks], dtype=np.intp)
-    shifts = np.array([block.start + block.size for block in blocks], np.intp) - ends
-    return np.zeros(len(place), np.intp), place + shifts[np.searchsorted(ends, place, "right")]
+    ends = np.cumsum([block.size for block in blocks])
+    parts = np.split(place, np.searchsorted(place, ends[:-1]))
+    each = zip(blocks, parts, ends, strict=True)
+    row = np.concatenate([block.rows(part - (end - block.size)) for block, part, end in each])
+    return np.zeros(len(row), np.intp), row
 
 
-def _scores(blocks: Iterable[Block], queries: Sequence[Floats]) -> Iterator[tuple[int, Floats]]:
-    """The scores [N, n] of several queries with all rows, in pieces that stay small, and where each starts."""
+def _scores(blocks: Iterable[Block], queries: Sequence[Floats]) -> Iterator[tuple[Block, Floats]]:
+    """The scores [N, n] of several queries with all rows, in pieces that stay small, and each piece."""
     step = max(GROUP, CELLS // max(1, len(queries[0])) // GROUP * GROUP)
+    copied = max(GROUP, CELLS // sum(one.shape[1] for one in queries))  # rows of a copy that stays small too
     for block in blocks:
-        for first in range(0, block.size, step):
-            piece = block.part(slice(first, first + step))
-            scores = queries[0] @ piece.vectors[0].T
-            for asked, matrix in zip(queries[1:], piece.vectors[1:], strict=True):
+        rows = step if block.places is None else min(step, copied)
+        for first in range(0, block.size, rows):
+            piece = block.part(slice(first, first + rows))
+            vectors = piece.gathered()
+            scores = queries[0] @ vectors[0].T
+            for asked, matrix in zip(queries[1:], vectors[1:], strict=True):
                 scores += asked @ matrix.T
             if piece.allowed is not None:
                 np.copyto(scores, -np.inf, where=~piece.allowed)
-            yield piece.start, scores
+            yield piece, scores
 
 
 def _scores_of_one(blocks: Sequence[Block], query: Sequence[Floats]) -> Floats:
-    """The scores of one query, vectors [s], with the rows of all blocks, one block behind the other.
+    """The scores of one query, vectors [s], with the rows of all blocks, one block behind the other."""
+    width = sum(map(len, query))
+    rows = sum([block.size for block in blocks])
+    threads = min(THREADS, max(1, width * rows // (2 * CHUNK)))
+    pieces = list(_pieces(blocks, left=rows, least=max(1, CHUNK // width), threads=threads))
+    return np.concatenate(on_threads(lambda piece: _score(piece, query), pieces, threads))
 
-    Threads share the rows out piece by piece. The threads of a BLAS would split every block evenly and wait for the
-    slowest, which on a busy machine costs more than the product. Here no thread waits: a piece that another thread took
-    and did not finish is computed again. Median times on two busy cores, against ``matrix @ query``:
+
+def on_threads(work: Callable[[_Piece], _Result], pieces: Sequence[_Piece], threads: int) -> list[_Result]:
+    """The result of each piece of work, which this thread and others share out one by one.
+
+    The threads of a BLAS would split every block evenly, and wait for the slowest at every one, which on a busy machine
+    costs more than the product. Here the only wait is for pieces that were begun. Median times of scores of one query
+    on two busy cores, against ``matrix @ query``:
 
         20,000 x 128     one caller 0.9 ms against 9 ms,    four callers 0.9 ms against 30 ms
         100,000 x 512    one caller 31 ms against 28 ms,    four callers 84 ms against 175 ms
     """
-    width = sum(map(len, query))
-    rows = sum([block.size for block in blocks])
-    threads = min(_THREADS, max(1, width * rows // (2 * CHUNK)))
-    pieces = list(_pieces(blocks, left=rows, least=max(1, CHUNK // width), threads=threads))
-    waiting: Iterator[int] = iter(range(len(pieces)))
-    scores: list[Floats | None] = [None] * len(pieces)
+    if threads == 1 or len(pieces) < 2:
+        return [work(piece) for piece in pieces]
+    waiting = iter(range(len(pieces)))
+    finished: SimpleQueue[tuple[int, _Result | Exception]] = SimpleQueue()
 
-    def work() -> None:
+    def share() -> None:
         for place in waiting:
-            scores[place] = _score(pieces[place], query)
+            try:
+                finished.put((place, work(pieces[place])))
+            except Exception as error:
+                finished.put((place, error))
 
-    for _ in range(threads - 1):
+    for _ in range(min(threads, len(pieces)) - 1):
         # threading.Thread.start waits until the thread runs. On two busy cores it took 129 us, and 6 ms once in 100
         # times; this takes 23 and 45 us. A pool's submit takes as little, but a pool has no threads after a fork.
-        start_new_thread(work, ())
-    work()
-    done = [_score(pieces[place], query) if one is None else one for place, one in enumerate(scores)]
-    if done:
-        return np.concatenate(done)
-    return np.empty(0, np.float32)
+        start_new_thread(share, ())
+    share()
+    results: dict[int, _Result] = {}
+    for _ in pieces:
+        place, result = finished.get()
+        if isinstance(result, Exception):
+            raise result
+        results[place] = result
+    return [results[place] for place in range(len(pieces))]
 
 
 def _pieces(blocks: Sequence[Block], left: int, least: int, threads: int) -> Iterator[Block]:
@@ -150,33 +192,38 @@ def _pieces(blocks: Sequence[Block], left: int, least: int, threads: int) -> Ite
 
 
 def _score(block: Block, query: Sequence[Floats]) -> Floats:
-    """[n]: the scores of a query; if less than half of the rows are allowed, only those are read."""
-    allowed = block.allowed
-    if allowed is None:
-        return _products(block.vectors, query)
-    if 2 * np.count_nonzero(allowed) >= len(allowed):
-        return np.where(allowed, _products(block.vectors, query), np.float32(-np.inf))
-    scores = np.full(block.size, -np.inf, np.float32)
-    rows = np.flatnonzero(allowed)
-    scores[rows] = _products([matrix.take(rows, axis=0) for matrix in block.vectors], query)
+    """[n]: the scores of a query."""
+    places = None if block.copied else block.places
+    scores = _product(block.vectors[0], query[0], places)
+    for matrix, asked in zip(block.vectors[1:], query[1:], strict=True):
+        scores += _product(matrix, asked, places)
+    if block.allowed is not None:
+        scores[~block.allowed] = -np.inf
     return scores
 
 
-def _products(vectors: Sequence[Floats], query: Sequence[Floats]) -> Floats:
-    """[n]: the sum of the products of matrices [n, s] with a vector [s] each."""
-    total = _product(vectors[0], query[0])
-    for matrix, asked in zip(vectors[1:], query[1:], strict=True):
-        total += _product(matrix, asked)
-    return total
-
-
-def _product(vectors: Floats, query: Floats) -> Floats:
-    """[n]: the products of vectors [n, s] and a query [s], tile by tile in the calling thread."""
+def _product(vectors: Floats, query: Floats, places: Indices | None) -> Floats:
+    """[n]: the products of vectors [n, s], or of those at ``places``, and a query [s], in the calling thread."""
+    if places is not None:
+        return _gathered_product(vectors, query, places)
     out = np.empty(len(vectors), np.float32)
     size = max(1, _TILE // len(query))
     whole = len(vectors) // size * size
     np.matmul(vectors[:whole].reshape(-1, size, len(query)), query, out=out[:whole].reshape(-1, size))
     np.matmul(vectors[whole:], query, out=out[whole:])
+    return out
+
+
+def _gathered_product(vectors: Floats, query: Floats, places: Indices) -> Floats:
+    """[n]: the same for few rows, which are copied a few at a time, so that they are still in the cache."""
+    out = np.empty(len(places), np.float32)
+    size = max(1, _TILE // len(query))
+    tiles = max(1, _GATHERED // size)
+    copy = np.empty((tiles * size, len(query)), np.float32)
+    for start in range(0, len(places), len(copy)):
+        some = places[start : start + len(copy)]
+        gathered = vectors.take(some, axis=0, out=copy[: len(some)], mode="clip")  # other modes fill a copy of out
+        out[start : start + len(some)] = _product(gathered, query, None)
     return out
 
 

@@ -356,12 +356,15 @@ class Gallery(ABC):
         later one meanwhile is found once.
 
         An exact search scores all items in full. What ``forward`` makes of stored vectors is computed at the first
-        exact search and kept in memory beside them, as much again; for items that are written later, at the next one.
-        An approximate search scores max(100, 10 k) candidates that the index finds by ``own``. It uses what is kept,
-        so an exact search beforehand makes it faster; what is not, it computes for its candidates each time.
-        A gallery on a server has the server find these candidates by ``own`` also when the search is exact. So does
-        any gallery while more than 65,536 vectors are still to be carried: that goes on in the background, and no
-        search waits for it.
+        search and kept in memory beside them, as much again; for items that are written later, at the next one. Where
+        questions with a map ask more than 65,536 vectors, in all versions together, that goes on in the background and
+        no search waits for it: until a version is done, its candidates are found by ``own``, as in an approximate
+        search.
+
+        An approximate search scores max(100, 10 k) candidates that the index finds by ``own``. It maps them itself
+        where nothing is kept yet, and all vectors of the version are mapped in the background, so later ones are
+        faster. A gallery on a server keeps nothing: it has the server find candidates by ``own`` also when the search
+        is exact, and maps them each time.
         """
         return self._ask(checked_questions(questions), SearchRequest.of(request, **options))
 

@@ -56,7 +56,7 @@ _log = logging.getLogger("fixstar.service")
 
 
 async def _read_through(workspace: Workspace, settings: ServiceSettings, counters: Metrics) -> None:
-    """Embed what searches meet, as many items an hour as the operator allows, until cancelled."""
+    """Re-embed items that searches find, up to the hourly rate in the settings, until cancelled."""
     if settings.read_through is None:
         return
     serving = await asyncio.to_thread(lambda: workspace.serving)
@@ -69,7 +69,7 @@ async def _read_through(workspace: Workspace, settings: ServiceSettings, counter
         try:
             done = await asyncio.to_thread(reading.work)
         except Exception:  # a server that embeds may be down, or the version being retired: searches go on
-            _log.exception("read-through failed; it goes on with what is met next")
+            _log.exception("read-through failed; it continues with the next items that searches find")
             continue
         counters.embedded.labels(await asyncio.to_thread(serving.deployed), "item").inc(done)
 
@@ -258,7 +258,7 @@ _NO_FILE = "Expected UploadFile"  # how FastAPI begins to say it
 
 
 def _validation_detail(one: Mapping[str, Any]) -> str:
-    """What one field is, what it should be, and what came, if that is short."""
+    """A field, what it should be, and the value that was sent if it is short."""
     said = _SAID.get(one["type"], one["msg"])
     came = one.get("input")
     if _NO_FILE in said:
@@ -291,7 +291,7 @@ def _validation_hint(request: Request, error: RequestValidationError) -> str:
 
 
 def _disk_problem(error: OSError) -> Problem:
-    """What the disk's errors mean. Others are bugs."""
+    """The problem for an error of the disk. Other errors are bugs."""
     if is_disk_full(error):
         return Problem.of(error)
     if error.errno in (errno.EROFS, errno.EIO):
@@ -336,7 +336,7 @@ _DOCUMENT: dict[str, Any] = {}  # made once: it is the same for every workspace
 
 
 def _add_documents(app: FastAPI) -> None:
-    """Let the application describe itself at /v1/openapi.json, and for people at /v1/docs."""
+    """Serve the OpenAPI document at /v1/openapi.json, and a page of it at /v1/docs."""
 
     def document() -> dict[str, Any]:
         if not _DOCUMENT:
@@ -352,7 +352,7 @@ def _add_documents(app: FastAPI) -> None:
 
 
 def _completed(document: dict[str, Any]) -> dict[str, Any]:
-    """The document with problems and keys written into each operation."""
+    """The OpenAPI document with problems and keys added to each operation."""
     parts = document.setdefault("components", {})
     schemas = parts.setdefault("schemas", {})
     for model in (ProblemBody, NothingAdded):
@@ -405,7 +405,7 @@ def _docs_page(document: dict[str, Any]) -> HTMLResponse:
 
 
 def _operation(document: dict[str, Any], method: str, path: str, one: dict[str, Any]) -> str:
-    """One operation: closed, its address and what it does; open, its fields."""
+    """One operation as a fold: its address and summary, and inside its fields."""
     rows = [
         (field["name"], field["in"], field.get("schema", {}), field.get("description", ""), field.get("required"))
         for field in one.get("parameters", ())
@@ -433,7 +433,7 @@ def _operation(document: dict[str, Any], method: str, path: str, one: dict[str, 
 
 
 def _resolved(document: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
-    """A schema that is a reference, or null or a reference, as what it refers to."""
+    """Follow a schema's reference, also where null is allowed beside it."""
     named = schema.get("$ref") or next((one["$ref"] for one in schema.get("anyOf", ()) if "$ref" in one), "")
     found: dict[str, Any] = document["components"]["schemas"].get(named.rpartition("/")[2], schema)
     return found
@@ -455,7 +455,7 @@ def _kind(schema: dict[str, Any]) -> str:
 
 
 def html_page(title: str, body: str) -> HTMLResponse:
-    """A page without script and with nothing from elsewhere."""
+    """A page without scripts or external resources."""
     head = (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'

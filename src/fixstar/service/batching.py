@@ -61,7 +61,7 @@ class _Query:
     answer: asyncio.Future[Any]
 
     def finish(self, answer: _Answer) -> None:
-        """Deliver the answer, unless nobody waits for it any more."""
+        """Deliver the answer, unless the caller has gone."""
         if self.answer.done():
             return
         if isinstance(answer, Exception):
@@ -99,7 +99,7 @@ class QueryBatcher:
         metrics.waiting.set_function(lambda: self._inside)
 
     def start(self) -> None:
-        """Begin to answer."""
+        """Start answering."""
         self._spawn(self._collect())
 
     async def stop(self) -> None:
@@ -173,7 +173,7 @@ class QueryBatcher:
         return self._workspace.serving.encoder(name).inputs
 
     async def _read(self, data: bytes | str, wanted: Preprocessing | Prompts) -> Pixels | str:
-        """What came, as a model takes it, or a problem."""
+        """The input decoded for the model, or a problem."""
         if isinstance(wanted, Prompts):
             if isinstance(data, bytes):
                 raise Problem("wrong-kind", "this gallery holds texts, and an image came", "send a text")
@@ -221,7 +221,7 @@ class QueryBatcher:
         return move, rows, self._answers(batch, move, rows)
 
     def _vectors(self, batch: Sequence[_Query]) -> tuple[Move, _Rows]:
-        """What is deployed, and what the models make of each query: a vector each, or why there is none."""
+        """The deployment, and for each query a vector per model, or the error."""
         serving = self._workspace.serving
         move, deployed = serving.asking()
         self._deployed = move.version
@@ -243,7 +243,7 @@ class QueryBatcher:
         return move, rows
 
     def _by_model(self, name: str, queries: Sequence[_Query]) -> list[NDArray[np.float32] | Exception]:
-        """What one version makes of queries. A version that cannot be loaded fails these alone."""
+        """Vectors of queries by one version. If it cannot be loaded, only these queries fail."""
         try:
             encoder = self._workspace.serving.encoder(name)
         except Exception as error:
@@ -319,7 +319,7 @@ def deployed_encoder(workspace: Workspace) -> tuple[str, Encoder]:
 
 
 def _embedded(encoder: Encoder, pixels: Sequence[Pixels | str]) -> list[NDArray[np.float32] | Exception]:
-    """The vector of each image or text. Where one makes the whole batch fail, each is tried alone."""
+    """The vector of each image or text. If a batch fails, each of its inputs is tried alone."""
     if not pixels:
         return []
     shown: Any = list(pixels)

@@ -59,7 +59,7 @@ _NAMED = 5  # images that a message names
 
 
 class ServiceError(FixstarError):
-    """The service did not do it. ``status`` is that of HTTP; None if it could not be reached.
+    """The service refused or failed. ``status`` is the HTTP status; None if the service could not be reached.
 
     ``problem`` is the problem's stable type, such as ``/problems/not-compatible``.
     """
@@ -96,7 +96,7 @@ class ServiceError(FixstarError):
 
 
 class ImagesLeftOutError(ServiceError):
-    """Images or texts cannot be used: ``bad`` names them with why.
+    """Some images or texts could not be used: ``bad`` lists them with reasons.
 
     ``added`` are the ids of the others, which are stored.
     """
@@ -323,7 +323,7 @@ class Client:
     def update(self, item: str, payload: Mapping[str, Any], revision: str | None = None) -> Item:
         """Change payload fields of an item; its image and vector stay. None removes a field.
 
-        With the ``revision`` of an item nothing is changed if it has changed since (412).
+        With a ``revision``, the change is refused (412) if the item has another one by now.
         """
         headers = {}
         if revision is not None:
@@ -345,7 +345,7 @@ class Client:
     def _pages(
         self, kind: type[Page], path: str, where: Mapping[str, Any] | None, after: str | None = None, **wanted: Any
     ) -> Iterator[Page]:
-        """All parts of an answer that comes in parts."""
+        """All pages of a paged answer."""
         while True:
             page = self._ask(kind, "GET", path, params=_given(where, after=after, **wanted))
             yield page
@@ -367,13 +367,19 @@ class Client:
         """All versions, oldest first."""
         return self._ask(list[Version], "GET", "/v1/versions")
 
-    def check(self, version: str, **rules: float | str) -> Job:
+    def check(
+        self, version: str, relevant: Mapping[str, Mapping[str, float]] | None = None, **rules: float | str
+    ) -> Job:
         """Check a version against all live vectors, in a job. ``confidence`` and ``tolerance`` are fractions.
 
         ``data`` is the name of labelled images that the operator chose, ``held-out`` for those held out at training.
         ``weight`` is a translation's weight to judge; ``refit`` fits translations again, on a ``sample`` of items.
+        ``relevant`` has the text of each query, with the grades of the stored items that it should find.
         """
-        return self._ask(Job, "POST", f"/v1/versions/{quote(version, safe='')}/check", json=rules)
+        wanted: dict[str, Any] = dict(rules)
+        if relevant is not None:
+            wanted["relevant"] = [{"text": text, "items": dict(items)} for text, items in relevant.items()]
+        return self._ask(Job, "POST", f"/v1/versions/{quote(version, safe='')}/check", json=wanted)
 
     def drift(self, old: str, new: str, limit: int = 150) -> DriftMap:
         """Where a version puts a sample of the stored items, beside an older one, in one plane."""
@@ -462,7 +468,7 @@ class Client:
     # --- the wire
 
     def _ask(self, kind: type[Answer], method: str, path: str, again: bool = False, **content: Any) -> Answer:
-        """The answer. ``again`` says that the call may be repeated, as GETs always may."""
+        """Send a request. ``again``: it may be repeated, as every GET may."""
         import httpx
         from pydantic import TypeAdapter
 
@@ -510,7 +516,7 @@ def _answered(answer: httpx.Response) -> Any:
 
 
 def _pause(answer: httpx.Response) -> float:
-    """Seconds that the service asks to wait."""
+    """The seconds to wait, from Retry-After."""
     wanted = answer.headers.get("Retry-After", "")
     if wanted.isdecimal():
         return float(wanted)
@@ -518,7 +524,7 @@ def _pause(answer: httpx.Response) -> float:
 
 
 def _given(where: Mapping[str, Any] | None, **wanted: Any) -> dict[str, Any]:
-    """Parameters of an address: those that are not None, the filter as JSON."""
+    """Query parameters: those that are not None, with the filter as JSON."""
     given = {name: value for name, value in wanted.items() if value is not None}
     if where is not None:
         given["where"] = json.dumps(dict(where))

@@ -41,7 +41,7 @@ def check_name(name: str) -> None:
 
 
 def _redirecting(send: Send, prefix: str) -> Send:
-    """Let a gallery's redirects, such as from an address with a slash too many, stay in the gallery."""
+    """Keep a gallery's redirects, such as for an extra slash, below its prefix."""
 
     async def sent(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -56,7 +56,7 @@ def _redirecting(send: Send, prefix: str) -> Send:
 
 
 class Galleries:
-    """The application over several. One that is None could not be opened, and answers 503."""
+    """The application over several galleries. One that is None could not be opened, and answers 503."""
 
     def __init__(self, apps: Mapping[str, FastAPI | None], keys: Mapping[str, Keys], settings: ServiceSettings) -> None:
         self._apps = dict(apps)
@@ -122,7 +122,7 @@ class Galleries:
         return RedirectResponse(f"/g/{name}/")
 
     async def _ready(self) -> Response:
-        """Ready if one gallery is: another that is broken must not take it away from its users."""
+        """Ready if one gallery is: a broken one must not take the others out of service."""
         ready = 0
         for app in filter(None, self._apps.values()):
             try:
@@ -146,7 +146,7 @@ class Galleries:
 
     @asynccontextmanager
     async def _running(self, _: object) -> AsyncIterator[None]:
-        """Start all galleries. They stop side by side: jobs of many may take no longer than those of one."""
+        """Start all galleries. They stop in parallel, so that many take no longer than one."""
         begun = []
         try:
             for app in filter(None, self._apps.values()):

@@ -101,7 +101,7 @@ class Picture(NamedTuple):
 
 
 class Turns:
-    """So many may work at a time. The others wait, and callers take turns, however many of each wait.
+    """Limits how many may work at a time. Callers take turns, however many requests of each are waiting.
 
     For one event loop.
     """
@@ -112,7 +112,7 @@ class Turns:
 
     @property
     def is_free(self) -> bool:
-        """Whether nobody has to wait now."""
+        """Whether there is a free place."""
         return self._free > 0
 
     async def take(self, caller: str) -> None:
@@ -130,7 +130,7 @@ class Turns:
             raise
 
     def give_back(self) -> None:
-        """Let the next caller have the place, and the first of those that wait for it."""
+        """Pass the place on to the first waiting request of the next caller."""
         while self._waiting:
             caller = next(iter(self._waiting))
             line = self._waiting.pop(caller)
@@ -177,7 +177,7 @@ class Intake:
         return DecodedImage(decoded.pixels, preprocessing, _SUFFIX[kind])
 
     async def _decoded(self, data: bytes, kind: str, preprocessing: Preprocessing) -> DecodedPixels:
-        """Decode an image, and let what it cost count."""
+        """Decode an image, and charge the caller for the time."""
         began = time.monotonic()
         try:
             decoded = await self.processes.pixels_async(data, kind, preprocessing)
@@ -189,7 +189,7 @@ class Intake:
         return decoded
 
     async def count(self, images: int) -> None:
-        """Let the images of one request count for more than one."""
+        """Charge a request for each of its images."""
         await self._pay(_IMAGE_COST * (images - 1), owing=True)
 
     async def _pay(self, cost: float, owing: bool = False) -> float:
@@ -256,7 +256,7 @@ class Intake:
         return Picture(buffer.getvalue(), etag=f'"{digest}"')
 
     def close(self) -> None:
-        """End what is being decoded."""
+        """Stop the decoding processes."""
         self.processes.close()
 
 

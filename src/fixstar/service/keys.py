@@ -167,7 +167,7 @@ def _hash(salt: str, token: str | bytes) -> str:
 def identify(
     scope: MutableMapping[str, Any], headers: Mapping[str, str], keys: Keys, settings: ServiceSettings
 ) -> Caller | None:
-    """Who is calling; None for a stranger. Looked up once per request: the rate limit and the route both ask."""
+    """The caller, or None if unknown. Looked up once per request, for the rate limit and for the route."""
     state = scope.setdefault("state", {})
     if _CALLER not in state:
         state[_CALLER] = _caller(scope, headers, keys=keys, settings=settings)
@@ -190,17 +190,17 @@ def _caller(
 
 
 def calling() -> str:
-    """Whose request is being answered, as a name to share things by: of a key, or of an address."""
+    """The name of the current caller, to share resources by: of a key, or of an address."""
     return _calling.get()
 
 
 def set_calling(name: str) -> None:
-    """Say so, for everything that is done to answer the request."""
+    """Set the caller for the rest of the request."""
     _calling.set(name)
 
 
 def identified(scope: Mapping[str, Any]) -> Caller | None:
-    """Who is calling, if ``identify`` has found out already."""
+    """The caller, if ``identify`` was called for this request."""
     found: Caller | None = scope.get("state", {}).get(_CALLER)
     return found
 

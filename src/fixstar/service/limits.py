@@ -1,7 +1,7 @@
-"""What a request must keep to before a route acts on it: host, origin, rate, size, well-formed text, known fields.
+"""Checks before a route handles a request: host, origin, rate, size, well-formed text, known fields.
 
-Plain ASGI where possible, so that bodies are counted while they come in and answers are not held back. The rate limit
-is a token bucket of our own: fractions of a request can be charged, and its memory is bounded.
+Plain ASGI where possible, so that bodies are counted as they arrive and responses are not buffered. The rate limit is a
+token bucket of our own, because it can charge fractions of a request and its memory is bounded.
 """
 
 from __future__ import annotations
@@ -75,13 +75,13 @@ _FILTERS = 'write a filter such as {"label": "shoes"}, {"price": {"lt": 50}} or 
 
 
 class SecurityHeaders:
-    """Headers that keep browsers from doing what nobody asked for."""
+    """Adds security headers to every response."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Add them to every answer."""
+        """Add the headers."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -104,7 +104,7 @@ _CLOCKS_DIFFER = 60.0  # seconds, at most, between machines that share a workspa
 
 
 class TokenBuckets:
-    """So many requests per minute for each caller, in bursts if they like."""
+    """Limits the requests per minute of each caller; bursts are allowed."""
 
     def __init__(self, rate: int, clock: Callable[[], float] = time.monotonic, most: int = 10_000) -> None:
         self._rate = rate
@@ -114,7 +114,7 @@ class TokenBuckets:
         self._lock = threading.Lock()
 
     def take(self, caller: str, cost: float = 1.0, owing: bool = False) -> float:
-        """0 where the caller may proceed, else the seconds until it may. ``owing``: it has done so, and now pays."""
+        """0 if the caller may proceed, else the seconds to wait. With ``owing``, charge work that is already done."""
         with self._lock:
             wait, bucket = self._taken(self._filled.get(caller), cost, owing)
             self._filled[caller] = bucket
@@ -123,7 +123,7 @@ class TokenBuckets:
             return wait
 
     def _taken(self, known: tuple[float, float] | None, cost: float, owing: bool) -> tuple[float, tuple[float, float]]:
-        """The wait, and the bucket after it; ``known`` is the bucket before, if there was one."""
+        """The seconds to wait, and the new bucket; ``known`` is the old bucket, if there is one."""
         left, when = known or (float(self._rate), 0.0)
         now = self._clock()
         if now < when <= now + _CLOCKS_DIFFER:
@@ -137,7 +137,7 @@ class TokenBuckets:
         return wait, (left, now)
 
     def _forget(self, now: float) -> None:
-        """Drop callers whose bucket is full again, else the half that was absent longest."""
+        """Drop callers whose bucket is full again, else the half that was seen least recently."""
         forgotten = []
         for caller, (left, when) in self._filled.items():
             if left + (now - when) * self._rate / 60 >= self._rate:
@@ -156,10 +156,10 @@ _SET_SIZE = _PLACES * _BUCKET.size
 
 
 class SharedBuckets(TokenBuckets):
-    """The same over all services that share a workspace: the buckets are in a file of 512 KB, under its lock.
+    """Token buckets that all services of a workspace share: in a file of 512 KB, under its lock.
 
-    A caller's digest says which set of eight places its bucket is in. If others have them all, it gets the place of
-    the one that was absent longest. If the file cannot be used, each service counts alone.
+    A caller's digest selects a set of eight slots. If all are taken, it gets the least recently used one. If the file
+    cannot be used, each service counts alone.
     """
 
     def __init__(self, rate: int, file: Path, clock: Callable[[], float] = time.time) -> None:
@@ -168,7 +168,7 @@ class SharedBuckets(TokenBuckets):
         self._file = os.fdopen(os.open(file, os.O_RDWR | os.O_CREAT, 0o600), "r+b", 0)
 
     def take(self, caller: str, cost: float = 1.0, owing: bool = False) -> float:
-        """0 where the caller may proceed, else the seconds until it may. ``owing``: it has done so, and now pays."""
+        """0 if the caller may proceed, else the seconds to wait. With ``owing``, charge work that is already done."""
         import fcntl
 
         tag = hashlib.blake2b(caller.encode(), digest_size=16).digest()
@@ -184,7 +184,7 @@ class SharedBuckets(TokenBuckets):
             return super().take(caller, cost, owing)
 
     def _take_from(self, file: int, tag: bytes, cost: float, *, owing: bool) -> float:
-        """The wait of the caller with this digest; the file is locked."""
+        """The seconds to wait for the caller with this digest. The file must be locked."""
         start = int.from_bytes(tag[:4]) % _SETS * _SET_SIZE
         stored = os.pread(file, _SET_SIZE, start).ljust(_SET_SIZE, b"\0")
         places = list(_BUCKET.iter_unpack(stored))
@@ -201,7 +201,7 @@ class SharedBuckets(TokenBuckets):
 
 
 def rate_buckets(settings: ServiceSettings, state: Path) -> TokenBuckets:
-    """The buckets of a service; those of services that share a workspace are in its state."""
+    """The token buckets of a service. Services that share a workspace keep them in its state folder."""
     if settings.shared:
         return SharedBuckets(settings.rate, state / ".rates")
     return TokenBuckets(settings.rate)
@@ -210,8 +210,8 @@ def rate_buckets(settings: ServiceSettings, state: Path) -> TokenBuckets:
 class Admission:
     """Decides by a request's headers alone whether its body is read, and answers 401, 403, 421 or 429 if not.
 
-    Refused are foreign names that point at this machine, what another site's page makes a browser send, callers that
-    ask faster than allowed (by key where it is valid, else by address), and callers without a valid key.
+    It refuses other host names that resolve to this machine, cross-site requests of browsers, callers above their rate
+    limit (per valid key, else per address), and callers without a valid key.
     """
 
     def __init__(self, app: ASGIApp, settings: ServiceSettings, keys: Keys, buckets: TokenBuckets) -> None:
@@ -236,7 +236,7 @@ class Admission:
         await self._app(scope, receive, send)
 
     def _unwelcome(self, scope: Scope, headers: Headers) -> Problem | None:
-        """The answer to a caller that asks too often, or has no key."""
+        """The problem of a caller above its rate limit or without a key, else None."""
         path: str = scope["path"]
         caller = identify(scope, headers, self._keys, self._settings)
         problem = too_often(self._buckets, self._settings, caller=_caller_name(scope), path=path)
@@ -246,7 +246,7 @@ class Admission:
 
 
 def _caller_name(scope: Scope) -> str:
-    """A name for who is calling: that of a valid key, else the address."""
+    """The caller's name for rate limits: the name of a valid key, else the address."""
     caller = identified(scope)
     if caller is None:
         return f"address {address(scope)}"
@@ -254,7 +254,7 @@ def _caller_name(scope: Scope) -> str:
 
 
 def too_often(buckets: TokenBuckets, settings: ServiceSettings, caller: str, path: str) -> Problem | None:
-    """The answer to a caller that asks more often than allowed, whatever the path; None if it does not."""
+    """The problem of a caller above its rate limit, on any path; None within it."""
     cost = 1.0
     if not path.startswith(("/v1", "/metrics")) or path == "/v1/item/image" or path.endswith(".png"):
         cost = _SMALL_COST
@@ -267,7 +267,7 @@ def too_often(buckets: TokenBuckets, settings: ServiceSettings, caller: str, pat
 
 
 def come_again(settings: ServiceSettings, wait: float) -> Problem:
-    """The answer to a caller that has to wait so many seconds."""
+    """The problem of a caller that must wait so many seconds."""
     seconds = str(int(wait) + 1)
     return Problem(
         "too-many-requests",
@@ -278,7 +278,7 @@ def come_again(settings: ServiceSettings, wait: float) -> Problem:
 
 
 def foreign_request(settings: ServiceSettings, method: str, headers: Headers) -> Problem | None:
-    """The answer to a request for another host, or from another site's page."""
+    """The problem of a request for another host or from another site's page, else None."""
     host = ", ".join(headers.getlist("host"))
     names = settings.names
     known = (*LOOPBACK, settings.host, *names)
@@ -318,9 +318,9 @@ def address(scope: Scope) -> str:
 
 
 class ByteBudget:
-    """The bytes of bodies that a process holds at once, of all galleries together. One caller may have half of them.
+    """Limits the bytes of request bodies that a process holds at once, over all galleries. One caller may hold half.
 
-    A body that is alone is always let in: else a large ``--upload`` could refuse all.
+    A single body is always accepted: otherwise a large ``--upload`` could block every request.
     """
 
     def __init__(self, total: int) -> None:
@@ -328,7 +328,7 @@ class ByteBudget:
         self._held: Counter[str] = Counter()
 
     def take(self, caller: str, size: int) -> bool:
-        """Whether there is room for so many bytes; then they are the caller's until it gives them back."""
+        """Reserve bytes for a caller until ``give_back``; False if there is no room."""
         held = self._held.total()
         fits = held + size <= self._total and self._held[caller] + size <= self._total // 2
         if held and not fits:
@@ -337,14 +337,14 @@ class ByteBudget:
         return True
 
     def give_back(self, caller: str, size: int) -> None:
-        """The bytes are free again."""
+        """Free reserved bytes."""
         self._held[caller] -= size
         if not self._held[caller]:
             del self._held[caller]
 
 
 class _RefusedError(Exception):
-    """The body is too large, does not come, or there is no room for it."""
+    """The body is too large, arrives too slowly, or exceeds the memory budget."""
 
 
 class BodyLimit:
@@ -369,7 +369,7 @@ class BodyLimit:
         self._budget = budget or ByteBudget(settings.memory_bytes)
 
     def allowed(self, path: str) -> int:
-        """Bytes that a request to a path may have."""
+        """The largest body that a path accepts, in bytes."""
         if not path.startswith("/v1/") or path in _OPEN:
             return 0
         if path in _IMAGES:
@@ -381,7 +381,7 @@ class BodyLimit:
         return _BESIDE_IMAGES
 
     def too_large(self, path: str) -> Problem:
-        """The answer to a larger body: the limit of an image, and of what comes beside it."""
+        """The problem of a body above the limit: how large images and the other fields may be."""
         beside = f"{_BESIDE_IMAGES:,} bytes beside"
         if path in _ONE_IMAGE:
             seen = f"this takes one image of up to {self._settings.upload_bytes:,} bytes, and {beside} it"
@@ -397,7 +397,7 @@ class BodyLimit:
         return Problem("too-large", f"this takes up to {_BESIDE_IMAGES:,} bytes, and no image")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Count the body while it comes in."""
+        """Count the body as it arrives."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -461,14 +461,14 @@ class BodyLimit:
             await problem_response(problem)(scope, receive, send)
 
     def _weight(self, path: str, headers: Headers) -> int:
-        """How much memory a byte of a body takes, roughly: JSON is held as it came, as text, and parsed."""
+        """Memory per byte of a body, roughly: JSON is held as bytes, as text, and parsed."""
         if path in _EMBEDDED or "json" in headers.get("content-type", "").lower():
             return _JSON_WEIGHT
         return 1
 
 
 def _content_length(headers: Headers) -> int:
-    """The length that a request claims; 0 if it claims none."""
+    """The declared Content-Length; 0 without one."""
     told = headers.get("content-length", "0")
     if told.isascii() and told.isdigit():
         return int(told)
@@ -482,7 +482,7 @@ def _no_room() -> Problem:
 
 
 async def _drain(receive: Callable[[], Awaitable[Message]], most: int) -> None:
-    """Read on for a moment: a client that is still sending does not read the answer."""
+    """Keep reading for a moment: a client that is still sending does not read the response."""
     seen = 0
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_DRAIN):
@@ -497,7 +497,7 @@ class FormRoute(APIRoute):
     """A route whose form may have as many files and as long fields as the settings allow (FastAPI: 1 MB per field)."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The handler, with a request that knows our limits."""
+        """The handler, with the limits of the settings."""
         handle = self._handler()
 
         async def handle_form(request: Request) -> Response:
@@ -514,9 +514,9 @@ class FormRoute(APIRoute):
 
 
 class RequestRoute(FormRoute):
-    """A form route whose function takes the request, and checks caller and fields itself: none of its dependencies run.
+    """A form route without dependencies: its function takes the request and checks caller and fields itself.
 
-    For a route where FastAPI's work would be a good part of the cost.
+    For routes where FastAPI's overhead is a large part of the cost.
     """
 
     def _handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -535,8 +535,8 @@ class _FormRequest(Request):
 class WellFormed:
     """Answers 422 to an address that is not UTF-8, and to a body that claims to be JSON but is not.
 
-    Frameworks guess: two ids become one, or a number becomes one that no store can hold. After ``BodyLimit``, so that
-    the JSON is small.
+    Otherwise the framework guesses: it merges two ids into one, or accepts a number that no store can hold. Runs after
+    ``BodyLimit``, so the JSON is small.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -567,7 +567,7 @@ def _check_query(query: bytes) -> None:
 
 
 async def _checked_body(receive: Receive) -> Receive:
-    """Read and check a JSON body; returns what hands out the same body again."""
+    """Read and check a JSON body; returns a ``receive`` that replays it."""
     messages: list[Message] = []
     while not messages or messages[-1].get("more_body", False):
         messages.append(await receive())
@@ -596,7 +596,7 @@ def _check_body(body: bytes) -> None:
 
 
 def parse_json(name: str, text: str | bytes, hint: str = "let a JSON library write it") -> Any:
-    """A JSON document in a form field, a query parameter or a body, if every store can hold what it says."""
+    """Parse JSON from a form field, a query parameter or a body; refuses values that no store can hold."""
     try:
         value = json.loads(text, parse_constant=_no_constant, parse_float=_finite)
         json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate cannot be stored
@@ -627,7 +627,7 @@ def _depth(value: Any, level: int = 0) -> int:
 
 
 def parse_filter(text: str | None) -> Where | None:
-    """A filter written as JSON, checked before anything waits for it."""
+    """Parse and check a filter before its query joins a batch."""
     if text is None or not text.strip():
         return None
     where: Where = parse_json("where", text, _FILTERS)
@@ -636,7 +636,7 @@ def parse_filter(text: str | None) -> Where | None:
 
 
 def check_filter(where: Where) -> None:
-    """Refuse a wrong filter before it shares a batch with other queries, and one that asks for hidden fields."""
+    """Refuse an invalid filter, or one on hidden fields, before its query joins a batch."""
     try:
         payload_test(where)
         filter_key(where)
@@ -652,10 +652,10 @@ def check_filter(where: Where) -> None:
 
 
 async def known_parameters(request: Request) -> None:
-    """A dependency of every operation under /v1: refuses query parameters and form fields that it does not document.
+    """A dependency of every operation under /v1: refuses undocumented query parameters and form fields.
 
-    A misspelt one would change nothing, and nobody would notice; nor that only the last counts of one that came twice.
-    Fields of a JSON body are refused by their schema.
+    Otherwise typos would be ignored, and repeated parameters silently overwritten. Schemas check the fields of JSON
+    bodies.
     """
     if not request.url.path.startswith("/v1/"):  # probes may add what they like
         return
@@ -683,14 +683,14 @@ def _require_form(kind: str, file: str) -> None:
 
 
 def operation(request: Request) -> dict[str, Any]:
-    """What the OpenAPI document says about the operation of a request; empty if it does not list it."""
+    """The OpenAPI entry of the operation of a request; empty if there is none."""
     path = getattr(request.scope.get("route"), "path", "")
     found: dict[str, Any] = request.app.openapi()["paths"].get(path, {}).get(request.method.lower(), {})
     return found
 
 
 def _form_fields(request: Request) -> dict[str, Any]:
-    """The fields of the form that the operation takes, with their schemas; none where it takes no form."""
+    """The schemas of the form fields that the operation takes; empty if it takes no form."""
     schema = operation(request).get("requestBody", {}).get("content", {}).get(_FORM, {}).get("schema", {})
     if "$ref" in schema:
         schema = request.app.openapi()["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
@@ -717,7 +717,7 @@ def _refuse_unknown(
 
 
 def known_hint(place: str, unknown: str, known: Iterable[str]) -> str:
-    """What there is in the place of an unknown name, and which one was probably meant.
+    """Lists the known names, and suggests the closest one.
 
     >>> known_hint("in the body", "confidense", ["confidence", "seed"])
     'in the body this takes: confidence, seed; did you mean confidence?'

@@ -1,4 +1,4 @@
-"""What operators see: metrics in Prometheus' text format, and lines in the log. Each service has its own registry."""
+"""Metrics in Prometheus' text format, and log lines. Each service has its own registry."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _access = logging.getLogger("fixstar.access")
 
 
 class Metrics:
-    """What is counted."""
+    """The metrics of a service."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -60,7 +60,7 @@ class Metrics:
         self._jobs = gauge("jobs", "Jobs by state.", "state")
 
     def text(self, items: Mapping[str, int], deployed: str | None, jobs: Mapping[str, int]) -> bytes:
-        """All of it; the state of the workspace as it is now."""
+        """All metrics as text, with the current state of the workspace."""
         for gauge in (self._items, self._deployed, self._jobs):
             gauge.clear()  # versions and states that are gone
         for version, count in items.items():
@@ -73,9 +73,9 @@ class Metrics:
 
 
 class LogThrottle:
-    """Writes a warning for a key (an address, a kind of event) at most every so many seconds. For one event loop.
+    """Throttles warnings by key (an address, a kind of event). For one event loop.
 
-    The first is written at once; the others become a count.
+    The first warning is written at once; repeats are counted and reported later.
     """
 
     def __init__(self, log: logging.Logger, every: float = 60.0) -> None:
@@ -106,7 +106,7 @@ class LogThrottle:
 
 
 class RequestMonitor:
-    """Counts, times and logs every request, and answers for bugs, so that those are counted too.
+    """Counts, times and logs every request. It also answers for bugs, so that they are counted.
 
     The log has one line per request with ``access``, and at most one per minute for each address that is refused.
     ``documented`` lists the paths of the operations; it is asked once, when first needed.

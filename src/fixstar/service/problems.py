@@ -27,7 +27,7 @@ _HIDDEN = "details are in the log: they name files or servers"
 
 
 class ProblemType(NamedTuple):
-    """A kind of problem: its HTTP status, its title, and what to do about it unless the problem says more."""
+    """A kind of problem: its HTTP status, its title, and the default advice."""
 
     status: int
     title: str
@@ -122,7 +122,7 @@ _TYPES: dict[str, tuple[int, str, str]] = {
     "too-many-requests": (429, "Too many requests", "wait as long as Retry-After says"),
     "bug": (500, "Something is wrong in the service", "the operator finds it in the log"),
     "damaged-job": (500, "The job's file is damaged", "ask for it again"),
-    "training-ended": (500, "The training ended before it was done", "see the log, then ask for it again"),
+    "process-ended": (500, "The process of the job ended too early", "see the log, then ask for it again"),
     "job-abandoned": (500, "The job was abandoned", "see the log, then ask for it again"),
     "busy": (503, "Too busy", _RETRY),
     "not-ready": (503, "Not ready", _SEE_LOG),
@@ -204,7 +204,7 @@ class Problem(Exception):  # noqa: N818 (the name of the media type)
         self.more: dict[str, Any] = {}
 
     def body(self) -> dict[str, Any]:
-        """The JSON document. Lone surrogates quoted from a request are replaced: no response can carry them."""
+        """The JSON document. Lone surrogates from a request are replaced, as they cannot be encoded."""
         words = {"type": f"/problems/{self.kind}", "title": self.title, "detail": self.detail, "hint": self.hint}
         return {
             **{name: text.encode("utf-8", "replace").decode() for name, text in words.items()},
@@ -214,12 +214,12 @@ class Problem(Exception):  # noqa: N818 (the name of the media type)
         }
 
     def sentence(self) -> str:
-        """All of it in one line."""
+        """The problem in one line."""
         return f"{self.title}: {self.detail}; {self.hint}"
 
     @classmethod
     def of(cls, error: Exception, source: str = "a request") -> Problem:
-        """The problem that an exception is. One that nobody raised on purpose is a bug, logged with its ``source``."""
+        """Convert an exception. An unexpected one is a bug, and is logged with its ``source``."""
         if isinstance(error, Problem):
             return error
         if is_disk_full(error):
@@ -240,7 +240,7 @@ class Problem(Exception):  # noqa: N818 (the name of the media type)
 
 
 def numbered(name: str, results: Iterable[Result | BaseException]) -> list[Result]:
-    """Results of several inputs, if all succeeded; else the first problem, with the number of its input."""
+    """The results if all inputs succeeded; otherwise raises the first problem, with the number of its input."""
     good: list[Result] = []
     for number, one in enumerate(results):
         if isinstance(one, Problem) and one.status < 500:

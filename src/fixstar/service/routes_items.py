@@ -132,7 +132,7 @@ Options = Annotated[SearchRequest, Depends(_options)]
 
 
 class SearchParameters(BaseModel):
-    """What a search takes in its address."""
+    """Query parameters of a search."""
 
     k: Count = None
     where: FilterText = None
@@ -142,7 +142,7 @@ class SearchParameters(BaseModel):
 
 
 class SearchForm(BaseModel):
-    """What it takes as form fields."""
+    """Form fields of a search."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -174,7 +174,7 @@ _SEARCH_DOCUMENT = {
 
 
 async def _asked(request: Request) -> tuple[SearchParameters, SearchForm]:
-    """The options of a search. As parameters, FastAPI would look at the type of each again for every request."""
+    """The options of a search. Read by hand: FastAPI would validate each of them on every request."""
     form = await request.form()
     given = {name: value for name, value in form.items() if value != ""}
     address = _checked(SearchParameters, "query", dict(request.query_params))
@@ -190,7 +190,7 @@ def _checked(kind: type[Model], place: str, given: Mapping[str, Any]) -> Model:
 
 
 def _merged(context: Context, address: SearchParameters, form: SearchForm) -> SearchRequest:
-    """The options of a search; those in the address count before form fields."""
+    """The options of a search; query parameters override form fields."""
     where = parse_filter(_first(address.where, form.where))
     return SearchRequest(
         k=_count(context, address.k or form.k or 10),
@@ -201,7 +201,7 @@ def _merged(context: Context, address: SearchParameters, form: SearchForm) -> Se
 
 
 def _first(value: Value | None, other: Value | None) -> Value | None:
-    """The first of two values that is given."""
+    """The first value that is not None."""
     if value is None:
         return other
     return value
@@ -230,7 +230,7 @@ async def search(http: Request) -> Response:
 
 
 async def _image_or_text(context: Context, form: SearchForm) -> bytes | str:
-    """What is searched for: the bytes of an image, or a text."""
+    """The query: the bytes of an image, or a text."""
     if form.image is not None and form.text is None:
         return await read_upload(form.image, context.settings)
     if form.text is not None and form.image is None:
@@ -239,7 +239,7 @@ async def _image_or_text(context: Context, form: SearchForm) -> bytes | str:
 
 
 async def _found_by(context: Context, version: str, data: bytes | str, request: SearchRequest) -> SearchResult:
-    """What a version finds that embeds the query alone."""
+    """The hits of one version that embeds the query alone."""
     space = context.workspace
     known = await run_in_threadpool(space.versions)
     if version not in known:
@@ -262,7 +262,7 @@ router.add_api_route(
 
 
 def _as_json(answer: SearchResponse) -> Response:
-    """Written here: FastAPI would check the answer once more."""
+    """Serialise the response here, so that FastAPI does not validate it again."""
     return Response(answer.model_dump_json(), media_type="application/json")
 
 
@@ -367,7 +367,7 @@ def _count(context: Context, k: int) -> int:
 
 
 async def _answered(context: Context, request: SearchRequest, found: SearchResult, *, began: float) -> SearchResponse:
-    """The response; made by a thread where the filter is compared with the items once more."""
+    """The response. Made in a thread if the filter must be applied to the items again."""
     make_response = partial(_search_response, context, request, found, began=began)
     if found.hits[0] or not request.where:
         return make_response()
@@ -439,7 +439,7 @@ def _require_vectors(gallery: Gallery, version: str | None) -> None:
 def item_page(
     gallery: Gallery, limit: int, version: str | None = None, after: str | None = None, where: Where | None = None
 ) -> ItemPage:
-    """Up to ``limit`` items after ``after`` that pass. A page costs about the same however few items do."""
+    """Up to ``limit`` items after ``after`` that pass the filter. Few matches do not make a page much slower."""
     passes = payload_test(where or {})
     found: list[Item] = []
     looked_at = 0
@@ -459,7 +459,7 @@ def item_page(
 
 @router.get("/items/sample", tags=["items"], dependencies=READ)
 def sample(context: Shared, limit: Annotated[int, Query(ge=1, le=100)] = 12) -> list[Item]:
-    """Some items of as many labels as possible, to begin with; at most 5,000 are looked at."""
+    """A sample of items with as many labels as possible; at most 5,000 are looked at."""
     chosen = item_sample(context.workspace.gallery, limit)
     return list(map(_shown_item, chosen))
 
@@ -467,7 +467,7 @@ def sample(context: Shared, limit: Annotated[int, Query(ge=1, le=100)] = 12) -> 
 def item_sample(gallery: Gallery, limit: int) -> list[StoredItem]:
     """Up to ``limit`` items: one of each label, then a second of each, and so on.
 
-    The rest of a folder is passed over once it has shown nothing but one label for a while.
+    It skips the rest of a folder after a run of items with one label.
     """
     by_label: dict[Any, list[StoredItem]] = {}
     after: str | None = None
@@ -619,7 +619,7 @@ def _with_etag(response: Response, shown: Item) -> Item:
 
 
 def _revision(if_match: str | None) -> int | None:
-    """The revision that a caller believes an item has; None if it says nothing."""
+    """The revision in If-Match, or None."""
     if if_match is None:
         return None
     tag = _ETAG.fullmatch(if_match.strip())
@@ -638,7 +638,7 @@ def _absent(name: str) -> Problem:
 
 @dataclass(frozen=True)
 class _Upload:
-    """An image or a text with its id and payload, and its place among those that came with it."""
+    """An uploaded image or text with its id, payload and position in the request."""
 
     id: str
     payload: dict[str, Any]
@@ -648,18 +648,18 @@ class _Upload:
 
     @property
     def name(self) -> str | None:
-        """The file name that was sent, as a label for people; it never becomes a path."""
+        """The file name that was sent, for messages; never used as a path."""
         if self.file is None:
             return None
         return self.file.filename and self.file.filename.encode("utf-8", "replace").decode()[:_MAX_FILE_NAME]
 
     def bad(self, reason: str) -> BadImage:
-        """The image as one that cannot be used."""
+        """This upload as an entry of ``bad``."""
         return BadImage(id=self.id, index=self.index, file=self.name, reason=reason)
 
 
 class _Stored(NamedTuple):
-    """What was stored by which version, payloads and revisions by id, and what was not, with why."""
+    """What was stored, by which version, with payloads and revisions by id; and what was left out, with reasons."""
 
     version: str
     payloads: dict[str, dict[str, Any]]
@@ -888,7 +888,7 @@ async def _add_items(context: Context, uploads: Sequence[_Upload], expected: int
 
 
 async def _decoded(context: Context, upload: _Upload, encoder: Encoder) -> CatalogueItem | Problem:
-    """An image as the model takes it, with a payload that names the file where it is kept; or a text, kept in it."""
+    """The decoded image, with the name of its file in the payload; or a text, with the text in the payload."""
     wanted = "images" if upload.file is not None else "texts"
     if encoder.reads != wanted:
         return Problem("wrong-kind", f"this gallery holds {encoder.reads}, and {wanted} came", f"send {encoder.reads}")
@@ -904,7 +904,7 @@ async def _decoded(context: Context, upload: _Upload, encoder: Encoder) -> Catal
 
 
 def _nothing_added(kind: str, problems: Sequence[Problem], bad: Sequence[BadImage]) -> Problem:
-    """The answer where no image, or no text, could be used: the status that they all share, else 422."""
+    """The problem if no input could be used: with the status that all have in common, else 422."""
     first = problems[0]
     seen = f"nothing was stored, of {len(bad)} sent; {bad[0].title}: {first.detail}"
     alike = len({problem.status for problem in problems}) == 1

@@ -141,7 +141,7 @@ def _version_fields(space: Workspace, name: str, counts: dict[str, int], deploye
 
 
 def _gain(found: SavedCheck | None) -> Gain | None:
-    """What a check measured among the vectors that gain least, on one scale."""
+    """The gain that a check measured on the vectors that gain least."""
     if found is None:
         return None
     cells = [cell for cell in found.cells if cell.reembedded is not None]
@@ -157,7 +157,7 @@ def _gain(found: SavedCheck | None) -> Gain | None:
 
 
 def _known(space: Workspace, name: str) -> str:
-    """A version of the registry; no other name ever becomes part of a path."""
+    """A version of the registry. Other names are refused, so none becomes part of a path."""
     names = space.registry.known()
     if name in names:
         return name
@@ -192,10 +192,27 @@ def checks(context: Shared, name: Name) -> list[Check]:
 
 @router.post("/versions/{name}/check", tags=["versions"], status_code=202, responses=problem_responses(404, 409))
 def start_check(context: Shared, name: Name, caller: Admin, wanted: CheckRequest | None = None) -> Job:
-    """Check a version against all live vectors, on named or held-out images, in a job."""
-    _existing(context.workspace, name)
-    rules = (wanted or CheckRequest()).model_dump()
+    """Check a version against all live vectors, in a job: on named or held-out images, or by relevant items."""
+    space = context.workspace
+    _existing(space, name)
+    wanted = wanted or CheckRequest()
+    if wanted.relevant is not None:
+        _require_distinct(space, wanted)
+    rules = wanted.model_dump()
     return Job.model_validate(context.jobs.submit("check", {"version": name, **rules}, caller.name))
+
+
+def _require_distinct(space: Workspace, wanted: CheckRequest) -> None:
+    """Refuse now what the job would refuse later: queries of images, two kinds of evidence, and a query given twice."""
+    if space.registry.reads() != "texts":
+        raise Problem("wrong-kind", "queries with relevant items are texts, and this gallery holds images")
+    if wanted.data is not None:
+        seen = "a check is judged by labels (data) or by relevant items; both came"
+        raise Problem("invalid-request", seen, "send one of them")
+    texts = [one.text for one in wanted.relevant or ()]
+    if len(set(texts)) < len(texts):
+        seen = "two of the queries have the same text"
+        raise Problem("invalid-request", seen, "send each text once, with all items that it should find")
 
 
 @router.get("/versions/{name}/flips", tags=["versions"], dependencies=READ, responses=problem_responses(404))
@@ -252,8 +269,8 @@ def drift(
 ) -> DriftMap:
     """Where the new version puts stored items, beside the old one: a sample of as many labels as possible.
 
-    The images of the sample are embedded for it, once as long as the gallery does not change. One map is made at a
-    time; another request meanwhile is told to come again.
+    It embeds the images of the sample, and keeps the result until the gallery changes. Only one map is computed at a
+    time; other requests are told to retry.
     """
     space = context.workspace
     for name in (old, new):
@@ -287,7 +304,7 @@ def _drift_point(point: MovedItem) -> DriftPoint:
 
 
 def _forget_drift_maps(path: str, revision: int) -> None:
-    """Drop maps of an earlier state of a gallery, whose items may be deleted by now, and the oldest of the others."""
+    """Drop maps of an older state of the gallery (their items may be deleted), and the oldest of the rest."""
     for key in [key for key in _drift_maps if key[0] == path and key[-1] != revision]:
         del _drift_maps[key]
     while len(_drift_maps) >= _KEPT_MAPS:
@@ -296,7 +313,7 @@ def _forget_drift_maps(path: str, revision: int) -> None:
 
 @router.get("/compatibility", tags=["versions"], dependencies=READ)
 def compatibility(context: Shared) -> Compatibility:
-    """Which version's queries work on which version's gallery, by checks on one set of images; the latest wins."""
+    """Which version's queries work on which version's gallery, from checks on the same images; the latest counts."""
     names = context.workspace.registry.known()
     latest = checks_on_one_set(context.workspace.path, names)
     cells: dict[tuple[str, str], MatrixCell] = {}
@@ -310,7 +327,7 @@ def compatibility(context: Shared) -> Compatibility:
 
 
 def _undamaged_check(space: Workspace, name: str) -> SavedCheck | None:
-    """The last check; a damaged one counts as none, and does not hide the other versions."""
+    """The last check, or None if it is damaged: one damaged check must not hide the other versions."""
     try:
         return last_check(space.path, name)
     except ModelError as error:
@@ -418,7 +435,7 @@ def rollback(context: Shared, caller: Admin, wanted: RollbackRequest | None = No
 
 @router.get("/rollback", tags=["lifecycle"], dependencies=READ, responses=problem_responses(409))
 def rollback_preview(context: Shared) -> RollbackPreview:
-    """What a rollback would do now. Send its ``deployed`` and ``to`` with the rollback to make sure that it does."""
+    """What a rollback would do now. Send ``deployed`` and ``to`` with the rollback to get exactly that."""
     space = context.workspace
     to = _previous(space)
     return RollbackPreview(

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, FiniteFloat
 
 from fixstar.service.keys import Role
+from fixstar.texts import MOST_CHARACTERS
 
 MAX_RESULTS = 100  # an operator may allow fewer
 JobState = Literal["queued", "running", "done", "failed", "cancelled"]
@@ -476,12 +477,20 @@ class Compatibility(_Response):
     measured_on: dict[str, dict[str, Any]]
 
 
+class RelevantItems(_Request):
+    """A query, and the stored items that it should find: their ids with grades, 1 or more for relevant."""
+
+    text: str = Field(min_length=1, max_length=MOST_CHARACTERS)
+    items: dict[Annotated[str, Field(max_length=1000)], FiniteFloat] = Field(min_length=1, max_length=10_000)
+
+
 class CheckRequest(_Request):
     """The confidence of the gate, and how much of the old self-test may be lost: fractions.
 
     ``weight`` is a translation's weight to judge, 0 (old space alone) to 1 (new space alone); by default half of the
     queries choose. ``refit`` fits translations again, on a ``sample`` of items whose images are here. ``data`` is a
-    name that the operator gave to labelled images, ``held-out`` for those held out at training.
+    name that the operator gave to labelled images, ``held-out`` for those held out at training. In a gallery of texts
+    ``relevant`` judges in place of labels; nDCG@10 decides.
     """
 
     confidence: float = Field(default=0.95, ge=0.5, le=0.999)
@@ -491,6 +500,7 @@ class CheckRequest(_Request):
     refit: bool = False
     sample: int = Field(default=8000, ge=20, le=100_000)
     data: str | None = Field(default=None, min_length=1, max_length=64)
+    relevant: list[RelevantItems] | None = Field(default=None, min_length=1, max_length=10_000)
 
 
 class _TrainingRequest(_Request):
@@ -651,7 +661,8 @@ class Outlook(_Response):
     """What a backfill to ``version`` could do: re-embed ``could`` vectors. A budget is a share of the ``older`` ones.
 
     Vectors of ``newer`` versions are never replaced. ``without_image`` of the ``looked_at`` items have no image; if not
-    all older ones were looked at, ``could`` is an upper limit.
+    all older ones were looked at, ``could`` is an upper limit. ``cost`` is about what one item costs where a server
+    embeds for a price.
     """
 
     version: str
@@ -660,6 +671,7 @@ class Outlook(_Response):
     newer: dict[str, int]
     looked_at: int
     without_image: int
+    cost: float | None = None
 
 
 class BackfillState(_Response):

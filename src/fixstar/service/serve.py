@@ -167,14 +167,14 @@ def _listening(settings: ServiceSettings) -> socket.socket:
 
 
 class _AnnouncingServer(uvicorn.Server):
-    """Prints its addresses once it answers, and takes a signal as the end of its work, not as a failure."""
+    """Prints its addresses once it is ready, and exits normally on SIGINT and SIGTERM."""
 
     def __init__(self, config: uvicorn.Config, served: Mapping[str, Path]) -> None:
         super().__init__(config)
         self._served = served
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to answer, and say so."""
+        """Start, and print the addresses."""
         _throttle_accept_errors(asyncio.get_running_loop())
         await super().startup(sockets)
         for listener in sockets or ():
@@ -186,21 +186,21 @@ class _AnnouncingServer(uvicorn.Server):
                 print(f"serving {path} at http://{address}:{port}{place} (stop with Ctrl-C)", flush=True)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop without failing a request: what has connected is answered, later connections are refused."""
+        """Stop without failing a request: answer open connections, refuse new ones."""
         for listener in sockets or ():
             await _stop_listening(listener)
         await asyncio.sleep(_SETTLE)
         await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop; whatever hangs, the kernel ends the process in the end. All that was acknowledged is on disk."""
+        """Stop, with a timer that ends the process if anything hangs. Whatever was acknowledged is on disk."""
         if hasattr(signal, "alarm"):
             signal.alarm(_GRACE)
         super().handle_exit(sig, frame)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Stop gracefully at a signal; a second one does not wait."""
+        """Stop gracefully at the first signal, at once at the second."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -213,9 +213,9 @@ class _AnnouncingServer(uvicorn.Server):
 
 
 async def _stop_listening(listener: socket.socket) -> None:
-    """Refuse connections from now on, once those that wait are accepted: a listener that closes resets them.
+    """Accept the connections that wait, then refuse new ones. Closing the listener first would reset them.
 
-    The socket stays open: asyncio makes no connection of what it has just accepted for a server that is closed.
+    The socket stays open: asyncio drops a connection that it has just accepted for a closed server.
     """
     loop = asyncio.get_running_loop()
     end = loop.time() + _FIRST
@@ -331,7 +331,7 @@ class _GuardedProtocol(_LimitedHeaders):
     since = 0.0  # when it fell silent, or its request began
 
     def connection_made(self, transport: Any) -> None:
-        """Accept it, if need be in the place of another one."""
+        """Accept the connection; if there are too many, close another one first."""
         if len(self.connections) >= self.most:
             self.throttle.warn(
                 "full", f"{self.most:,} connections are open: silent ones, then others without a key, close"
@@ -348,7 +348,7 @@ class _GuardedProtocol(_LimitedHeaders):
         self._wait()
 
     def data_received(self, data: bytes) -> None:
-        """Pass bytes on; the time runs until they are a request."""
+        """Pass bytes on. The timer runs until the request is complete."""
         before = self.is_asked()
         super().data_received(data)
         if not self.is_asked():
@@ -361,7 +361,7 @@ class _GuardedProtocol(_LimitedHeaders):
             self.since = self.loop.time()
 
     def shutdown(self) -> None:
-        """The service stops: a request under way, or on its way, is the last one that is answered."""
+        """The service stops: answer the current request, or one that is arriving, and then close."""
         self._leaving = True
         if self.is_asked():
             super().shutdown()
@@ -374,39 +374,39 @@ class _GuardedProtocol(_LimitedHeaders):
             super().shutdown()
 
     def on_response_complete(self) -> None:
-        """All of an answer was written; some of it may not have been taken yet."""
+        """The whole response was written; the client may not have read all of it yet."""
         super().on_response_complete()
         if not self.is_asked():
             self.since = self.loop.time()
             self._wait()
 
     def timeout_keep_alive_handler(self) -> None:
-        """Close it, unless the answer is still being taken: closing would wait for that, however long."""
+        """Close an idle connection, unless its client still reads the response: closing would wait for that."""
         if not self.transport.get_write_buffer_size():
             super().timeout_keep_alive_handler()
 
     def pause_writing(self) -> None:
-        """The caller does not take its answer as fast as it is written."""
+        """The client reads more slowly than the service writes."""
         super().pause_writing()
         self._sending = self.loop.call_later(self.seconds, self._abort)
 
     def resume_writing(self) -> None:
-        """It has taken some."""
+        """The client has read some."""
         self._stop_sending()
         super().resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget it."""
+        """The connection is closed."""
         self._stop_waiting()
         self._stop_sending()
         super().connection_lost(exc)
 
     def is_asked(self) -> bool:
-        """Whether a request is being answered, or its body awaited."""
+        """Whether a request is being handled, or its body is arriving."""
         return self.cycle is not None and not self.cycle.response_complete
 
     def precedence(self) -> tuple[bool, bool]:
-        """The higher, the longer it stays: whether it is asked anything, and by a caller with a valid key."""
+        """Connections with a low value are closed first: idle ones, then those of callers without a valid key."""
         return self.is_asked(), self.is_asked() and identified(self.cycle.scope) is not None
 
     def _wait(self) -> None:
@@ -446,7 +446,7 @@ def _guarded_protocol(most: int, seconds: float) -> type[_GuardedProtocol]:
 
 
 def _replaceable(connections: Iterable[Any]) -> Any | None:
-    """The connection that makes room for a new one; None if all are asked something by callers with a valid key."""
+    """The connection to close for a new one; None if all serve callers with a valid key."""
     open_now = list(connections)
     held = Counter(_address(one) for one in open_now)
     strangers = [one for one in open_now if one.precedence() != (True, True)]

@@ -14,8 +14,8 @@ from fixstar.errors import InputError
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _NOT_LIMITS = (
-    *("access_log", "batch_wait", "gallery", "host", "names", "port", "read_through"),
-    *("shared", "snapshots", "training_images", "trains_apart"),
+    *("access_log", "batch_wait", "gallery", "host", "jobs_in_processes", "names", "port", "read_through"),
+    *("shared", "snapshots", "training_images"),
 )
 
 
@@ -50,7 +50,7 @@ class ServiceSettings:
     read_through: float | None = None  # items an hour that searches met and that are embedded again
     access_log: bool = False  # one line per request
     shared: bool = False  # other services over the same workspace may run: jobs and rates are shared with them
-    trains_apart: bool = False  # training jobs run in a process of their own, which gives way to searches
+    jobs_in_processes: bool = False  # training, checks and backfills run in processes that give way to searches
 
     def __post_init__(self) -> None:
         wrong = [

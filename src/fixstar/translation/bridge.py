@@ -6,8 +6,10 @@ vectors that both models made of the same items, images or texts. Labels are not
 The old model stays the one to beat: its own queries on its own vectors. Held-out evidence decides: labelled items, or
 known relevant ones, none of them fitted. With labels a query is right if the nearest item has its label ("top-1");
 relevant items may have grades and count by nDCG@10 (``evaluation.retrieval``). Half of the queries choose the maps and
-the weights, for one model per query and for two (``translation.choose``). The other half judges these two ways by the
-gate's rule; their verdicts hold together (Bonferroni). Intervals of the other ways to search are for comparison.
+the weights, for one model per query and for two (``translation.choose``). Both models embedded these queries, so they
+are pairs too, and of what is really asked: the chosen maps are fitted again on items and on these queries. The other
+half of the queries judges these two ways by the gate's rule; their verdicts hold together (Bonferroni). Intervals of
+the other ways to search are for comparison.
 
 Without labels, only the agreement with what the old model finds can be measured. That shows how much would change, not
 whether it is better: the result is unproven. So is a bridge between sets that have no item in common.
@@ -72,6 +74,7 @@ BACK = "query mapped back"
 ONE = "both sides, one model"
 TWO = "both sides, two models"
 AGAIN = "all re-embedded"
+_MOST = 10.0  # how often a query that is fitted counts, at most
 _SAME = 1e-6  # below 1: the cosine of two equal vectors, up to rounding
 
 
@@ -301,9 +304,7 @@ class _Items:
         """Without items that are among the fitted ones, recognised by their old vectors."""
         if not len(self) or not len(fitted):
             return self
-        closest = nearest(self.old, fitted.old)[0][:, 0]
-        cosines = np.einsum("ij,ij->i", self.old, fitted.old[closest], dtype=np.float64)
-        return self.take(np.flatnonzero(cosines < 1 - _SAME))
+        return self.take(_unlike(self.old, fitted.old))
 
     def searchable(self) -> _Items:
         """Those of a class that has at least two."""
@@ -316,6 +317,13 @@ class _Items:
             return Pairs.checked(self.old, self.new, seed=seed)
         groups = np.where(self.classes >= 0, self.classes, -1 - np.arange(len(self)))
         return Pairs.checked(self.old, self.new, groups=groups, seed=seed)
+
+
+def _unlike(vectors: Vectors, others: Vectors) -> Indices:
+    """Rows of the vectors that equal none of the others."""
+    closest = nearest(vectors, others)[0][:, 0]
+    cosines = np.einsum("ij,ij->i", vectors, others[closest], dtype=np.float64)
+    return np.flatnonzero(cosines < 1 - _SAME)
 
 
 def _both(one: Embedded, other: Embedded, common: tuple[Indices, Indices], known: Mapping[str, str]) -> _Items:
@@ -541,6 +549,43 @@ def _chosen(ways: Sequence[Translation], trial: _Trial, options: BridgeOptions) 
     return replace(alone, two=both.two)
 
 
+def _with_queries(pairs: Pairs, trial: _Trial) -> Pairs:
+    """The pairs, and the queries that chose as more of them: both count the same in total.
+
+    Stored items may be of other classes than those that are asked for, or longer texts; queries are what is asked. One
+    that equals a stored item or a query that judges is left out: what judges is not fitted.
+    """
+    if not len(trial.choosing):
+        return pairs
+    old = np.asarray(trial.evidence.old.queries, np.float32)
+    judged = np.concatenate([np.asarray(trial.evidence.old.gallery, np.float32), old[trial.judging]])
+    rows = trial.choosing[_unlike(old[trial.choosing], judged)]
+    if not len(rows):
+        return pairs
+    weight = min(len(pairs) / len(rows), _MOST)
+    if pairs.groups is None:
+        groups = None
+    else:
+        groups = np.concatenate([pairs.groups, pairs.groups.max() + 1 + np.arange(len(rows))])
+    return Pairs.checked(
+        np.concatenate([pairs.X, old[rows]]),
+        np.concatenate([pairs.Y, trial.evidence.new.queries[rows]]),
+        weights=np.concatenate([pairs.weights, np.full(len(rows), weight)]),
+        groups=groups,
+        seed=pairs.seed,
+    )
+
+
+def _fitted_again(way: Translation, pairs: Pairs) -> Translation:
+    """The same kinds of maps and weights, fitted on other pairs."""
+    maps = way.about["maps"]
+    forward = fit_map(maps["forward"], pairs).map
+    backward = None
+    if way.backward is not None:
+        backward = fit_map(maps["backward"], pairs.reversed).map
+    return replace(way, forward=forward, backward=backward)
+
+
 # --- the judgement
 
 
@@ -559,17 +604,20 @@ def _judged(
             "all items are held out to judge, so that none is left to fit on; hold out fewer",
             NextStep("repeat", {"held_out": 0.4}),
         )
-    ways, left_out = _fitted_ways(
-        items.names, pairs=fitted.pairs(options.rules.seed), options=options, progress=progress
-    )
+    pairs = fitted.pairs(options.rules.seed)
+    ways, left_out = _fitted_ways(items.names, pairs=pairs, options=options, progress=progress)
     fitted_on = plural(len(fitted), "pair")
     if trial is None:
         return _unproven(ways[0], fitted_on, left_out, by_relevance=bool(wanted))
     if proof == "old neighbours":
         return _agreeing(ways[0], trial=trial, fitted_on=fitted_on, left_out=left_out, options=options)
     way = _chosen(ways, trial, options)
+    ranked = _by_preference(way, _outcomes(way, trial.evidence), trial)
+    more = _with_queries(pairs, trial)
+    if len(more) > len(pairs):
+        way = _fitted_again(way, more)
+        fitted_on += f" and {plural(len(more) - len(pairs), 'query')}"
     outcomes = _outcomes(way, trial.evidence)
-    ranked = _by_preference(way, outcomes, trial)
     confidence = options.rules.shared(len(ranked))
     measured = {
         name: _measured(

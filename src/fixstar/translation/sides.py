@@ -1,13 +1,14 @@
 """The two sides of a bridge: vectors of one model each, with ids and labels.
 
-They come from a matrix, a file, a vector store, or from the model itself, which then embeds images. Vectors of both
-sides are paired by their ids; where a side has none, row by row.
+They come from a matrix, a file, a vector store, or from the model itself, which then embeds images or texts. Vectors of
+both sides are paired by their ids; where a side has none, row by row.
 """
 
 from __future__ import annotations
 
 import csv
 import math
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -58,7 +59,7 @@ def read_side(
     seed: int = 0,
     progress: bool = False,
 ) -> Embedded:
-    """One side. A model embeds up to ``sample`` of the ``images``; ``name`` is for a matrix, which has none."""
+    """One side. A model embeds up to ``sample`` of the ``images``, or texts; ``name`` is for a matrix without one."""
     if isinstance(side, (str, Path)):
         place = str(side).partition("?")[0]
         if "://" not in place and not place.endswith(_FILES):
@@ -136,44 +137,60 @@ def _known_labels(given: Any) -> dict[str, str]:
     return found
 
 
-# --- a model embeds images
+# --- a model embeds images or texts
 
 
-class _Image(NamedTuple):
+class _Original(NamedTuple):
     id: str
-    path: Path
+    content: Path | str
     label: str | None
 
 
 def _embedded(text: str, images: str | Path | None, sample: int, seed: int, progress: bool) -> Embedded:
-    """Up to ``sample`` images, the same for every model, as a model embeds them; unreadable ones are left out."""
+    """Up to ``sample`` originals, the same for every model, as a model embeds them; unreadable ones are left out."""
     if images is None:
         raise InputError(
-            f"{text} is a model: give images for it to embed", NextStep("repeat", {"images": ...}, "a folder of photos")
+            f"{text} is a model: give images or texts for it to embed",
+            NextStep("repeat", {"images": ...}, "a folder of photos, or a file of texts"),
         )
     encoder = open_model(text)
+    kind = encoder.reads
     name = Path(text.partition("?")[0]).stem
-    listed = _listed_images(Path(images))
+    if kind == "texts":
+        listed = _listed_texts(Path(images))
+    else:
+        listed = _listed_images(Path(images))
     if len(listed) > sample:
         drawn = np.random.default_rng(seed).permutation(len(listed))[:sample]
         listed = [listed[row] for row in sorted(drawn.tolist())]
     parts = []
-    with progress_bar(f"embedding with {name}", len(listed), "images", show=progress) as advance:
+    with progress_bar(f"embedding with {name}", len(listed), kind, show=progress) as advance:
         for start in range(0, len(listed), _EMBED_BATCH):
-            batch = [image.path for image in listed[start : start + _EMBED_BATCH]]
+            batch = [one.content for one in listed[start : start + _EMBED_BATCH]]
             parts.append(encoder.encode(batch, form="short", bad="skip"))
             advance(len(batch))
     vectors = np.concatenate(parts)
     readable = np.flatnonzero(~np.isnan(vectors).any(axis=1))
     if not len(readable):
-        raise DataError(f"none of the {len(listed):,} images of {images} can be read")
+        raise DataError(f"none of the {len(listed):,} {kind} of {images} can be read")
     kept = [listed[row] for row in readable.tolist()]
-    ids = [image.id for image in kept]
-    labels = _known_labels((image.id, image.label) for image in kept)
+    ids = [one.id for one in kept]
+    labels = _known_labels((one.id, one.label) for one in kept)
     return Embedded(name=name, ids=ids, vectors=unit_rows(vectors[readable], name), labels=labels, counted=False)
 
 
-def _listed_images(source: Path) -> list[_Image]:
+def _listed_texts(source: Path) -> list[_Original]:
+    """The texts of a file with a field ``text``, or of a folder. What is broken is left out, with a warning."""
+    from fixstar.data.texts import text_rows
+
+    broken: list[DataError] = []
+    rows = text_rows(source, on_bad=broken.append)
+    if broken:
+        warnings.warn(f"{plural(len(broken), 'text')} left out, such as {broken[0]}", stacklevel=2)
+    return [_Original(row.id, row.text, row.fields.get(_LABEL)) for row in rows]
+
+
+def _listed_images(source: Path) -> list[_Original]:
     """The images of a folder, labelled by its subfolders, or of a CSV list with a column ``path``."""
     if source.is_dir():
         return _images_below(source)
@@ -182,7 +199,7 @@ def _listed_images(source: Path) -> list[_Image]:
     raise InputError(f"{source} is not a folder of images or a list of them (.csv with a column path)")
 
 
-def _images_below(folder: Path) -> list[_Image]:
+def _images_below(folder: Path) -> list[_Original]:
     from fixstar.data.formats import below, list_images, warn_skipped
 
     paths, others = list_images(folder)
@@ -193,11 +210,11 @@ def _images_below(folder: Path) -> list[_Image]:
     for path in paths:
         parts = below(folder, path)
         label = parts[0] if len(parts) > 1 else None
-        found.append(_Image("/".join(parts), path, label))
+        found.append(_Original("/".join(parts), path, label))
     return found
 
 
-def _images_of_list(source: Path) -> list[_Image]:
+def _images_of_list(source: Path) -> list[_Original]:
     found = []
     try:
         with source.open(newline="", encoding="utf-8-sig") as file:
@@ -205,7 +222,7 @@ def _images_of_list(source: Path) -> list[_Image]:
                 path = row.get("path")
                 if not path:
                     raise DataError(f"{source}: every row of a list of images needs a path; got {row}")
-                found.append(_Image(row.get("id") or path, source.parent / path, row.get(_LABEL)))
+                found.append(_Original(row.get("id") or path, source.parent / path, row.get(_LABEL)))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{source} cannot be read as a list of images: {error}") from error
     if not found:

@@ -2,7 +2,8 @@
 
 Every worker loads the version's encoder from its directory, once; no model travels. Workers read images by their paths,
 so directory and images must be at the same place on every machine (a shared file system). Ray restarts a worker that
-died and repeats its batches. Results come in the order of the batches, and only a few are in progress at a time.
+died and repeats its batches. Results come in the order of the batches, and only a few are in progress at a time. Where
+a server embeds, the workers together keep to its requests per minute.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ import numpy as np
 from fixstar.errors import InputError, MissingExtraError, ModelError
 from fixstar.images import ImageSource
 from fixstar.models import EmbeddedBatch, Encoder
+from fixstar.models.backbones.endpoint import EndpointBackbone
 from fixstar.models.encoder import read_card
 from fixstar.trust import remembered, trusted_modules, trusting
 from fixstar.workspace.items import LocalEmbedder
 
 RETRIES = 2  # workers that may die on a batch before it counts as the cause
-_AHEAD = 2  # batches in progress per worker
+_AHEAD = 2  # batches in progress per worker: one is decoded while the model works on the other
 
 
 class RayEmbedder:
@@ -39,10 +41,12 @@ class RayEmbedder:
         free = int(self._ray.available_resources().get("CPU", 1))
         most = int(self._ray.cluster_resources().get("CPU", 1))  # one worker too many would wait for a place for ever
         gpus = int(device.startswith("cuda"))
-        actor = self._ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=-1, max_task_retries=RETRIES)(_Worker)
+        actor = self._ray.remote(
+            num_cpus=1, num_gpus=gpus, max_restarts=-1, max_task_retries=RETRIES, max_concurrency=_AHEAD
+        )(_Worker)
         count = max(1, min(workers or free, most))
         trusted = sorted(trusted_modules() | remembered(directory.absolute().parents[1]))  # of the workspace
-        self._workers = [actor.remote(str(directory.absolute()), device, trusted) for _ in range(count)]
+        self._workers = [actor.remote(str(directory.absolute()), device, trusted, count) for _ in range(count)]
 
     def __call__(self, batches: Iterable[Sequence[ImageSource]]) -> Iterator[EmbeddedBatch]:
         """One result per batch, in order."""
@@ -81,11 +85,14 @@ class RayEmbedder:
 
 
 class _Worker:
-    """What runs on a worker: one encoder, loaded once."""
+    """What runs on a worker: one encoder, loaded once. Threads may share it; ``workers`` counts all workers."""
 
-    def __init__(self, directory: str, device: str, trusted: Sequence[str]) -> None:
+    def __init__(self, directory: str, device: str, trusted: Sequence[str], workers: int) -> None:
         with trusting(*trusted):
-            self._embedder = LocalEmbedder(Encoder.load(directory, device))
+            encoder = Encoder.load(directory, device)
+        if isinstance(encoder.backbone, EndpointBackbone):
+            encoder.backbone.share_rate(workers)
+        self._embedder = LocalEmbedder(encoder)
 
     def embed(self, images: list[Any]) -> tuple[Any, Any]:
         """Vectors, and the images that could not be read."""

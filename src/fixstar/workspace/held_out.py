@@ -234,16 +234,21 @@ def _together(sets: Sequence[ImageSet], preprocessing: Preprocessing) -> ImageSe
 
 
 def pin_images(
-    workspace: Path, name: str, path: Path | None = None, split: str = "train", label: str | None = None
+    workspace: Path,
+    name: str,
+    path: Path | None = None,
+    split: str = "train",
+    label: str | None = None,
+    text: str | None = None,
 ) -> None:
-    """Use the images of a name for all later checks; with a ``path`` the name stands for the images there."""
+    """Use the images of a name for all later checks; with a ``path`` the name stands for the images or texts there."""
     require_writable(workspace / "held-out", "names of images")
     known = _named(workspace)
     if path is not None:
         if name == HELD_OUT or not name.isprintable() or not 0 < len(name.strip()) <= 64:
             raise InputError(f"a name has 1 to 64 printable characters and is not {HELD_OUT!r}; got {name!r}")
-        images = open_images(path, split, label)
-        kept = {"path": str(path.absolute()), "split": split, "label": label, "images": len(images)}
+        images = open_images(path, split, label, text)
+        kept = {"path": str(path.absolute()), "split": split, "label": label, "text": text, "images": len(images)}
         known["sets"][name] = {**kept, "fingerprint": images.fingerprint(read=True)}
     elif name != HELD_OUT and name not in known["sets"]:
         raise UnknownNameError("name of images", name, [HELD_OUT, *known["sets"]])
@@ -260,7 +265,7 @@ def named_images(workspace: Path, name: str | None = None) -> ImageSet | None:
     if chosen not in known["sets"]:
         raise UnknownNameError("name of images", chosen, [HELD_OUT, *known["sets"]])
     kept = known["sets"][chosen]
-    images = open_images(kept["path"], kept["split"], kept["label"])
+    images = open_images(kept["path"], kept["split"], kept["label"], kept.get("text"))
     if images.fingerprint(read=True) != kept["fingerprint"]:
         raise InputError(
             f"the images named {chosen!r} have changed: {plural(kept['images'], 'image')} when they got the name, "

@@ -28,6 +28,7 @@ from fixstar.gallery import Gallery, Item
 from fixstar.geometry import short_basis, unit
 from fixstar.models import Encoder, FrozenEncoder
 from fixstar.progress import progress_bar
+from fixstar.texts import Reads
 from fixstar.translation import Evidence, Pairs, Translation, by_class, translated
 from fixstar.translation.calibrate import standardised
 from fixstar.translation.fit import as_labels, fit_translations
@@ -192,15 +193,19 @@ def augmented(pixels: NDArray[np.uint8], augmentation: Augmentation, rng: np.ran
     return out
 
 
-def unlabelled_images(path: Path) -> ImageSet:
-    """All images below a folder, whatever its subfolders mean: only their pixels count. Or the texts of a file."""
+def unlabelled_images(path: Path, reads: Reads = "images", text: str | None = None) -> ImageSet:
+    """All images or texts below a folder, whatever its subfolders mean. Or the texts of a file.
+
+    ``text`` names the field of a file that holds the text.
+    """
     from fixstar.data.formats import list_images
 
-    if path.is_file():
-        texts = tuple(row.text for row in text_rows(path))
+    if path.is_file() or (reads == "texts" and path.is_dir()):
+        texts = tuple(row.text for row in text_rows(path, text))
         return ImageSet(images=texts, labels=np.zeros(len(texts), np.int64), classes=("unlabelled",), name=path.name)
     if not path.is_dir():
-        raise InputError(f"{path} is not a folder; give a folder of images for both models to embed")
+        kinds = "texts, or a file of them," if reads == "texts" else "images"
+        raise InputError(f"{path} is not a folder; give a folder of {kinds} for both models to embed")
     images, _ = list_images(path)
     if not images:
         raise DataError(f"{path} holds no images")

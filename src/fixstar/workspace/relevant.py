@@ -21,6 +21,7 @@ from fixstar.errors import InputError
 from fixstar.evaluation import VersionFeatures
 from fixstar.evaluation.relevance import Relevant, matched, query_texts, read_relevance
 from fixstar.gallery import Gallery, Item
+from fixstar.texts import checked_text
 from fixstar.workspace.items import text_of
 
 _AT_ONCE = 1000  # items read from the gallery
@@ -54,13 +55,23 @@ class KnownRelevant(NamedTuple):
         return replace(made, gallery=gallery)
 
 
-def known_relevant(gallery: Gallery, files: Sequence[Path], most: int, seed: int) -> KnownRelevant:
-    """What ``files`` say about stored items: a queries.jsonl and a file of relevant items, in any order.
+def known_relevant(
+    gallery: Gallery,
+    relevant: Sequence[str | Path] | Mapping[str, Mapping[str, float]],
+    most: int,
+    seed: int,
+) -> KnownRelevant:
+    """What is relevant among stored items: files, queries.jsonl and one of relevant items; or grades by query text.
 
     Up to ``most`` stored items are searched, the relevant ones always.
     """
-    texts = query_texts(files)
-    wanted = read_relevance(files)
+    if isinstance(relevant, Mapping):
+        texts = {text: checked_text(text, name=f"query {text!r:.80}") for text in relevant}
+        name = "queries that were sent"
+    else:
+        texts = query_texts(relevant)
+        name = " and ".join(Path(file).name for file in relevant)
+    wanted = read_relevance(relevant)
     named = {item for judged in wanted.values() for item, grade in judged.items() if grade > 0}
     stored = [item.id for item in gallery.iterate() if text_of(item) is not None]
     if not stored:
@@ -72,9 +83,8 @@ def known_relevant(gallery: Gallery, files: Sequence[Path], most: int, seed: int
         others = [others[row] for row in np.sort(drawn).tolist()]
     searched = {*others, *named}
     names = [name for name in stored if name in searched]
-    relevant = matched(wanted, list(texts), names)
-    asked = [list(texts.values())[row] for row in relevant.queries.tolist()]
-    name = " and ".join(Path(file).name for file in files)
+    found = matched(wanted, list(texts), names)
+    asked = [list(texts.values())[row] for row in found.queries.tolist()]
     items = _items_of(gallery, names)
     vectors: dict[str, dict[int, NDArray[np.float32]]] = {}
     for row, item in enumerate(items):
@@ -83,7 +93,7 @@ def known_relevant(gallery: Gallery, files: Sequence[Path], most: int, seed: int
     return KnownRelevant(
         queries=_as_set(asked, "queries"),
         gallery=_as_set([_text(item) for item in items], "items"),
-        relevant=relevant,
+        relevant=found,
         stored=len(stored),
         vectors=vectors,
         data={"name": name, "source": "relevant", "images": len(names), "fingerprint": _digest(asked, names, wanted)},

@@ -25,6 +25,7 @@ from fixstar.gallery.store import Question, reaching
 from fixstar.geometry import unit
 from fixstar.images import Decode, ImageSource
 from fixstar.models import Encoder
+from fixstar.models.backbones.endpoint import QUERY_SECONDS, answered_within
 from fixstar.translation import Calibration, Translation
 from fixstar.workspace.backfill.read_through import DEPTH, ReadThrough
 from fixstar.workspace.deployment import Move, Rollout
@@ -105,8 +106,13 @@ class Serving:
             return self._encoders.get(version)
 
     def embed(self, version: str, images: Sequence[ImageSource], decode: Decode | None = None) -> Vectors:
-        """Query vectors [N, width] of a version; an unreadable image raises ``ImageError``."""
-        return self.encoder(version).encode(images, form="short", decode=decode, role="query")
+        """Query vectors [N, width] of a version; an unreadable image raises ``ImageError``.
+
+        A server that embeds texts has ten seconds, because somebody waits for the answer.
+        """
+        encoder = self.encoder(version)
+        with answered_within(QUERY_SECONDS):
+            return encoder.encode(images, form="short", decode=decode, role="query")
 
     # --- searching
 

@@ -520,7 +520,7 @@ class Workspace:
         report: bool = True,
         progress: bool = True,
         embed: Features | None = None,
-        relevant: Sequence[str | Path] = (),
+        relevant: Sequence[str | Path] | Mapping[str, Mapping[str, float]] = (),
     ) -> Check:
         """Try the newest version, or another, on all stored vectors, with labelled images that it has not learnt.
 
@@ -528,7 +528,8 @@ class Workspace:
         Translations that are missing are fitted first, on what ``fitting`` says and on items whose images are here.
         ``embed`` makes the vectors of labelled images. See ``fixstar.workspace.gate``.
 
-        With ``relevant``, BEIR's queries.jsonl and a file of relevant stored items, these judge in place of labels.
+        With ``relevant``, these judge in place of labels: BEIR's queries.jsonl and a file of relevant stored items, or
+        the text of each query with the grades of items.
         """
         chosen = self._with_encoder(version or self.newest())
         require_writable(self.path / "checks", "checks")  # before hours of work
@@ -559,16 +560,18 @@ class Workspace:
         )
 
     def _known_relevant(
-        self, files: Sequence[str | Path], labelled: bool, fitting: FitOptions | None, rules: GateRules | None
+        self,
+        relevant: Sequence[str | Path] | Mapping[str, Mapping[str, float]],
+        labelled: bool,
+        fitting: FitOptions | None,
+        rules: GateRules | None,
     ) -> KnownRelevant:
         if labelled:
             raise InputError("a check is judged by labels or by known relevant items; give one of them")
         if self.registry.reads() != "texts":
-            raise InputError(f"queries.jsonl holds texts, and the models of {self.path} read images; give labels")
+            raise InputError(f"queries are texts, and the models of {self.path} read images; give labels")
         most = (fitting or FitOptions()).sample
-        return known_relevant(
-            self.gallery, files=[Path(file) for file in files], most=most, seed=(rules or GateRules()).seed
-        )
+        return known_relevant(self.gallery, relevant=relevant, most=most, seed=(rules or GateRules()).seed)
 
     def searched_versions(
         self, version: str, fitting: FitOptions | None = None, progress: bool = False
@@ -621,10 +624,19 @@ class Workspace:
         return fitting[0]
 
     def pin_images(
-        self, name: str, path: str | Path | None = None, split: str = "train", label: str | None = None
+        self,
+        name: str,
+        path: str | Path | None = None,
+        split: str = "train",
+        label: str | None = None,
+        text: str | None = None,
     ) -> None:
-        """Use the labelled images of a name for all later checks: those at ``path``, or those already known by it."""
-        pin_images(self.path, name=name, path=None if path is None else Path(path), split=split, label=label)
+        """Use the labelled images of a name for all later checks: those at ``path``, or those already known by it.
+
+        ``text`` names the field that holds the text, for texts.
+        """
+        place = None if path is None else Path(path)
+        pin_images(self.path, name=name, path=place, split=split, label=label, text=text)
 
     def deploy(
         self,

@@ -4,12 +4,15 @@
 
 The key comes from the environment: a card names the variable, never the key. The server must be trusted
 (``fixstar.trust``), so a copied card sends nothing to anybody. Requests that fail for a while are repeated with growing
-pauses. An answer that is not one finite vector of the known width per text, in order, is refused.
+pauses; a search waits for a short while only (``answered_within``). An answer that is not one finite vector of the
+known width per text is refused. Vectors are put in order by the numbers that the API gives them. A server that leaves
+these numbers out gets one text per request, because the order of its answers cannot be known.
 """
 
 from __future__ import annotations
 
 import importlib
+import json
 import logging
 import math
 import os
@@ -17,6 +20,8 @@ import random
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
@@ -38,9 +43,22 @@ _BATCH_CHARACTERS = 200_000
 _ATTEMPTS = 6
 _FIRST_PAUSE = 0.5  # seconds; doubled after every failure
 _LONGEST_PAUSE = 60.0
-_TIMEOUT = 60.0
+_TIMEOUT = 60.0  # seconds that one request may take
 _PASSING = (408, 409, 425, 429, 500, 502, 503, 504)  # answers that may be other ones a moment later
 _SHOWN = 200  # characters of an answer that an error quotes
+_deadline: ContextVar[float | None] = ContextVar("deadline", default=None)  # of time.monotonic
+
+QUERY_SECONDS = 10.0  # that a search waits for a server, all attempts together
+
+
+@contextmanager
+def answered_within(seconds: float) -> Iterator[None]:
+    """What is embedded inside has to be answered in so many seconds, whatever failed on the way."""
+    token = _deadline.set(time.monotonic() + seconds)
+    try:
+        yield
+    finally:
+        _deadline.reset(token)
 
 
 class EndpointBackbone(TextBackbone):
@@ -75,6 +93,7 @@ class EndpointBackbone(TextBackbone):
         self.tokens = 0
         self._pause = 0.0 if per_minute is None else 60.0 / per_minute
         self._next = 0.0
+        self._numbered = True  # whether its answers say which vector belongs to which text
         self._lock = threading.Lock()
         self._client: Any = None
 
@@ -93,10 +112,25 @@ class EndpointBackbone(TextBackbone):
             return None
         return tokens * self.price / 1e6
 
+    def share_rate(self, processes: int) -> None:
+        """Keep to the allowed requests per minute together with other processes that embed at the same time."""
+        self._pause *= processes
+
     def embed(self, texts: Sequence[str]) -> Tensor:
         """Texts to vectors [N, feature_dim], in as many requests as it takes."""
-        parts = [self._ask(batch) for batch in _batches(texts)]
+        parts = [vectors for batch in _batches(texts) for vectors in self._batch(batch)]
         return torch.from_numpy(np.concatenate(parts))
+
+    def _batch(self, texts: list[str]) -> Iterator[np.ndarray[Any, np.dtype[np.float32]]]:
+        """The vectors of a batch, in one part or in several."""
+        if self._numbered:
+            try:
+                yield self._ask(texts)
+                return
+            except _NotNumberedError:
+                self._numbered = False
+        for text in texts:
+            yield self._ask([text])
 
     def _ask(self, texts: Sequence[str]) -> np.ndarray[Any, np.dtype[np.float32]]:
         body: dict[str, Any] = {"model": self.model, "input": list(texts), "encoding_format": "float"}
@@ -116,37 +150,64 @@ class EndpointBackbone(TextBackbone):
         return vectors
 
     def _posted(self, body: dict[str, Any]) -> dict[str, Any]:
-        """The server's answer; passing failures are waited out."""
+        """The server's answer; passing failures are waited out, as long as there is time."""
         httpx = _httpx()
         client = self._opened(httpx)
+        deadline = _deadline.get()
         pause = _FIRST_PAUSE
+        failure = "it gets as many requests per minute as are allowed already"
         for attempt in range(1, _ATTEMPTS + 1):
-            self._wait_for_turn()
+            if not self._wait_for_turn(deadline):
+                break
             asked: float | None = None
             try:
-                response = client.post(self.url, json=body, headers=self._headers())
+                status, content, headers = self._exchanged(httpx, client, body, deadline)
             except (httpx.TransportError, httpx.InvalidURL) as error:
                 failure = f"{type(error).__name__}: {error}".rstrip(": ")
             else:
-                if response.status_code == 200:
-                    return _content(response, self.url)
-                failure = f"status {response.status_code}: {response.text[:_SHOWN]}"
-                if response.status_code not in _PASSING:
+                if status == 200:
+                    return _content(content, self.url)
+                failure = f"status {status}: {_shown(content)}"
+                if status not in _PASSING:
                     raise EmbeddingServerError(
-                        f"{self.url} refused to embed with {self.model} ({failure}).{self._hint(response)}"
+                        f"{self.url} refused to embed with {self.model} ({failure}).{self._hint(status)}"
                     )
-                asked = _retry_after(response.headers.get("retry-after"))
+                asked = _retry_after(headers.get("retry-after"))
+            wait = min(_LONGEST_PAUSE, asked if asked is not None else pause * random.uniform(0.5, 1.0))
+            if deadline is not None and time.monotonic() + wait >= deadline:
+                break
             if attempt < _ATTEMPTS:
-                time.sleep(min(_LONGEST_PAUSE, asked if asked is not None else pause * random.uniform(0.5, 1.0)))
+                time.sleep(wait)
                 pause *= 2
+        if deadline is not None:
+            raise EmbeddingServerError(
+                f"{self.url} did not embed with {self.model} in the time that a search may take ({failure}). Search "
+                "again when it answers"
+            )
         raise EmbeddingServerError(
             f"{self.url} did not embed with {self.model} in {_ATTEMPTS} attempts ({failure}). What is stored stays "
             "as it is: repeat the command when the server answers, and it goes on where it was"
         )
 
-    def _hint(self, response: Any) -> str:
+    def _exchanged(
+        self, httpx: Any, client: Any, body: dict[str, Any], deadline: float | None
+    ) -> tuple[int, bytes, Mapping[str, str]]:
+        """Status, content and headers of one answer, which has to be here in time as a whole."""
+        ends = time.monotonic() + _TIMEOUT
+        if deadline is not None:
+            ends = min(ends, deadline)
+        left = max(0.001, ends - time.monotonic())
+        parts = []
+        with client.stream("POST", self.url, json=body, headers=self._headers(), timeout=left) as response:
+            for part in response.iter_bytes():
+                parts.append(part)
+                if time.monotonic() > ends:  # the timeout is of each read: a slow trickle would never end
+                    raise httpx.ReadTimeout("the answer was not complete in time")
+        return response.status_code, b"".join(parts), response.headers
+
+    def _hint(self, status: int) -> str:
         variable = str(self.options["key"])
-        if response.status_code not in (401, 403):
+        if status not in (401, 403):
             return ""
         given = "is set" if os.environ.get(variable) else "is not set"
         return f" Its key is read from the environment variable {variable}, which {given}"
@@ -163,15 +224,22 @@ class EndpointBackbone(TextBackbone):
                 self._client = httpx.Client(timeout=_TIMEOUT, follow_redirects=False)  # a key must not follow one
             return self._client
 
-    def _wait_for_turn(self) -> None:
-        """Keep to the requests per minute that were allowed, over all threads."""
+    def _wait_for_turn(self, deadline: float | None) -> bool:
+        """Keep to the requests per minute that were allowed, over all threads; False if the turn comes too late."""
         if not self._pause:
-            return
+            return True
         with self._lock:
             now = time.monotonic()
             turn = max(now, self._next)
+            if deadline is not None and turn >= deadline:
+                return False
             self._next = turn + self._pause
         time.sleep(turn - now)
+        return True
+
+
+class _NotNumberedError(EmbeddingServerError):
+    """An answer with several vectors does not say which of them belongs to which text."""
 
 
 def endpoint_backbone(
@@ -257,14 +325,19 @@ def _retry_after(value: str | None) -> float | None:
         return None
 
 
-def _content(response: Any, url: str) -> dict[str, Any]:
+def _shown(content: bytes) -> str:
+    """The beginning of an answer, for an error."""
+    return content[: 4 * _SHOWN].decode("utf-8", "replace")[:_SHOWN]
+
+
+def _content(answer: bytes, url: str) -> dict[str, Any]:
     try:
-        content = response.json()
-    except ValueError:
+        content = json.loads(answer)
+    except (ValueError, RecursionError):
         content = None
     if not isinstance(content, dict):
         raise EmbeddingServerError(
-            f"{url} does not answer as an embeddings API: {response.text[:_SHOWN]!r}. Is the path right?"
+            f"{url} does not answer as an embeddings API: {_shown(answer)!r}. Is the path right?"
         )
     return content
 
@@ -276,7 +349,12 @@ def _vectors(answer: dict[str, Any], count: int, url: str) -> np.ndarray[Any, np
         raise EmbeddingServerError(
             f"{url} does not answer as an embeddings API: it sent {sorted(answer)}, and data is missing"
         )
-    order = [row.get("index", place) for place, row in enumerate(rows)]
+    if all(row.get("index") is None for row in rows):
+        if len(rows) == count > 1:
+            raise _NotNumberedError(f"{url} does not say which of its vectors belongs to which text")
+        order = list(range(len(rows)))
+    else:
+        order = [row.get("index") for row in rows]
     if len(rows) != count or sorted(map(str, order)) != sorted(map(str, range(count))):
         raise EmbeddingServerError(
             f"{url} returned {len(rows)} vectors with the numbers {order[:5]} ... for {count} texts"

@@ -105,7 +105,7 @@ function form() {
     "form",
     { class: "backfill-form", on: { submit }, "aria-label": "Start a backfill" },
     el("label", { class: "whole" }, "Share to re-embed", slider, el("output", { id: "share-words", for: "share" })),
-    el("label", {}, "Budget", budget, el("small", { id: "budget-words" }, "10%, 5000 or all")),
+    el("label", {}, "Budget", budget, el("small", { id: "budget-words" }, priced() ? "10%, 5000, $2.50 or all" : "10%, 5000 or all")),
     el("label", {}, "First", order),
     el("label", {}, "Images per second", rate),
     el("button", { class: "primary" }, "Start backfill …"),
@@ -154,12 +154,13 @@ function asked({ budget, order, rate }) {
   return confirm({
     title: `Re-embed ${exact ? "" : "up to "}${plural(number, "vector")} with ${target}?`,
     says: [
+      priced() ? `The server charges about ${money(number * outlook.cost)} for it, by the price that was given.` : null,
       `${resumes && !loses ? "The last plan resumes. " : ""}${exact ? "" : "Up to "}${count(number)} of ${plural(older, "older vector")} ${number === 1 ? "is" : "are"} replaced by ${number === 1 ? "one" : "ones"} that ${target} makes.`,
       loses ? "Searches are predicted to become worse by it, as said below." : `Where held-out ${itemKind()}s predict a loss, nothing is replaced.`,
       "The old vectors are not kept, and nothing here restores them: a rollback changes which version answers, not the vectors.",
       `${plural(number, itemKind())} ${number === 1 ? "is" : "are"} read and embedded${timeWords(number, rate, measured)}.`,
       "Searches continue meanwhile. It can be cancelled; what was replaced by then stays replaced.",
-    ],
+    ].filter(Boolean),
     verb: `Replace ${exact ? "" : "up to "}${plural(number, "vector")}${loses ? " anyway" : ""}`,
     danger: true,
     problem: loses ? { ...latest.job.error, hint: "", next_steps: [] } : null, // the button below is what the hint would say
@@ -167,25 +168,36 @@ function asked({ budget, order, rate }) {
   });
 }
 
-// --- How much of the gallery a backfill re-embeds: a share, a number, or all. The same rule as the service's.
+// --- How much of the gallery a backfill re-embeds: a share, a number, money, or all. The same rule as the service's.
 
 const ALLOWED = "A share above 0% and up to 100% such as 10%, a number of items from 1 on such as 5000, or all.";
+const ALLOWED_PRICED = "A share above 0% and up to 100% such as 10%, a number of items from 1 on such as 5000, money such as $2.50, or all.";
+
+/** Whether the deployed version has a price, so that a budget may be money. */
+const priced = () => Boolean(latest.outlook?.cost);
+
+/** An amount as a budget writes it, with two digits that count for less than a dollar. */
+const money = (amount) => `$${amount >= 1 ? amount.toFixed(2) : amount.toLocaleString("en", { maximumSignificantDigits: 2 })}`;
 
 /** What is wrong with a budget as it was written, or null. */
 function budgetProblem(text) {
-  const [, number, sign] = /^([0-9]{1,12}(?:\.[0-9]{1,4})?)(%?)$/.exec(text) ?? [];
+  const [, dollar, number, sign] = /^(\$?)([0-9]{1,12}(?:\.[0-9]{1,4})?)(%?)$/.exec(text) ?? [];
   let seen = null;
   if (text === "all") return null;
-  if (number === undefined) seen = text ? `“${text}” is neither.` : "Nothing is written there.";
+  if (dollar && !priced()) seen = `“${text}” is money, and ${latest.outlook.version} has no price per token.`;
+  else if (dollar && sign) seen = `“${text}” is neither money nor a share.`;
+  else if (number === undefined) seen = text ? `“${text}” is neither.` : "Nothing is written there.";
   else if (Number(number) === 0) seen = `“${text}” is nothing: no vector would be re-embedded.`;
   else if (sign && Number(number) > 100) seen = `“${text}” is more than everything.`;
-  else if (!sign && number.includes(".")) seen = `“${text}” is no whole number of items.`;
-  return seen && { title: "This budget cannot be used", detail: seen, hint: ALLOWED };
+  else if (dollar && Number(number) < latest.outlook.cost) seen = `“${text}” is less than one item costs, about ${money(latest.outlook.cost)}.`;
+  else if (!dollar && !sign && number.includes(".")) seen = `“${text}” is no whole number of items.`;
+  return seen && { title: "This budget cannot be used", detail: seen, hint: priced() ? ALLOWED_PRICED : ALLOWED };
 }
 
 /** How many of so many items a budget means. */
 function budgetItems(text, total) {
   if (text === "all") return total;
+  if (text.startsWith("$")) return Math.min(total, Math.floor(Number(text.slice(1)) / latest.outlook.cost + 1e-9));
   const number = Number.parseFloat(text);
   return Math.min(total, text.endsWith("%") ? -Math.floor((-total * number) / 100) : number);
 }

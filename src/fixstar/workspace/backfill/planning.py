@@ -38,7 +38,6 @@ from fixstar.gallery import Item
 from fixstar.geometry import carry, short_basis, unit
 from fixstar.images import Preprocessing
 from fixstar.models import Encoder
-from fixstar.models.backbones.endpoint import EndpointBackbone
 from fixstar.progress import Advance
 from fixstar.translation import Translation, translated
 from fixstar.translation.calibrate import class_folds, search_curve
@@ -252,13 +251,17 @@ def _embedder(serving: Serving, options: BackfillOptions, target: str) -> Iterat
 
 def item_cost(serving: Serving, target: str) -> float | None:
     """What a version charges for an item, by the length of some of the older texts; None if it has no price."""
-    backbone = serving.encoder(target).backbone
-    if not isinstance(backbone, EndpointBackbone) or backbone.price is None:
+    price = serving.registry.card(target)["backbone"].get("options", {}).get("price")  # asks no server
+    if price is None:
         return None
-    items = islice((item for item in serving.gallery.iterate() if item.version != target), _PRICED)
-    lengths = [len(text) for item in items if (text := text_of(item)) is not None]
+    older = _older(serving.registry, target, serving.gallery.count())
+    lengths: list[int] = []
+    for name in older:
+        with closing(cast(Any, serving.gallery.iterate(name))) as items:
+            texts = map(text_of, islice(items, _PRICED // len(older)))
+            lengths += [len(text) for text in texts if text is not None]
     tokens = max(1.0, sum(lengths) / max(1, len(lengths)) / _CHARACTERS_PER_TOKEN)
-    return tokens * backbone.price / 1e6
+    return float(tokens * price / 1e6)
 
 
 class _Planner:
@@ -565,6 +568,7 @@ class BackfillOutlook:
     newer: dict[str, int]  # vectors that are never replaced
     looked_at: int  # of the older items
     without_image: int  # of these: they keep their vectors
+    cost: float | None = None  # of embedding one item, about, where the version has a price
 
     @property
     def could(self) -> int:
@@ -588,7 +592,12 @@ def backfill_outlook(serving: Serving, most: int = LOOKED_AT) -> BackfillOutlook
                 without_image += images.original(item) is None
     kept = {name: count for name, count in counts.items() if count and name in newer}
     return BackfillOutlook(
-        version=target, older=sum(older.values()), newer=kept, looked_at=looked_at, without_image=without_image
+        version=target,
+        older=sum(older.values()),
+        newer=kept,
+        looked_at=looked_at,
+        without_image=without_image,
+        cost=item_cost(serving, target),
     )
 
 
