@@ -29,9 +29,10 @@ from fixstar.durable import replace_json
 from fixstar.geometry import unit
 from fixstar.images import ImageSource
 from fixstar.models import Encoder
+from fixstar.models.encoder import EmbeddedBatch
 from fixstar.workspace import BackfillOptions, Workspace
 from fixstar.workspace.backfill import planning
-from fixstar.workspace.items import EmbeddedBatch, ensure_version
+from fixstar.workspace.items import ensure_version
 
 WIDTH = 128
 LABELS = 100

@@ -35,6 +35,18 @@ def definitions(folder: Path, private: bool = False) -> dict[str, list[str]]:
     return dict(found)
 
 
+def aliases(folder: Path) -> dict[str, list[str]]:
+    """The files that give each name of a type, such as ``Vectors = ...``; those of constants left out."""
+    found = defaultdict(list)
+    for path in sorted(folder.rglob("*.py")):
+        for node in statements(path):
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            for target in targets:
+                if isinstance(target, ast.Name) and target.id[0].isupper() and not target.id.isupper():
+                    found[target.id].append(path.relative_to(folder).as_posix())
+    return dict(found)
+
+
 def nouns(text: str) -> list[tuple[str, str]]:
     """Noun and owner of each row of the table."""
     section = text.partition("\n## Nouns\n")[2].partition("\n## ")[0]
@@ -60,6 +72,7 @@ def test_every_noun_is_defined_by_its_owner_and_nowhere_else() -> None:
     assert dict(table).keys() >= CENTRAL
     wrong = wrong_owners(table, definitions(SOURCE))
     assert not wrong, "\n".join(wrong)
+    assert not aliases(SOURCE).keys() & dict(table).keys()
 
 
 def test_no_class_name_has_two_meanings() -> None:
@@ -74,6 +87,11 @@ def test_no_private_class_has_the_name_of_another() -> None:
     wrong = shared_names({name: files for name, files in defined.items() if name not in TWICE})
     assert not wrong, "\n".join(wrong)
     assert all(len(defined[name]) == 2 for name in TWICE)
+
+
+def test_names_of_types_are_seen(tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text("Evidence = dict[str, int]\nMOST = 3\nwhole: int = 1\nVectors: TypeAlias = list\n")
+    assert aliases(tmp_path) == {"Evidence": ["one.py"], "Vectors": ["one.py"]}
 
 
 def test_a_second_meaning_and_a_wrong_owner_are_seen(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fixstar.evaluation.labelled_vectors import LabelledVectors
     from fixstar.research.theorem import DimensionCheck
 
-    Evidence = Mapping[tuple[int, int], Difference]
+    CellDifferences = Mapping[tuple[int, int], Difference]
 
 PICTURES = (".pdf", ".png", ".svg")
 
@@ -113,7 +113,7 @@ def evaluate(
     clusters = None
     if by_class:
         clusters = given.answered(protocol)
-    evidence: Evidence = {}
+    evidence: CellDifferences = {}
     if len(result.names) > 1:
         evidence = verdicts(result, confidence=confidence, clusters=clusters)
     if picture is not None:
@@ -250,7 +250,7 @@ def _named_files(word: str) -> tuple[str, str]:
     return name, files
 
 
-def _evaluation_json(result: CrossTest, evidence: Evidence, confidence: float, by_class: bool) -> dict[str, Any]:
+def _evaluation_json(result: CrossTest, evidence: CellDifferences, confidence: float, by_class: bool) -> dict[str, Any]:
     from fixstar.evaluation import cell_evidence
     from fixstar.evaluation.compatibility import lower_triangle
     from fixstar.evaluation.report import evidence_numbers
@@ -268,7 +268,7 @@ def _evaluation_json(result: CrossTest, evidence: Evidence, confidence: float, b
     return found
 
 
-def _print_evaluation(result: CrossTest, evidence: Evidence, confidence: float) -> None:
+def _print_evaluation(result: CrossTest, evidence: CellDifferences, confidence: float) -> None:
     from fixstar.evaluation import cell_evidence, compatible_cells
     from fixstar.evaluation.report import MARKS, verdict_sentences
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
 Cell = tuple[int, int]
-Evidence = Mapping[Cell, Difference]
+CellDifferences = Mapping[Cell, Difference]
 Roc = tuple[ArrayLike, ArrayLike]
 
 SHOWN = 8  # lost queries with their pictures
@@ -132,7 +132,7 @@ class Report:
             if unknown := sorted(set(given) - self.tests.keys()):
                 raise UnknownNameError(f"method of {what}", unknown[0], self.tests)
         clusters = query_labels if by_class else None
-        self.evidence: dict[str, Evidence] = {
+        self.evidence: dict[str, CellDifferences] = {
             name: verdicts(test, confidence=confidence, seed=seed, clusters=clusters)
             for name, test in self.tests.items()
         }
@@ -227,7 +227,7 @@ class Sentence(NamedTuple):
     text: str
 
 
-def verdict_sentences(test: CrossTest, evidence: Evidence, confidence: float) -> list[Sentence]:
+def verdict_sentences(test: CrossTest, evidence: CellDifferences, confidence: float) -> list[Sentence]:
     """One sentence per verdict on the newest version: over which galleries it can be deployed, and over which not."""
     newest = len(test.names) - 1
     by_verdict = {
@@ -241,7 +241,7 @@ def verdict_sentences(test: CrossTest, evidence: Evidence, confidence: float) ->
     ]
 
 
-def _sentence(verdict: str, test: CrossTest, evidence: Evidence, older: Sequence[int], confidence: float) -> str:
+def _sentence(verdict: str, test: CrossTest, evidence: CellDifferences, older: Sequence[int], confidence: float) -> str:
     newest = len(test.names) - 1
     name = test.names[newest]
     noun = "gallery" if len(older) == 1 else "galleries"
@@ -402,7 +402,7 @@ def _data_url(png: bytes) -> str:
 # report.json: fractions, names and counts
 
 
-def evidence_numbers(test: CrossTest, evidence: Evidence) -> list[dict[str, Any]]:
+def evidence_numbers(test: CrossTest, evidence: CellDifferences) -> list[dict[str, Any]]:
     """One entry per cross-test: its accuracy, the old self-test, their difference and its interval."""
     return [
         {

@@ -359,7 +359,7 @@ class Translations:
 
 def usable(way: Translation | None, embedded: Set[str]) -> Translation | None:
     """A translation for queries that these models embedded: with one model where only one did; None if none can."""
-    if way is None or embedded.issuperset(way.models):
+    if way is None or embedded >= set(way.models):
         return way
     if way.one is None or way.target not in embedded:
         return None
