@@ -827,6 +827,17 @@ def service_pages() -> Iterator[Claim | Quote]:
         times = [value(file, when, name) for name in ("p50_ms", "p99_ms") for when in ("no job", "training")]
         row = "| {} ms | {} ms | {} ms | {} ms | {} |"
         yield Claim(performance, f"| {kind} {row}", [*times, value(file, "training_steps")])
+    beside = content("service_jobs_cpu.json")
+    for kind in ("train", "check", "backfill"):
+        for way in ("thread", "process"):
+            measured = beside[kind][way]
+            times = [measured[when][name] for name in ("p50_ms", "p99_ms") for when in ("no job", "job")]
+            row = f"| {kind} | a {way} | {{}} ms | {{}} ms | {{}} ms | {{}} ms |"
+            if kind == "check":
+                yield Claim(performance, f"{row} not counted |", times)
+            else:
+                done = measured["job_done"] / measured["job_seconds"]
+                yield Claim(performance, row + " {} ", [*times, done])
     rolling = "rolling_deploy_cpu.json"
     how_to = "docs/how-to/service.md"
     counts = ("requests", "restarts", "failures", "answers_of_two_deployments", "lost", "written")

@@ -67,8 +67,8 @@ def counts(path: Path) -> Any:
         return space.gallery.count()
 
 
-def _has_priority(process: int, priority: int) -> bool:
-    return os.getpriority(os.PRIO_PROCESS, process) == priority
+def has_priority(process: int, wanted: int) -> bool:
+    return os.getpriority(os.PRIO_PROCESS, process) == wanted
 
 
 def test_a_check_comes_to_the_same_and_its_process_has_a_lower_priority(path: Path) -> None:
@@ -79,7 +79,7 @@ def test_a_check_comes_to_the_same_and_its_process_has_a_lower_priority(path: Pa
             if own:
                 (process,) = until(lambda: job_processes(os.getpid()))
                 lower = os.getpriority(os.PRIO_PROCESS, 0) + NICE
-                until(partial(_has_priority, process, lower), seconds=30)
+                until(partial(has_priority, process, lower), 30)
             over = ended(http, job)
             results.append((over["state"], over["message"], over["done"], over["total"], over["result"]))
             assert http.get("/v1/versions/v2/checks").json()[-1]["tolerance"] == 0.02
@@ -287,7 +287,7 @@ def test_the_process_knows_what_was_searched_and_whose_code_is_trusted(
         over = ended(http, backfill(http, budget="1", order="queried", anyway=True))
         assert over["state"] == "done", over
         (moved,) = [item.id for item in space.gallery.iterate(name)]
-    assert Counter([hit["id"] for hit in found["hits"]])[moved] == 1
+    assert [hit["id"] for hit in found["hits"]] == [moved]
 
 
 def test_a_gallery_in_memory_is_worked_on_here(tmp_path: Path) -> None:
