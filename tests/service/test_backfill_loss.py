@@ -140,9 +140,11 @@ def test_a_kill_between_the_prediction_and_the_refusal_does_not_let_it_run(
         while not work.get(job.id).result:
             assert time.monotonic() < end
             time.sleep(0.01)
+        noted = work.get(job.id).result
         work.stop()
     [left] = JobFiles(space.path).load()
     assert left.state == "running"
+    JobFiles(space.path).save(replace(left, result=noted))  # the prediction may have been saved, too
     again = Jobs(space)
     again.start()
     while not (seen := again.get(job.id)).has_ended:

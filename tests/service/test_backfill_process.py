@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,10 @@ def counts(path: Path) -> Any:
         return space.gallery.count()
 
 
+def _has_priority(process: int, priority: int) -> bool:
+    return os.getpriority(os.PRIO_PROCESS, process) == priority
+
+
 def test_a_check_comes_to_the_same_and_its_process_has_a_lower_priority(path: Path) -> None:
     results = []
     for own in (False, True):
@@ -74,7 +79,7 @@ def test_a_check_comes_to_the_same_and_its_process_has_a_lower_priority(path: Pa
             if own:
                 (process,) = until(lambda: job_processes(os.getpid()))
                 lower = os.getpriority(os.PRIO_PROCESS, 0) + NICE
-                until(lambda process=process, lower=lower: os.getpriority(os.PRIO_PROCESS, process) == lower, 30)
+                until(partial(_has_priority, process, lower), seconds=30)
             over = ended(http, job)
             results.append((over["state"], over["message"], over["done"], over["total"], over["result"]))
             assert http.get("/v1/versions/v2/checks").json()[-1]["tolerance"] == 0.02

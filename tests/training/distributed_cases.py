@@ -143,7 +143,7 @@ def compare_layers() -> None:
 
 def torchs_own_layer_needs_a_gpu() -> None:
     """Why fixstar has a batch norm of its own; once this fails, torch's could take its place."""
-    layer = nn.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(nn.BatchNorm2d(3)))
+    layer = nn.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(nn.BatchNorm2d(3)))  # type: ignore[no-untyped-call]
     with pytest.raises(ValueError, match="SyncBatchNorm expected input tensor to be on"):
         layer(torch.zeros(2, 3, 4, 4))
 

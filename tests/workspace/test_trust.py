@@ -168,5 +168,5 @@ def test_commands_and_services_refuse_code_that_is_not_trusted(space: Workspace,
 def test_workers_of_a_cluster_are_told_what_to_trust(space: Workspace) -> None:
     directory = str(space.registry.directory("v1"))
     with pytest.raises(UntrustedCodeError):
-        _Worker(directory, "cpu", [])
-    assert _Worker(directory, "cpu", sorted(trust.remembered(space.path))).embed([])[0].shape == (0, 12)
+        _Worker(directory, "cpu", [], 1)
+    assert _Worker(directory, "cpu", sorted(trust.remembered(space.path)), 1).embed([])[0].shape == (0, 12)

@@ -95,7 +95,7 @@ def evaluate(
             protocol=protocol,
             seed=seed,
             pairs_file=pairs_file,
-            shared_components=shared_components,
+            shared=shared_components,
         )
     else:
         from fixstar.data import open_images

@@ -13,6 +13,7 @@ Needs no web framework: the command line reads the files of jobs without one.
     queue            who runs what, and when
     running          a job as its own work sees it
     work             what each kind does: index, check, backfill, training
+    process          long work in a process of its own, which gives way to searches
     signs_of_life    which services are alive
     history          vectors by version over time
 """

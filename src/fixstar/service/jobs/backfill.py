@@ -40,8 +40,9 @@ def backfill(space: Workspace, running: RunningJob) -> Result:
             "left": 0,
             "stopped": None,
         }
-    planned = space.plan_backfill(options, predict="predicted" not in known)
-    if "predicted" not in known:
+    was_judged = "token" in wanted  # before a restart
+    planned = space.plan_backfill(options, predict=not was_judged)
+    if not was_judged:
         known["predicted"] = planned.predicted and planned.predicted.to_json()
     plan = planned.plan
     known |= {
@@ -51,7 +52,7 @@ def backfill(space: Workspace, running: RunningJob) -> Result:
         "without_image": plan.without_image,
     }
     if planned.loses and plan.ids and not options.anyway:
-        running.note(result=known)  # saved only with the refusal: a prediction on disk is not judged again
+        running.note(result=known)
         raise _loses(planned)
     counts = files.counts(plan)  # before this job: an earlier one may have begun the plan
     counted = wanted.get("counted") or {name: counts.get(name, 0) for name in _COUNTED}
