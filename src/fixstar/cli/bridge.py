@@ -56,8 +56,8 @@ def bridge(
     images: Annotated[
         Path | None,
         typer.Option(
-            help="What models embed. Images: a folder, or a CSV list. Texts: a .jsonl, .csv, .tsv or .parquet file with "
-            "a field text, or a folder."
+            help="What models embed. Images: a folder, or a CSV list. Texts: a .jsonl, .csv, .tsv or .parquet file "
+            "with a field text, or a folder."
         ),
     ] = None,
     labels: Annotated[
