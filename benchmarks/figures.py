@@ -25,6 +25,7 @@ from typing import Any
 import change_model
 import engines
 import faces
+import fresh
 import numpy as np
 import read_through
 import refit
@@ -1197,6 +1198,8 @@ def generated() -> dict[str, tuple[str, str]]:
     backfill = (ROOT / "docs/appendix/backfill.md").read_text(encoding="utf-8")
     met = backfill.partition("<!-- met -->\n")[2].partition("<!-- end of met -->")[0]
     found["met"] = (met.strip(), read_through.table(content("read_through.json")["runs"]))
+    there = backfill.partition("<!-- fresh -->\n")[2].partition("<!-- end of fresh -->")[0]
+    found["fresh"] = (there.strip(), fresh.table(content("fresh.json")["runs"]))
     there = page.partition("<!-- scifact -->\n")[2].partition("<!-- end of scifact -->")[0]
     found["scifact"] = (there.strip(), scifact.table(content("scifact.json")["runs"]))
     trained = list(content("upgrades_rivals.json")["runs"].values())

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
+from text_models import bert_folder
 from typed import typed
 
 from fixstar.data.glyphs import SCRIPTS
@@ -36,6 +37,7 @@ def test_every_example_is_run_here_and_is_short() -> None:
         "judge_migration.yml",
         "lightning_loop.py",
         "plain_loop.py",
+        "text_index.py",
         "two_models.ipynb",
         "two_versions.py",
     }
@@ -81,6 +83,15 @@ def test_characters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fixstar.data.glyphs.SCRIPTS", few)
     run("characters.py", monkeypatch, str(tmp_path))
     assert len(list((tmp_path / "held-out" / "U+0416").glob("*.png"))) == 200
+
+
+def test_text_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    models = [f"hf:{bert_folder(tmp_path / name, seed=seed)}" for seed, name in enumerate(("old", "new"))]
+    run("text_index.py", monkeypatch, *models)
+    told = capsys.readouterr().out
+    assert "60 passages indexed. v1 answers 'how do I return boots' with:" in told
+    assert "questions judge, nDCG@10: v1 " in told
+    assert told.endswith("Back to v1; no vector was changed\n")
 
 
 def test_two_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

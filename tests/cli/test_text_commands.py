@@ -74,12 +74,18 @@ def test_the_whole_upgrade(notes: Path, tmp_path: Path) -> None:
         assert "PASS" in checked.out
         assert "gallery texts (" in checked.out
         assert typed("deploy", "v2", "-w", notes).code == 0
+        met = typed("search", "rain storm", "--fresh", "10", "-w", notes)
+        assert "10 items embedded again with v2 before this answer" in met.err
+        again = json.loads(typed("search", "rain storm", "--fresh", "10", "-w", notes, "--json").out)
+        assert again["embedded"] < 10
+        older = 70 - again["embedded"]
+        assert "stored vector" in typed("search", "--like", "notes-1", "--fresh", "5", "-w", notes).err
         filled = typed("backfill", "--budget", "50%", "-w", notes)
         assert filled.code == 0
         told = [checked, filled, typed("status", "-w", notes), typed("check", "v2", "--history", "-w", notes)]
         assert not [line for one in told for line in one.out.splitlines() if "image" in line]
         counts = json.loads(typed("status", "-w", notes, "--json").out)["vectors"]
-        assert counts == {"v1": 40, "v2": 40}
+        assert counts == {"v1": older // 2, "v2": 80 - older // 2}
         assert typed("rollback", "-w", notes).code == 0
         assert typed("search", "rain storm", "-w", notes).code == 0
 

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from backends import KINDS, backend, upgrade, vector
+from backends import KINDS, backend, text_backend, upgrade, vector
 from PIL import Image
 
 from fixstar.errors import FixstarError, InputError
@@ -89,3 +89,25 @@ def test_wrong_input_is_named(tmp_path: Path) -> None:
         assert [item.id for item in space.gallery.iterate()] == ["kept"]
         (kept,) = store.get_by_ids(["kept"])
         assert Path(kept.page_content).read_bytes() == good.read_bytes()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_texts_are_added_found_and_read(kind: str, tmp_path: Path) -> None:
+    with text_backend(kind, tmp_path) as asked:
+        store = FixstarVectorStore(asked)
+        (boots, rain) = store.add_texts(["return boots", "rain storm cloud"], [{"shop": "paris"}, {}])
+        assert store.add_texts(["bread oven"], ids=["mine"]) == ["mine"]
+        ((best, score), *others) = store.similarity_search_with_score("return boots", k=3)
+        assert (best.id, best.page_content) == (boots, "return boots")
+        assert best.metadata == {"shop": "paris", "model_version": "v1"}
+        assert score == pytest.approx(1, abs=1e-5)
+        assert {one.id for one, _ in others} == {rain, "mine"}
+        assert store.get_by_ids([boots]) == [best]
+        again = store.add_texts(["return boots"])  # without an id it is another document
+        assert again != [boots]
+        with pytest.raises(InputError, match="distinct"):
+            store.add_texts(["a", "b"], ids=["x", "x"])
+        with pytest.raises(InputError, match="holds texts"):
+            store.similarity_search(b"bytes")
+        with pytest.raises(FixstarError):
+            store.add_texts([" "])

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from backends import KINDS, backend, upgrade, vector
+from backends import KINDS, backend, text_backend, upgrade, vector
 
 from fixstar.errors import InputError
 
@@ -111,3 +111,19 @@ def test_wrong_input_is_named(tmp_path: Path) -> None:
         index = VectorStoreIndex.from_vector_store(store, embed_model=MockEmbedding(embed_dim=1))
         with pytest.raises(InputError, match="default mode"):
             index.as_retriever(vector_store_query_mode="mmr").retrieve("x.png")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_text_nodes_are_stored_and_found(kind: str, tmp_path: Path) -> None:
+    with text_backend(kind, tmp_path) as asked:
+        store = FixstarVectorStore(asked)
+        nodes = [
+            TextNode(id_="a", text="return boots", metadata={"shop": "paris"}),
+            TextNode(id_="b", text="rain storm"),
+        ]
+        assert store.add(nodes) == ["a", "b"]
+        (best, *_) = FixstarRetriever(store, k=2).retrieve("return boots")
+        assert (best.node.node_id, best.node.get_content()) == ("a", "return boots")
+        assert best.node.metadata == {"shop": "paris", "model_version": "v1"}
+        with pytest.raises(InputError, match="stores texts; c is a"):
+            store.add([ImageNode(id_="c", image_path="photo.png")])

@@ -6,7 +6,6 @@ import errno
 import logging
 import os
 import signal
-from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any

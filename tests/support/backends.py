@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from service_clients import client
 from shops import passed, pictures, shop
+from text_models import bert_folder
 
 from fixstar.service.client import Client
 from fixstar.workspace import Workspace
@@ -29,6 +30,21 @@ def backend(kind: str, folder: Path) -> Iterator[tuple[Workspace | Client, Works
                 asking.close()
                 asking._http = http  # type: ignore[assignment]
                 yield asking, space
+
+
+@contextmanager
+def text_backend(kind: str, folder: Path) -> Iterator[Workspace | Client]:
+    """The backend of an empty workspace for texts."""
+    with Workspace.create(folder / "notes", device="cpu") as space:
+        space.add_version(f"hf:{bert_folder(folder / 'bert')}")
+        if kind == "workspace":
+            yield space
+        else:
+            with client(space) as http:
+                asking = Client()
+                asking.close()
+                asking._http = http  # type: ignore[assignment]
+                yield asking
 
 
 def upgrade(space: Workspace) -> None:

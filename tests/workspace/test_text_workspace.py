@@ -12,7 +12,7 @@ import pytest
 from text_models import FakeServer, bert_folder, own_settings, servers, topic_texts, write_jsonl
 
 from fixstar.data import open_images
-from fixstar.errors import InputError, ModelError, UntrustedCodeError
+from fixstar.errors import GateError, InputError, ModelError, UntrustedCodeError
 from fixstar.models import Encoder
 from fixstar.models.backbones import endpoint
 from fixstar.texts import Prompts
@@ -272,3 +272,94 @@ def test_what_a_server_cannot_embed_while_it_is_down_is_met_again_by_the_next_se
     assert notes.gallery.count()["v1"] == 240
     notes.search(["rain storm"])
     assert reading.work() > 0
+
+
+# --- reading through before answering
+
+
+@pytest.fixture
+def checked(notes: Workspace, tmp_path: Path) -> Workspace:
+    """v2 has passed a check, and is deployed."""
+    notes.check("v2", open_images(write_jsonl(tmp_path / "held.jsonl", topic_texts(120, seed=7))), progress=False)
+    notes.deploy("v2")
+    return notes
+
+
+def test_a_search_embeds_its_best_items_first_and_none_of_them_again(
+    checked: Workspace, servers: tuple[FakeServer, FakeServer]
+) -> None:
+    query = "rain storm umbrella wet cloud"
+    best = [hit.id for hit in checked.search([query], k=20).hits[0]]
+    servers[1].requests.clear()
+    found = checked.search([query], k=5, fresh=20)
+    assert found.embedded == 20
+    assert len(found.hits[0]) == 5
+    assert checked.gallery.count() == {"v1": 220, "v2": 20}
+    stored = checked.gallery.get(best)
+    texts = [str(stored[name].payload["text"]) for name in best]
+    assert {item.version for item in stored.values()} == {"v2"}
+    vectors = checked.encoder("v2").encode(texts, form="short")
+    np.testing.assert_allclose(np.stack([stored[name].vector for name in best]), vectors, atol=1e-5)
+    asked = checked.encoder("v2").encode([query], form="short", role="query")[0]
+    by_new_model = [name for _, name in sorted(zip(-vectors @ asked, best, strict=True))]
+    assert [hit.id for hit in found.hits[0]] == by_new_model[:5]
+    servers[1].requests.clear()
+    again = checked.search([query], k=5, fresh=20)
+    assert again.embedded < 20  # others took the places of what turned out to be further away
+    assert not {text for body in servers[1].requests for text in body["input"]} & set(texts)
+
+
+def test_with_all_items_it_answers_as_if_everything_were_embedded_again(checked: Workspace) -> None:
+    queries = [text for text, _ in topic_texts(3, seed=11)]
+    found = checked.search(queries, k=10, fresh=240)
+    assert checked.gallery.count() == {"v1": 0, "v2": 240}
+    assert found.embedded == 240
+    assert checked.search(queries, k=10).hits == found.hits
+
+
+def test_a_filter_holds_for_what_is_embedded_too(checked: Workspace) -> None:
+    found = checked.search(["rain storm"], k=3, fresh=1000, where={"label": "shoes"})
+    assert found.embedded == 60
+    assert {hit.payload["label"] for hit in found.hits[0]} == {"shoes"}
+    assert {item.payload["label"] for item in checked.gallery.iterate("v2")} == {"shoes"}
+
+
+def test_items_without_their_text_keep_their_vectors_and_are_found(checked: Workspace) -> None:
+    (item,) = checked.gallery.get(["notes-3"]).values()
+    checked.gallery.replace_vectors("v1", [item], item.vector[None], [{"label": "shoes"}])
+    found = checked.search(["rain storm"], k=240, fresh=240)
+    assert found.embedded == 239
+    assert len(found.hits[0]) == 240
+    assert checked.gallery.get(["notes-3"])["notes-3"].version == "v1"
+
+
+def test_without_a_passed_check_nothing_is_embedded(notes: Workspace) -> None:
+    notes.deploy("v2", force="a try", queries="old")
+    with pytest.raises(GateError, match="no passed check"):
+        notes.search(["rain storm"], fresh=10)
+    assert notes.gallery.count()["v1"] == 240
+
+
+def test_a_server_that_is_down_costs_the_answer_and_nothing_else(
+    checked: Workspace, servers: tuple[FakeServer, FakeServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "QUERY_SECONDS", 0.5)
+    checked.search(["rain storm"])
+    usual = servers[1].usual
+    servers[1].answers += [usual, *[lambda _: (503, b"down")] * 50]  # the query is embedded, the items are not
+    with pytest.raises(ModelError, match="time that a search may take"):
+        checked.search(["rain storm"], fresh=10)
+    servers[1].answers.clear()
+    assert checked.gallery.count()["v1"] == 240
+    assert checked.search(["rain storm"], fresh=10).embedded == 10
+
+
+@pytest.mark.parametrize("fresh", [-1, 1001])
+def test_so_many_items_cannot_be_embedded_before_an_answer(checked: Workspace, fresh: int) -> None:
+    with pytest.raises(InputError, match="its best 1 to 1000 items"):
+        checked.search(["rain storm"], fresh=fresh)
+
+
+def test_a_search_of_some_versions_embeds_nothing(checked: Workspace) -> None:
+    with pytest.raises(InputError, match="searches all versions"):
+        checked.search(["rain storm"], fresh=10, versions=["v1"])

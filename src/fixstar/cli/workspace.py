@@ -355,6 +355,7 @@ def _print_indexed(done: Indexed, deleted: int, total: int, space: Workspace) ->
     "fixstar search shoe.jpg bag.jpg -k 5 --sheet found.png",
     "fixstar search --like shoes/17.jpg --where label=shoes --where 'price={\"lt\": 20}'",
     "fixstar search 'how do I return shoes' -w notes",
+    "fixstar search 'how do I return shoes' --fresh 50 -w notes",
 )
 def search(
     images: Annotated[
@@ -366,6 +367,14 @@ def search(
     where: Annotated[list[str] | None, typer.Option(help="FIELD=VALUE of the payload; may be repeated.")] = None,
     approximate: Annotated[bool, typer.Option(help="Use the index if there is one; may miss a hit.")] = False,
     raw: Annotated[bool, typer.Option("--raw", help="Rank hits of several versions by plain scores.")] = False,
+    fresh: Annotated[
+        int,
+        typer.Option(
+            help="Read through before answering: embed the best so many items again where their vectors are older, and "
+            "keep that. One embedding per item, when it is first met. Needs a passed check.",
+            show_default="none",
+        ),
+    ] = 0,
     sheet: Annotated[Path | None, typer.Option(help="Draw queries and results as one picture (.png).")] = None,
     device: Device = "auto",
     as_json: AsJson = False,
@@ -381,6 +390,8 @@ def search(
         raise InputError("search takes images or texts, or --like ID; give one of them")
     if sheet is not None and sheet.suffix.lower() != ".png":
         raise InputError(f"--sheet {sheet}: a contact sheet is a .png file")
+    if fresh and like is not None:
+        raise InputError("--fresh is for a search with images or texts; --like searches with a stored vector")
     from fixstar.gallery import SearchRequest
     from fixstar.workspace.items import unknown_fields
 
@@ -391,7 +402,7 @@ def search(
             answer = space.like(like, request)
         else:
             names = list(images or ())
-            answer = space.search(_queries(space, names), request)
+            answer = space.search(_queries(space, names), request, fresh=fresh)
         if sheet is not None and space.registry.reads() == "texts":
             raise InputError("--sheet draws images, and these are texts")
         if sheet is not None:
@@ -418,10 +429,14 @@ def search(
                 "thresholds": dict(answer.thresholds),
                 "queries": [_hits_json(name, hits, answer) for name, hits in zip(names, answer.hits, strict=True)],
                 "left_out": list(answer.left_out),
+                "embedded": answer.embedded,
             }
         )
     else:
         _print_hits(names, answer)
+        if fresh:
+            told = f"{plural(answer.embedded, 'item')} embedded again with {answer.version} before this answer"
+            print(told, file=sys.stderr)
         if trained and not answer.thresholds and any(answer.hits) and checked_on < _ENOUGH:
             step = NextStep("check", {"version": asking, "data": ...}, f"with 100 labelled {reads} or more")
             said = f"Not measured: below which score {asking}'s queries probably have no match. A check does that"

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from fixstar.data.texts import TEXT
 from fixstar.errors import InputError
 from fixstar.gallery import Hit
 from fixstar.gallery.filters import Where, payload_test
 from fixstar.workspace import CatalogueItem, Workspace, catalogue
-from fixstar.workspace.items import IMAGE, STAMP
+from fixstar.workspace.items import IMAGE, STAMP, text_item
 
 if TYPE_CHECKING:
     from PIL import Image
 
     from fixstar.service.client import Client
+    from fixstar.texts import Reads
 
     Backend = Workspace | Client
     Picture = str | Path | bytes | Image.Image
@@ -27,8 +31,30 @@ VERSION = "model_version"  # the metadata field that names the version that made
 _AT_ONCE = 32  # images per request
 
 
-def search_image(backend: Backend, image: Picture, **options: Any) -> list[Hit]:
-    """The items nearest to an image, whatever version made their vectors; ``options`` as of ``SearchRequest``."""
+def reads(backend: Backend) -> Reads:
+    """What the models of a workspace or of a service read. A service is asked once."""
+    if isinstance(backend, Workspace):
+        return backend.registry.reads()
+    if backend not in _reads:
+        _reads[backend] = backend.status().reads
+    return _reads[backend]
+
+
+_reads: WeakKeyDictionary[Client, Reads] = WeakKeyDictionary()
+
+
+def search_original(backend: Backend, query: Picture, **options: Any) -> list[Hit]:
+    """The items nearest to an image or a text, whatever version made their vectors; options as of ``SearchRequest``."""
+    if reads(backend) == "images":
+        return _search_image(backend, query, **options)
+    if not isinstance(query, str):
+        raise InputError(f"this gallery holds texts: a query is a text, got a {type(query).__name__}")
+    if isinstance(backend, Workspace):
+        return backend.search([query], **options).hits[0]
+    return [_hit(hit) for hit in backend.search_text(query, **options).hits]
+
+
+def _search_image(backend: Backend, image: Picture, **options: Any) -> list[Hit]:
     if isinstance(image, str) and not Path(image).is_file():
         raise InputError(f"{image!r} is not a file; a query is an image: give the path of one")
     if isinstance(backend, Workspace):
@@ -46,6 +72,21 @@ def search_vector(backend: Backend, vector: Sequence[float], version: str | None
 
 def _hit(hit: Any) -> Hit:
     return Hit(hit.id, hit.score, hit.version, hit.payload)
+
+
+def add_texts(backend: Backend, texts: Mapping[str, str], payloads: Iterable[Mapping[str, Any]]) -> None:
+    """Embed and store texts by id with the deployed version. One that cannot be used raises; the others are stored."""
+    ours = {TEXT, STAMP, VERSION}
+    fields = [{key: value for key, value in payload.items() if key not in ours} for payload in payloads]
+    if isinstance(backend, Workspace):
+        rows = zip(texts.items(), fields, strict=True)
+        if bad := backend.index(text_item(name, text, payload) for (name, text), payload in rows).bad:
+            raise bad[0]
+        return
+    by_name = dict(zip(texts, fields, strict=True))
+    for start in range(0, len(texts), _AT_ONCE):
+        some = dict(islice(texts.items(), start, start + _AT_ONCE))
+        backend.add_texts(some, {name: by_name[name] for name in some})
 
 
 def add_images(backend: Backend, images: Mapping[str, Picture], payloads: Iterable[Mapping[str, Any]]) -> None:
@@ -105,6 +146,17 @@ def image_path(backend: Backend, hit: Hit) -> Path | None:
     return backend.path.absolute() / str(hit.payload[IMAGE])
 
 
-def metadata(hit: Hit) -> dict[str, Any]:
+def stored_text(backend: Backend, hit: Hit) -> str | None:
+    """The text of a hit where texts are stored."""
+    if reads(backend) == "images":
+        return None
+    text = hit.payload.get(TEXT)
+    return text if isinstance(text, str) else None
+
+
+def metadata(backend: Backend, hit: Hit) -> dict[str, Any]:
     """The payload that the user gave, and the version that made the vector."""
-    return {**{key: value for key, value in hit.payload.items() if key not in (IMAGE, STAMP)}, VERSION: hit.version}
+    ours = {IMAGE, STAMP}
+    if reads(backend) == "texts":
+        ours.add(TEXT)
+    return {**{key: value for key, value in hit.payload.items() if key not in ours}, VERSION: hit.version}

@@ -1,4 +1,4 @@
-"""A workspace as a LlamaIndex vector store of image nodes, and a retriever that takes images.
+"""A workspace as a LlamaIndex vector store of image or text nodes, and a retriever that takes images or texts.
 
 store = FixstarVectorStore(Workspace("shop"))
 store.add([ImageNode(image_path="photos/red.jpg", metadata={"label": "shoe"})])
@@ -13,12 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from fixstar.connectors.backend import (
     add_images,
+    add_texts,
     delete_items,
     get_items,
     image_path,
     metadata,
-    search_image,
+    reads,
+    search_original,
     search_vector,
+    stored_text,
 )
 from fixstar.errors import InputError, MissingExtraError
 from fixstar.gallery import Hit
@@ -27,7 +30,7 @@ from fixstar.gallery.filters import Where
 try:
     from llama_index.core.base.base_retriever import BaseRetriever
     from llama_index.core.bridge.pydantic import PrivateAttr
-    from llama_index.core.schema import BaseNode, ImageNode, NodeWithScore, QueryBundle
+    from llama_index.core.schema import BaseNode, ImageNode, NodeWithScore, QueryBundle, TextNode
     from llama_index.core.vector_stores.types import (
         BasePydanticVectorStore,
         FilterCondition,
@@ -72,10 +75,10 @@ def to_where(filters: MetadataFilters | None) -> Where:
 
 
 class FixstarVectorStore(BasePydanticVectorStore):
-    """Images of a workspace, or of a service's ``Client``, as image nodes. The workspace's own model embeds."""
+    """Images or texts of a workspace, or of a service's ``Client``, as nodes. The workspace's own model embeds."""
 
     stores_text: bool = True
-    is_embedding_query: bool = False  # the query's text is the path of an image
+    is_embedding_query: bool = False  # the query's text is a text, or the path of an image
     _backend: Backend = PrivateAttr()
 
     def __init__(self, backend: Backend) -> None:
@@ -88,18 +91,23 @@ class FixstarVectorStore(BasePydanticVectorStore):
         return self._backend
 
     def add(self, nodes: Sequence[BaseNode]) -> list[str]:
-        """Embed and store the images of nodes. Vectors that the nodes may have are not used."""
-        if strange := [node for node in nodes if not isinstance(node, ImageNode)]:
-            raise InputError(f"fixstar stores images; {strange[0].node_id} is a {type(strange[0]).__name__}")
-        images = {node.node_id: _image(node) for node in nodes}
+        """Embed and store the images or texts of nodes. Vectors that the nodes may have are not used."""
+        has_texts = reads(self._backend) == "texts"
+        if strange := [node for node in nodes if _is_text(node) != has_texts]:
+            found = type(strange[0]).__name__
+            raise InputError(f"this gallery stores {reads(self._backend)}; {strange[0].node_id} is a {found}")
         payloads = []
         for node in nodes:
             payload = dict(node.metadata)
             if node.ref_doc_id is not None:
                 payload[_DOCUMENT] = node.ref_doc_id
             payloads.append(payload)
-        add_images(self._backend, images, payloads)
-        return list(images)
+        if has_texts:
+            add_texts(self._backend, {node.node_id: node.get_content() for node in nodes}, payloads)
+        else:
+            images = {node.node_id: _image(node) for node in nodes if isinstance(node, ImageNode)}
+            add_images(self._backend, images, payloads)
+        return [node.node_id for node in nodes]
 
     def delete(self, ref_doc_id: str) -> None:
         """Delete all nodes of a document."""
@@ -118,27 +126,30 @@ class FixstarVectorStore(BasePydanticVectorStore):
         return [self._node(item) for item in get_items(self._backend, node_ids, to_where(filters))]
 
     def query(self, query: VectorStoreQuery, **options: Any) -> VectorStoreQueryResult:
-        """The nearest nodes of the vector in a query, else of the image whose path is its text."""
+        """The nearest nodes of the vector in a query, else of its text, which is the path where images are stored."""
         if query.mode != VectorStoreQueryMode.DEFAULT or query.node_ids or query.doc_ids:
             raise InputError("fixstar searches images in the default mode, restricted by filters, not by ids")
         asking: dict[str, Any] = {"k": query.similarity_top_k, "where": to_where(query.filters) or None, **options}
         if query.query_embedding is not None:
             hits = search_vector(self._backend, query.query_embedding, **asking)
         else:
-            hits = search_image(self._backend, query.query_str or "", **asking)
+            hits = search_original(self._backend, query.query_str or "", **asking)
         return VectorStoreQueryResult(
             [self._node(hit) for hit in hits], [hit.score for hit in hits], [hit.id for hit in hits]
         )
 
-    def _node(self, hit: Hit) -> ImageNode:
+    def _node(self, hit: Hit) -> TextNode:
+        text = stored_text(self._backend, hit)
+        if text is not None:
+            return TextNode(id_=hit.id, text=text, metadata=metadata(self._backend, hit))
         path = image_path(self._backend, hit)
         if path is None:
-            return ImageNode(id_=hit.id, metadata=metadata(hit))
-        return ImageNode(id_=hit.id, image_path=str(path), metadata=metadata(hit))
+            return ImageNode(id_=hit.id, metadata=metadata(self._backend, hit))
+        return ImageNode(id_=hit.id, image_path=str(path), metadata=metadata(self._backend, hit))
 
 
 class FixstarRetriever(BaseRetriever):
-    """The nearest images of a query: a path, or a ``QueryBundle`` with an ``image_path`` or an ``embedding``."""
+    """The nearest items of a query: a path, a text, or a ``QueryBundle`` with an ``image_path`` or an ``embedding``."""
 
     def __init__(self, store: FixstarVectorStore, k: int = 10, **options: Any) -> None:
         super().__init__()
@@ -153,6 +164,11 @@ class FixstarRetriever(BaseRetriever):
         return [
             NodeWithScore(node=node, score=score) for node, score in zip(found.nodes, found.similarities, strict=True)
         ]
+
+
+def _is_text(node: BaseNode) -> bool:
+    """Whether a node holds a text; image nodes are text nodes too, for LlamaIndex."""
+    return isinstance(node, TextNode) and not isinstance(node, ImageNode)
 
 
 def _image(node: ImageNode) -> Picture:

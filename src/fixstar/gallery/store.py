@@ -169,7 +169,8 @@ class SearchResult(NamedTuple):
     probability that query and item show the same class, if the gallery holds the query's class. ``left_out`` are
     versions with vectors that were not searched: no translation leads to them. ``models`` are the versions that
     embedded the queries, the deployed one first if it did. ``thresholds`` are scores by version under which a hit is
-    probably no match, as measured by the check; empty if they were not.
+    probably no match, as measured by the check; empty if they were not. ``embedded`` counts items that got new vectors
+    before the answer.
     """
 
     version: str
@@ -178,6 +179,7 @@ class SearchResult(NamedTuple):
     calibrated: bool = False
     models: tuple[str, ...] = ()
     thresholds: Mapping[str, float] = {}
+    embedded: int = 0
 
     def is_unlikely(self, hit: Hit) -> bool:
         """Whether a hit is probably no match. If the best one is, the query is probably not in the catalogue."""

@@ -27,7 +27,7 @@ from fixstar.images import Decode, ImageSource
 from fixstar.models import Encoder
 from fixstar.models.backbones.endpoint import QUERY_SECONDS, answered_within
 from fixstar.translation import Calibration, Translation
-from fixstar.workspace.backfill.read_through import DEPTH, ReadThrough
+from fixstar.workspace.backfill.read_through import DEPTH, ReadThrough, embed_again, require_safe
 from fixstar.workspace.deployment import Move, Rollout
 from fixstar.workspace.items import ImageStore, ensure_version
 from fixstar.workspace.registry import Registry
@@ -117,12 +117,34 @@ class Serving:
     # --- searching
 
     def search(
-        self, images: Sequence[ImageSource], request: SearchRequest | None = None, **options: Unpack[SearchOptions]
+        self,
+        images: Sequence[ImageSource],
+        request: SearchRequest | None = None,
+        *,
+        fresh: int = 0,
+        **options: Unpack[SearchOptions],
     ) -> SearchResult:
-        """The nearest items of each image, asked by all models that the deployment's translations need."""
+        """The nearest items of each image, asked by all models that the deployment's translations need.
+
+        ``fresh`` reads through before answering: of the best so many items of each query those with older vectors,
+        whose images or texts are here, are embedded by the deployed version and stored. Then the query is asked again.
+        An item costs one embedding when the first search meets it, and none later. A check must have passed.
+        """
         move, models = self.asking()
         by_models = {name: self.embed(name, images) for name in models}
-        return self.search_queries(move, by_models, request, **options)
+        if not fresh:
+            return self.search_queries(move, by_models, request, **options)
+        wanted = SearchRequest.of(request, **options)
+        require_safe(self, fresh, wanted.versions)
+        first = self._search(move.version, by_models, replace(wanted, k=fresh, min_score=None), move)
+        met = {hit.id for found in first.hits for hit in found if hit.version != move.version}
+        with answered_within(QUERY_SECONDS):
+            embedded = embed_again(self, met)
+        move, models = self.asking()  # vectors of the deployed version need its queries
+        for name in models:
+            if name not in by_models:
+                by_models[name] = self.embed(name, images)
+        return self.search_queries(move, by_models, wanted)._replace(embedded=embedded)
 
     def asking(self) -> tuple[Move, list[str]]:
         """The deployment now, and the versions that embed each query: the deployed one, then others.

@@ -433,10 +433,18 @@ class Workspace:
             )
 
     def search(
-        self, images: Sequence[ImageSource], request: SearchRequest | None = None, **options: Unpack[SearchOptions]
+        self,
+        images: Sequence[ImageSource],
+        request: SearchRequest | None = None,
+        *,
+        fresh: int = 0,
+        **options: Unpack[SearchOptions],
     ) -> SearchResult:
-        """The k nearest items of each image or text, whatever version made their vectors; see ``Serving``."""
-        return self.serving.search(images, request, **options)
+        """The k nearest items of each image or text, whatever version made their vectors; see ``Serving``.
+
+        With ``fresh``, the best so many items are embedded by the deployed version first, and stay so.
+        """
+        return self.serving.search(images, request, fresh=fresh, **options)
 
     def like(self, item: str, request: SearchRequest | None = None, **options: Unpack[SearchOptions]) -> SearchResult:
         """The k items nearest to a stored one."""

@@ -1,7 +1,8 @@
 """Read-through: what searches meet is embedded again, so the gallery backfills what is asked for.
 
 A search looks at its best 50 items. Those with a vector of an older version, whose image or text is here, wait to be
-embedded by the deployed version, so many an hour. What is never asked for is never embedded.
+embedded by the deployed version, so many an hour. What is never asked for is never embedded. A search may also wait
+until its best items are embedded, and then ask again (``Serving.search``).
 """
 
 from __future__ import annotations
@@ -9,20 +10,22 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fixstar.errors import InputError
+from fixstar.errors import GateError, InputError, NextStep
 from fixstar.gallery import Hit, Item
 from fixstar.versions import is_version_name, version_number
+from fixstar.workspace.checks import last_check
 from fixstar.workspace.items import ImageStore, LocalEmbedder
 
 if TYPE_CHECKING:
     from fixstar.workspace.search import Serving
 
 DEPTH = 50  # the best items of a search that count as met
+MOST_FRESH = 1000  # items that one search may embed before it answers
 MOST_WAITING = 10_000  # ids; those met longest ago make room
 _BATCH = 64
 _HOUR = 3600.0
@@ -63,36 +66,7 @@ class ReadThrough:
         Those met last come first. What was written or deleted meanwhile stays, and nothing is written if another
         version is deployed by then.
         """
-        names = self._due()
-        if not names:
-            return 0
-        serving = self._serving
-        version = serving.deployed()
-        images = ImageStore(serving.path, serving.registry.reads())
-        known = serving.gallery.get(names)
-        old = [item for item in known.values() if self._is_older(item, version)]
-        sources = {item.id: images.original(item) for item in old}
-        there = [item for item in old if sources[item.id] is not None]
-        if not there:
-            return 0
-        embedder = LocalEmbedder(serving.encoder(version))
-        with serving.registry.using(version):
-            vectors = embedder.one([sources[item.id] for item in there]).vectors  # type: ignore[misc]
-            good = np.flatnonzero(~np.isnan(vectors).any(axis=1))
-            if serving.deployed() != version:
-                return 0
-            kept = [there[row] for row in good.tolist()]
-            if kept:
-                done = serving.gallery.replace_vectors(version, kept, vectors[good])
-            else:
-                done = []
-        return len(done)
-
-    def _is_older(self, item: Item, deployed: str) -> bool:
-        """Whether an item's vector is of an older version, or of a model that was never here."""
-        if item.version == deployed:
-            return False
-        return not is_version_name(item.version) or version_number(item.version) < version_number(deployed)
+        return embed_again(self._serving, self._due())
 
     def _due(self) -> list[str]:
         """The ids that may be embedded now; they no longer wait."""
@@ -103,3 +77,52 @@ class ReadThrough:
             count = min(_BATCH, int(self._allowed), len(self._waiting))
             self._allowed -= count
             return [self._waiting.popitem()[0] for _ in range(count)]
+
+
+def embed_again(serving: Serving, names: Collection[str]) -> int:
+    """Give stored items vectors of the deployed version, where older ones are and the original is here; how many.
+
+    What was written or deleted meanwhile stays, and nothing is written if another version is deployed by then.
+    """
+    if not names:
+        return 0
+    version = serving.deployed()
+    images = ImageStore(serving.path, serving.registry.reads())
+    known = serving.gallery.get(names)
+    old = [item for item in known.values() if _is_older(item, version)]
+    sources = {item.id: images.original(item) for item in old}
+    there = [item for item in old if sources[item.id] is not None]
+    if not there:
+        return 0
+    embedder = LocalEmbedder(serving.encoder(version))
+    with serving.registry.using(version):
+        vectors = embedder.one([sources[item.id] for item in there]).vectors  # type: ignore[misc]
+        good = np.flatnonzero(~np.isnan(vectors).any(axis=1))
+        if serving.deployed() != version:
+            return 0
+        kept = [there[row] for row in good.tolist()]
+        if not kept:
+            return 0
+        return len(serving.gallery.replace_vectors(version, kept, vectors[good]))
+
+
+def _is_older(item: Item, deployed: str) -> bool:
+    """Whether an item's vector is of an older version, or of a model that was never here."""
+    if item.version == deployed:
+        return False
+    return not is_version_name(item.version) or version_number(item.version) < version_number(deployed)
+
+
+def require_safe(serving: Serving, depth: int, versions: Collection[str] | None) -> None:
+    """Refuse a search that would embed items before it answers where that may find less, or hide what it finds."""
+    if not 0 < depth <= MOST_FRESH:
+        raise InputError(f"a search embeds its best 1 to {MOST_FRESH} items before it answers, got {depth}")
+    if versions is not None:
+        raise InputError("a search that embeds items before it answers searches all versions; name none")
+    version = serving.deployed()
+    found = last_check(serving.path, version)
+    if found is None or found.outcome != "pass":
+        raise GateError(
+            f"{version} has no passed check, so what it embeds may be found less well; nothing was embedded",
+            NextStep("check", {"version": version}),
+        )
