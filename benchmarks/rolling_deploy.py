@@ -1,10 +1,10 @@
 """A new model deployed to four services behind one address, each restarted in turn, under searches and writes.
 
-The services share a workspace whose gallery is in PostgreSQL; with --store milvus, Milvus searches it. A balancer in this process gives every connection to the
-next service, or to the one after it if a connection is refused. v2 is another model: a translation carries v1's
-vectors, and both models ask. Searches ask for a batch of images: all its answers must be of one deployment. Every other
-round goes back to v1. At the end each item that was written is looked for by its vector. A failed request or a lost
-item ends the run with exit code 1.
+The services share a workspace whose gallery is in PostgreSQL; with --store milvus, Milvus searches it. A balancer in
+this process gives every connection to the next service, or to the one after it if a connection is refused. v2 is
+another model: a translation carries v1's vectors, and both models ask. Searches ask for a batch of images: all its
+answers must be of one deployment. Every other round goes back to v1. At the end each item that was written is looked
+for by its vector. A failed request or a lost item ends the run with exit code 1.
 
     python benchmarks/rolling_deploy.py --out benchmarks/results/rolling_deploy_cpu.json
     python benchmarks/rolling_deploy.py --store milvus --out benchmarks/results/rolling_deploy_milvus_cpu.json
