@@ -40,7 +40,8 @@ LOAD_SECONDS ?= 60
 TEST_TOOLS := pytest pytest-xdist hypothesis scikit-learn
 CORE_TESTS := tests/data tests/evaluation tests/images tests/losses tests/methods tests/training tests/translation tests/workspace
 
-MILVUS_TESTS := tests/gallery/test_milvus.py tests/gallery/test_gallery_contract.py tests/translation/test_migrate.py -k milvus
+MILVUS_TESTS := tests/gallery/test_milvus.py tests/gallery/test_gallery_contract.py tests/translation/test_migrate.py \
+	tests/service/test_rolling_deploy.py -k milvus
 
 .PHONY: setup demo test pytest coverage test-core test-lowest test-milvus milvus test-browser chromium lint style types api-diff docs package fire bench clean
 

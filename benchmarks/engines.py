@@ -452,6 +452,7 @@ class _Milvus(Engine):
     def open(self) -> None:
         self.milvus = importlib.import_module("pymilvus")
         self.client = self.milvus.MilvusClient(f"http://{self.address}")
+        self.version = self.client.get_server_version().removeprefix("v").removesuffix("-lite")
         for name, kind in (("exact_items", "FLAT"), ("near_items", "HNSW")):
             if not self.client.has_collection(name):
                 self._create(name, kind)

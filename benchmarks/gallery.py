@@ -341,7 +341,7 @@ def filled(options: argparse.Namespace, folder: Path, stack: contextlib.ExitStac
         gallery: Gallery = PostgresGallery(server.url("bench"))
     elif options.store in ("milvus", "milvus-hnsw"):
         milvus_server = importlib.import_module("milvus_server")
-        place = options.milvus or milvus_server.OwnServer().place
+        place = milvus_server.RUNNING or milvus_server.OwnServer().place
         index = "HNSW" if options.store == "milvus-hnsw" else "FLAT"
         address = parse_milvus_address(milvus_server.fresh_url(folder / "items.db", index, place) + "&timeout=120")
         gallery = milvus_server.DroppedGallery(address, SqliteGallery(address.items, index_above=1 << 60))
@@ -594,7 +594,6 @@ def main() -> None:
     parser.add_argument("--translated", type=int, metavar="COUNT", help="measure questions with a map only")
     parser.add_argument("--chain", type=int, default=1, metavar="COUNT", help="versions that share these vectors")
     parser.add_argument("--store", choices=STORES, default="sqlite", help="of questions with a map")
-    parser.add_argument("--milvus", metavar="HOST:PORT", help="a server that runs already, in place of the tests' one")
     parser.add_argument("--mapped", action="store_true", help="vectors in files in place of memory")
     parser.add_argument("--exact-only", action="store_true", help="no index: it takes long to build")
     parser.add_argument("--folder", type=Path, help="keep gallery and indexes there; if they are, only compare them")

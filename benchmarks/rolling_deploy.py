@@ -1,16 +1,19 @@
 """A new model deployed to four services behind one address, each restarted in turn, under searches and writes.
 
-The services share a workspace whose gallery is in PostgreSQL. A balancer in this process gives every connection to the
-next service, or to the one after it if a connection is refused. v2 is another model: a translation carries v1's
-vectors, and both models ask. Searches ask for a batch of images: all its answers must be of one deployment. Every other
-round goes back to v1. A failed request ends the run with exit code 1.
+The services share a workspace whose gallery is in PostgreSQL; with --store milvus, Milvus searches it. A balancer in
+this process gives every connection to the next service, or to the one after it if a connection is refused. v2 is
+another model: a translation carries v1's vectors, and both models ask. Searches ask for a batch of images: all its
+answers must be of one deployment. Every other round goes back to v1. At the end each item that was written is looked
+for by its vector. A failed request or a lost item ends the run with exit code 1.
 
     python benchmarks/rolling_deploy.py --out benchmarks/results/rolling_deploy_cpu.json
+    python benchmarks/rolling_deploy.py --store milvus --out benchmarks/results/rolling_deploy_milvus_cpu.json
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sys
 import tempfile
@@ -31,10 +34,12 @@ from service_clients import picture
 from shops import fitted, pictures, shop
 
 from fixstar.durable import replace_json
+from fixstar.gallery import Gallery
 from fixstar.geometry import unit
 from fixstar.workspace import Workspace, catalogue
 
 IMAGES = 4  # of one search
+NEAREST = 20  # among which a written item must be: two writers store the same pictures
 
 
 class Asked(NamedTuple):
@@ -95,9 +100,19 @@ class Clients:
             thread.join()
 
 
-def make(path: Path, vectors: int) -> Workspace:
+def gallery_url(store: str) -> str:
+    """The address of a gallery that does not exist yet."""
+    items = fresh_url()
+    if store == "postgres":
+        return items
+    milvus_server = importlib.import_module("milvus_server")
+    place = milvus_server.RUNNING or milvus_server.OwnServer().place
+    return str(milvus_server.fresh_url(items, place=place))
+
+
+def make(path: Path, vectors: int, url: str) -> Workspace:
     """Items by v1, a translation to v2, and as many random vectors as asked."""
-    Workspace.create(path, fresh_url()).close()
+    Workspace.create(path, url).close()
     space = shop(path, free=True)
     space.index(catalogue(pictures(path.parent / "photos", 20)))
     fitted(space)
@@ -105,6 +120,21 @@ def make(path: Path, vectors: int) -> Workspace:
     stored = unit(np.random.default_rng(0).standard_normal((vectors, width)).astype(np.float32))
     space.gallery.upsert("v1", [f"item-{number:08}" for number in range(vectors)], stored)
     return space
+
+
+def not_found(gallery: Gallery, names: Sequence[str]) -> list[str]:
+    """The items that are not there, or that a search for their own vector does not find."""
+    lost = []
+    stored = gallery.get(names)
+    for name in names:
+        if name not in stored:
+            lost.append(name)
+            continue
+        item = stored[name]
+        (hits,) = gallery.search(item.version, item.vector[None], k=NEAREST)
+        if name not in {hit.id for hit in hits}:
+            lost.append(name)
+    return lost
 
 
 Span = tuple[float, float]
@@ -134,6 +164,7 @@ def summary(asked: list[Asked], spans: Sequence[Span]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--store", choices=("postgres", "milvus"), default="postgres")
     parser.add_argument("--services", type=int, default=4)
     parser.add_argument("--vectors", type=int, default=20_000)
     parser.add_argument("--searchers", type=int, default=6)
@@ -143,7 +174,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--out", type=Path)
     wanted = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, make(Path(folder) / "shop", wanted.vectors) as space:
+    url = gallery_url(wanted.store)
+    with tempfile.TemporaryDirectory() as folder, make(Path(folder) / "shop", wanted.vectors, url) as space:
         with replicas(space, wanted.services) as services, balanced(services) as http:
             for service in services:  # each has the gallery in memory
                 service.http.post("/v1/search", files={"image": picture(0)}).raise_for_status()
@@ -153,11 +185,12 @@ def main() -> None:
                 spans = [roll(http, services, version, wanted.seconds) for version in versions]
             finally:
                 clients.close()
-        lost = set(clients.written) - space.gallery.get(clients.written).keys()
+        lost = not_found(space.gallery, clients.written)
     searches = [one for one in clients.asked if one.kind == "search" and not one.failure]
     failures = [one.failure for one in clients.asked if one.failure]
     mixed = sum(len(one.answered) != 1 for one in searches)
     found: dict[str, Any] = {
+        "store": wanted.store,
         "services": wanted.services,
         "vectors": wanted.vectors,
         "searchers": wanted.searchers,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from milvus_server import fresh_url as milvus_url
 from postgres_server import fresh_url
 from replicas import balanced, replicas
 from service_clients import picture
@@ -19,10 +20,13 @@ from fixstar.workspace import Workspace, catalogue
 PHOTOS = [("images", (f"{number}.png", picture(number))) for number in range(8)]
 
 
-@pytest.fixture
-def space(tmp_path: Path) -> Iterator[Workspace]:
+STORES: dict[str, Callable[[], str]] = {"postgres": fresh_url, "milvus": lambda: milvus_url(fresh_url())}
+
+
+@pytest.fixture(params=STORES)
+def space(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Workspace]:
     """Nine items by v1, and v2 ready to be deployed: their spaces are not shared, so v1's queries ask its vectors."""
-    Workspace.create(tmp_path / "shop", fresh_url()).close()
+    Workspace.create(tmp_path / "shop", STORES[request.param]()).close()
     with shop(tmp_path / "shop", free=True) as made:
         made.index(catalogue(pictures(tmp_path / "photos")))
         passed(made, "v2", "v1")
@@ -88,6 +92,10 @@ def test_a_new_model_is_deployed_and_every_service_restarted_without_a_failed_re
         assert all(len(models) == 1 for models in answers), answers
         assert {next(iter(models)).split()[0] for models in answers} == {"v1", "v2"}
         assert len(written) > 4
-        assert space.gallery.get(written).keys() == set(written)
+        stored = space.gallery.get(written)
+        assert stored.keys() == set(written)
+        for name in written[:: len(written) // 4]:
+            (hits,) = space.gallery.search(stored[name].version, stored[name].vector[None], k=len(written) + 9)
+            assert name in {hit.id for hit in hits}
         told = [service.http.get("/v1/status").json()["deployed"] for service in services]
         assert told == ["v2"] * 4, json.dumps(told)
