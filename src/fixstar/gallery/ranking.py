@@ -11,6 +11,7 @@ A query of version t meets the vectors of version k through one small matrix, B 
 
 from __future__ import annotations
 
+import math
 import os
 from _thread import start_new_thread
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -101,7 +102,7 @@ def candidates(blocks: Iterable[Block], queries: Sequence[Floats], k: int) -> tu
 
 def rounding(widths: Sequence[int]) -> float:
     """Of a sum of dot products of vectors of these widths in float32, with a margin."""
-    return 1e-6 * max(1.0, sum(widths) ** 0.5 / 8)
+    return 1e-6 * max(1.0, math.sqrt(sum(widths)) / 8)
 
 
 def _candidates_of_one(
