@@ -432,7 +432,8 @@ def use_large_pages(address: int, size: int) -> None:
     """Ask the kernel to keep memory in pages of 2 MiB, if it can. The content does not change.
 
     A graph search reads about a thousand vectors, each in another page, and the processor caches the addresses of few
-    pages.
+    pages. CPU time of a query of 200,000 x 256 on a busy machine, with and without, 12 turns of 150 queries: 261 and
+    338 us in the median, 156 and 188 at best. Of 40,000 x 128, which are 15 MB, it brought nothing: 269 and 245 us.
     """
     if sys.platform != "linux" or not _are_allowed():
         return

@@ -44,6 +44,7 @@ from fixstar.gallery.coded import (
 from fixstar.gallery.filters import Payload, Where, filter_key, payload_test
 from fixstar.gallery.ranking import (
     CELLS,
+    PRODUCTS,
     Block,
     Carrier,
     Indices,
@@ -52,6 +53,7 @@ from fixstar.gallery.ranking import (
     exact_products,
     first_of_each,
     paired_products,
+    rounding,
     scored,
 )
 from fixstar.gallery.store import (
@@ -792,6 +794,26 @@ class _Target(NamedTuple):
             scores[part] = as_scores(sums)
         return scores
 
+    def may_be_best(self, query: Indices, row: Indices, k: int) -> NDArray[np.bool_]:
+        """[pairs]: whether pairs with ascending rows may be among the k best of their query: by float32, which is fast.
+
+        Of many candidates few are scored in float64.
+        """
+        rough = np.zeros(len(row), np.float32)
+        step = 1 + PRODUCTS // self.rows.width
+        for side in self._scored_sides():
+            queries = side.weighed()
+            for start in range(0, len(row), step):
+                part = slice(start, start + step)
+                vectors = self.rows.vectors(row[part], side.forward)
+                rough[part] += np.einsum("ij,ij->i", vectors, queries[query[part]])
+        order = np.lexsort((-rough, query))
+        line = query[order]
+        kth = order[np.arange(len(order)) - np.searchsorted(line, line) == k - 1]
+        floor = np.full(len(self.sides[0].queries), -np.inf)
+        floor[query[kth]] = rough[kth] - rounding([side.queries.shape[1] for side in self.sides])
+        return rough >= floor[query]
+
     def scores_of_few(self, row: Indices) -> Floats:
         """[n]: exact scores of one query and n ascending rows, in few steps."""
         if not self.has_map:
@@ -988,17 +1010,16 @@ def _best(live: list[_Target], queries: int, k: int, least: float | None) -> lis
             order = row.argsort()
             query = query[order]
             row = row[order]
+        if target.has_map and target.quick is not None:  # of many candidates for each hit
+            chosen = target.may_be_best(query, row, k)
+            query = query[chosen]
+            row = row[chosen]
         score = target.scores(query, row)
         if least is not None:
             reached = score.astype(np.float64) >= least
             query = query[reached]
             row = row[reached]
             score = score[reached]
-        if target.has_map and target.quick is not None:  # many candidates were scored for each hit
-            chosen = np.sort(first_of_each(query, rank=score, number=row, k=k))
-            query = query[chosen]
-            row = row[chosen]
-            score = score[chosen]
         number = target.rows.numbers(row) if len(live) > 1 else row  # rows of one version are in this order
         found.append((query, score, target.ranks(score), number, *target.rows.labels(row)))
     if not found:

@@ -11,6 +11,7 @@ A query of version t meets the vectors of version k through one small matrix, B 
 
 from __future__ import annotations
 
+import math
 import os
 from _thread import start_new_thread
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -83,8 +84,7 @@ def candidates(blocks: Iterable[Block], queries: Sequence[Floats], k: int) -> tu
 
     ``queries`` are matrices [N, s], one for each matrix of a block; a score is the sum of the products with them.
     """
-    width = sum(one.shape[1] for one in queries)
-    slack = np.float32(1e-6 * max(1.0, width**0.5 / 8))  # float32 rounding of a dot product, with a margin
+    slack = np.float32(rounding([one.shape[1] for one in queries]))
     if len(queries[0]) == 1:
         return _candidates_of_one(list(blocks), query=[one[0] for one in queries], k=k, slack=slack)
     floor = np.full(len(queries[0]), -2, np.float32)  # k rows at least reach it
@@ -98,6 +98,11 @@ def candidates(blocks: Iterable[Block], queries: Sequence[Floats], k: int) -> tu
     query, row, score = (np.concatenate([part[i] for part in found]) for i in range(3))
     kept = score >= (floor - slack)[query]  # the floor has risen since the first blocks
     return query[kept], row[kept]
+
+
+def rounding(widths: Sequence[int]) -> float:
+    """Of a sum of dot products of vectors of these widths in float32, with a margin."""
+    return 1e-6 * max(1.0, math.sqrt(sum(widths)) / 8)
 
 
 def _candidates_of_one(
