@@ -94,13 +94,13 @@ def test_the_figures_are_those_of_slow_code() -> None:
     split = gallery_query_split(codes[held], seed=0)
     choosing, judging = halves(codes[held][split.queries], 0)
     queries = held[split.queries][judging]
-    chose = held[split.queries][choosing]  # fitted too, after they chose; they count as much as the items
+    chose = held[split.queries][choosing]  # fitted too, after they chose, and count three times
     gallery = held[split.gallery]
     maps = found.translation.about["maps"]
     x = old.astype(np.float32)
     y = new.astype(np.float32)
     rows = np.concatenate([fitted, chose])
-    times = np.concatenate([np.ones(len(fitted)), np.full(len(chose), len(fitted) / len(chose))])
+    times = np.concatenate([np.ones(len(fitted)), np.full(len(chose), 3.0)])
     groups = np.concatenate([codes[fitted], 100 + np.arange(len(chose))])
     pairs = Pairs.checked(x[rows], y[rows], weights=times, groups=groups)
     forward = fit_map(maps["forward"], pairs).map

@@ -74,7 +74,7 @@ BACK = "query mapped back"
 ONE = "both sides, one model"
 TWO = "both sides, two models"
 AGAIN = "all re-embedded"
-_MOST = 10.0  # how often a query that is fitted counts, at most
+_MOST = 3.0  # items that a fitted query counts as, at most
 _SAME = 1e-6  # below 1: the cosine of two equal vectors, up to rounding
 
 
@@ -550,7 +550,7 @@ def _chosen(ways: Sequence[Translation], trial: _Trial, options: BridgeOptions) 
 
 
 def _with_queries(pairs: Pairs, trial: _Trial) -> Pairs:
-    """The pairs, and the queries that chose as more of them: both count the same in total.
+    """The pairs, and the queries that chose as more of them: both count the same in total, but a query at most thrice.
 
     Stored items may be of other classes than those that are asked for, or longer texts; queries are what is asked. One
     that equals a stored item or a query that judges is left out: what judges is not fitted.
