@@ -18,8 +18,9 @@ happens, and the order decides how much is gained.
     oldest      items of the oldest version first
     random      any
 
-``benchmarks/backfill_planner.py`` compares them. None is always best, so a workspace tries those of ``TRIED`` on
-held-out images and takes the best at its budget ("auto").
+``benchmarks/backfill_planner.py`` and ``benchmarks/upgrades.py`` compare them. None is always best: "uncertain" lost
+least between pre-trained models, made no difference after a default upgrade, and lost there by class template. So a
+workspace tries those of ``TRIED`` on held-out images and takes the best at its budget ("auto").
 """
 
 from __future__ import annotations
