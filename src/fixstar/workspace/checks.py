@@ -71,8 +71,8 @@ class CheckedCell:
     ``translation`` is the file of the judged translation, None if both versions share a space. ``weight`` is its w, and
     ``models`` are the versions that embed a query. ``one_model`` is the result with the new version alone, if two
     models were judged. ``lost`` and ``won`` list some of the flips. ``classes`` lists the classes that lose and win
-    most, largest net loss first. With known relevant items all figures are nDCG@10, and ``measured`` has more measures by
-    name: before, after, and with everything re-embedded.
+    most, largest net loss first. With known relevant items all figures are nDCG@10, and ``measured`` has more
+    measures by name: before, after, and with everything re-embedded.
     """
 
     version: str
