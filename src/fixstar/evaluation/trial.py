@@ -39,7 +39,7 @@ SHARES = tuple(number / 10 for number in range(11))
 
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """Every version's vectors of the same labelled images; with ``pairs`` queries and gallery are both all images."""
+    """Every version's vectors of the same labelled images; with ``pairs``, queries and gallery both hold all images."""
 
     versions: Sequence[VersionFeatures]
     query_labels: Labels
@@ -128,7 +128,7 @@ def trial_of_images(
     split_file: Path | None = None,
     pairs_file: Path | None = None,
 ) -> Trial:
-    """A trial on labelled images, embedded by ``features``. Split or pairs come from their file, or are saved there."""
+    """A trial on labelled images, embedded by ``features``. Split or pairs are read from a file, or saved there."""
     classes = dict(enumerate(images.classes))
     if takes_pairs(protocol):
         pairs, how = kept_pairs(images.labels, pairs_file, seed)
@@ -154,7 +154,7 @@ def trial_of_images(
 def searchable(images: ImageSet, inputs: Preprocessing | Prompts, bad_images: str) -> ImageSet:
     """The readable images of classes with two or more; ``bad_images`` is "refuse" or "skip"."""
     if bad_images not in ("refuse", "skip"):
-        raise InputError(f"bad_images is refuse or skip, got {bad_images!r}")
+        raise InputError(f"bad_images must be refuse or skip, got {bad_images!r}")
     kept, unreadable = images.readable(inputs, cast(Literal["refuse", "skip"], bad_images))
     for image in unreadable:
         warnings.warn(f"left out {image.name}: {image.reason}", stacklevel=2)
@@ -179,7 +179,7 @@ def counted(labels: Labels) -> str:
 def _kept_split(labels: Labels, path: Path | None, seed: int, open_set: bool) -> tuple[Split, str]:
     """The split in a file, or a new one, which is saved there; and its origin as text.
 
-    An open-set search asks for classes that the gallery lacks, too: half of them are only among the queries.
+    An open-set search also has queries of classes outside of the gallery: half of the classes are only queries.
     """
     if path is None or not path.exists():
         split = gallery_query_split(labels, seed=_checked_seed(seed))
@@ -232,7 +232,7 @@ def _check_rows(path: Path, rows: NDArray[np.int64], images: int) -> None:
 
 def _checked_seed(seed: int) -> int:
     if seed < 0:
-        raise InputError(f"a seed is a number from 0 on, got {seed}")
+        raise InputError(f"a seed must be at least 0, got {seed}")
     return seed
 
 
