@@ -99,7 +99,7 @@ def is_trusted(module: str) -> bool:
 
 
 def require_trusted(source: str) -> None:
-    """Raise unless the module of an import path, or a server, is trusted; call it before running or sending anything."""
+    """Raise unless the module of an import path, or a server, is trusted; call this before running or sending."""
     module = module_of(source)
     if is_trusted(module):
         return

@@ -4,8 +4,8 @@ A query is compared with every vector in that vector's own space, so all images 
 With ``scores`` (slope and offset by version name) slope * cosine + offset is compared instead.
 
 Templates are normalised means over the full unit features of a class. They are never built: with s_v the sum of a
-class's vectors of version v, a template's dot product with a query is the sum over v of (query carried to v) . s_v, and its
-squared length the sum over v and w of s_v . (s_w carried to v). Both are exact.
+class's vectors of version v, a template's dot product with a query is the sum over v of (query carried to v) . s_v,
+and its squared length the sum over v and w of s_v . (s_w carried to v). Both are exact.
 """
 
 from __future__ import annotations
