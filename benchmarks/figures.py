@@ -965,7 +965,7 @@ def faces_page() -> Iterator[Claim | Quote]:
         [gained, 100 * faces.FAR, whole],
     )
     yield Claim(TRANSLATION, "per query, {} more of a hundred enrolled people", [gained])
-    yield Claim(TRANSLATION, "rate of false accepts, {} % of what enrolling", [100 * gained / whole])
+    yield Claim(TRANSLATION, "rate of false accepts, {} % of the gain of enrolling", [100 * gained / whole])
     one = [faces.difference(up, ONE, faces.IDENTIFIED)[0], -faces.difference(up, ONE, faces.RANK)[0]]
     yield Claim(TRANSLATION, "With one model it is {} more, but the nearest person is right {} points less", one)
     for measure in (faces.ACCURACY, faces.FEW, faces.MANY):
