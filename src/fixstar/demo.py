@@ -90,7 +90,7 @@ def run_demo(
         say(f"  check v2: {check.outcome}. {gain_sentence('v2', check.cells[0])}")
         if check.outcome == "pass":
             space.deploy("v2")
-            say("  deploy v2: its queries search v1's vectors from now on, and none of them was touched")
+            say("  deploy v2: its queries search v1's vectors from now on; the vectors have not changed")
         untranslated = _untranslated(space, queries, gallery)
         at_once = accuracy(space, queries)
         found["found by v2 among v1's vectors, translated"] = _pictures(_searched(space, asked), asked, gallery)

@@ -516,7 +516,7 @@ def add(
         )
     if unprepared:
         raise InputError(
-            f"{model} does not say how its images are prepared, and vectors mean nothing without that: give --size, "
+            f"{model} does not say how its images are prepared, and vectors are meaningless without that: give --size, "
             "and --mean and --std if they are not ImageNet's; or --tokenizer if it reads texts"
         )
     space = fixstar.Workspace(workspace)
@@ -602,7 +602,7 @@ def _lead_to_pretrained(backbone: str, workspace: Path) -> None:
 
     if backbone not in backbone_names():
         return
-    print(f"{backbone} starts from random weights. That pays for drawings and imagery of your own", file=sys.stderr)
+    print(f"{backbone} starts from random weights. That pays for drawings and unusual images", file=sys.stderr)
     for name in PRETRAINED:
         command = command_of(NextStep("add", {"model": name}), workspace)
         if not at_hand(name):

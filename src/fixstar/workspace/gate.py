@@ -827,7 +827,7 @@ def _outweighed(stronger: Check) -> str:
     return (
         f"the check of {stronger.when[:10]} still counts ({stronger.outcome}): it asked "
         f"{plural(stronger.queries, 'query')}{of} ({stronger.images}). "
-        "This one is kept beside it"
+        "This one is kept in the history"
     )
 
 

@@ -28,7 +28,7 @@ _NAME = re.compile(r"v([0-9]+)")
 _WAIT = 10.0  # seconds to wait for another process that retires a version
 FIRST = (  # how a workspace gets its first version
     NextStep("add", {"model": "efficientnet-lite0"}, "photos: a small pre-trained network"),
-    NextStep("train", {"data": ...}, "drawings and imagery of your own"),
+    NextStep("train", {"data": ...}, "drawings and unusual images"),
     NextStep("add", {"model": "st:FOLDER"}, "texts: a sentence-transformers model"),
     NextStep("add", {"model": "https://HOST/v1/embeddings?model=NAME"}, "texts: a server that embeds them"),
     NextStep("add", {"model": ...}, "a model that you have"),

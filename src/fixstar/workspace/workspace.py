@@ -258,7 +258,7 @@ class Workspace:
     ) -> str:
         """Store any model as the next version; returns its name. ``Encoder.wrap`` lists what is accepted.
 
-        ``compatible_with`` names a version whose vectors the model was trained to search as they are. Without it the
+        ``compatible_with`` names a version whose vectors the model was trained to search directly. Without it the
         model has its own space, and a check fits translations to the other versions.
         """
         from fixstar.workspace.training import add_version

@@ -239,7 +239,7 @@ class _MilvusBeside:
                     )
                 self._client.alter_alias(collection, alias)
         return (
-            f"The alias {alias!r} leads to collection {collection!r}, at once for everybody. Let your searches name "
+            f"The alias {alias!r} leads to collection {collection!r}, at once for all clients. Let your searches name "
             f"{alias!r} as their collection"
         )
 

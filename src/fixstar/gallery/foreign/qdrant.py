@@ -256,7 +256,7 @@ class _QdrantBeside:
             changes.append(models.CreateAliasOperation(create_alias=made))
             self._client.update_collection_aliases(changes)
         return (
-            f"The alias {alias!r} leads to collection {collection!r}, at once for everybody. Let your searches name "
+            f"The alias {alias!r} leads to collection {collection!r}, at once for all clients. Let your searches name "
             f"{alias!r} as their collection"
         )
 

@@ -29,7 +29,7 @@ from fixstar.models.backbones.pretrained import PRETRAINED
 from fixstar.trust import ADDRESSES, require_own, require_trusted
 
 _UNPREPARED = (
-    "{} does not say how its images are prepared, and vectors mean nothing without that: pass its preprocessing (size, "
+    "{} does not say how its images are prepared, so its vectors would be meaningless: pass its preprocessing (size, "
     "mean and std)"
 )
 _WEIGHTS_ALONE = (".pt", ".pth", ".ckpt", ".bin", ".pkl", ".safetensors")

@@ -101,7 +101,7 @@ def run_jobs(
     shown: Shown = lambda *_: None,
     environment: Mapping[str, str] | None = None,
 ) -> list[QueuedRun]:
-    """Run those that are not finished, ``jobs`` at a time, each by its ``command``; say how each ended."""
+    """Run unfinished runs, ``jobs`` at a time, each by its ``command``; report how each ended."""
     all_jobs = [QueuedRun(run) for run in runs]
     for job in all_jobs:
         if folders.result(job.run).exists():

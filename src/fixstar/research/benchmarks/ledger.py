@@ -2,7 +2,7 @@
 
 A set that was set aside confirms a setting only if it was not looked at while the setting was chosen. So every run is
 recorded here before its result is written, and entries are only appended. Each entry has a digest
-of its own content and of the entry before it: an entry that is changed or removed breaks the chain.
+of its own content and of the entry before it: changing or removing an entry breaks the chain.
 
     python benchmarks/looks.py                      every look, one per line
     python benchmarks/looks.py --merge OTHER.json   append the looks of a ledger from another machine
@@ -66,7 +66,7 @@ def digest(entry: Mapping[str, Any], previous: str) -> str:
 
 
 def chain(entries: Sequence[Entry], added: Iterable[Mapping[str, Any]]) -> list[Entry]:
-    """The entries, and after them those that are added.
+    """The entries with the added ones appended.
 
     >>> first, second = chain([], [{"seed": 1}, {"seed": 2}])
     >>> second["digest"] == digest({"seed": 2}, first["digest"])
@@ -172,7 +172,7 @@ def set_aside(run: Run) -> str:
 
 
 def setting_of(run: Run) -> dict[str, Any]:
-    """How a run is trained: with all options of its method, also those that were not given."""
+    """The setting of a run, with all options of its method, including defaults."""
     settings = run.settings()
     translation = {"translated": run.weight} if run.translated else {}
     return {
