@@ -1,4 +1,4 @@
-"""The runs of a benchmark: each has a method, a class order, a seed, and a name with its differences from the catalogue.
+"""The runs of a benchmark: each has a method, a class order, a seed, and a name that shows changes from the catalogue.
 
     cifar100-10_7__hoc__order1__seed0                           as in the catalogue
     cifar100-10_7__hoc__lam=0.25__K=1000__order1__seed0__e40    with other options, other capacity, fewer epochs

@@ -1,7 +1,7 @@
 """Translations between the versions of a run, fitted on the images that were available when a version was trained.
 
-Those images are the task's and the replay memory, or all images so far if versions are retrained: only images that the version
-itself was trained on. Each is used unchanged and in a few crops. Every older model embeds them again, so
+Those images are the task's and the replay memory, or all images so far if versions are retrained: only images that
+the version itself was trained on. Each is used unchanged and in a few crops. Every older model embeds them again, so
 a translated run keeps all older models.
 
 translations/v3/v1.npz      how queries of v3 search what v1 stored; a finished one is never fitted again
