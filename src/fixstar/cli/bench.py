@@ -332,7 +332,7 @@ def _chosen(what: str, count: str | None, named: list[int] | None, first: int) -
         return named or None
     if not (count.isascii() and count.isdecimal()) or int(count) < 1:
         listed = " ".join(f"--{what} {part}" for part in re.findall(r"[0-9]+", count))
-        seen = f"--{what}s must be a count, a whole number of at least 1, such as 3; got {count!r}"
+        seen = f"--{what}s is a count, a whole number of at least 1, such as 3; got {count!r}"
         if "," in count and listed:
             seen += f"; to choose single ones type {listed}"
         raise InputError(seen)

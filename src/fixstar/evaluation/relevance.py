@@ -182,15 +182,15 @@ def _nothing_matches(wanted: Grades, queries: Sequence[str], gallery: Sequence[s
     judged = f"{plural(len(wanted), 'query')} with known relevant items"
     if unknown == len(wanted):
         return (
-            f"{judged}, and none of them has a vector: their ids are like {_some(wanted)}, the ids of the queries' "
-            f"vectors like {_some(queries)}. Use the same ids in both files"
+            f"{judged}, and none of them has a vector: their ids are such as {_some(wanted)}, those of the queries' "
+            f"vectors such as {_some(queries)}. Write the same ids into both files"
         )
     named = [item for items in wanted.values() for item, grade in items.items() if grade > 0]
     if not named:
         return f"{judged}, and all grades are 0 or less. An item that a query should find has 1 or more"
     return (
-        f"{judged}, but none of these items is stored: their ids are like {_some(named)}, the ids of stored vectors "
-        f"like {_some(gallery)}. Use the same ids in both files"
+        f"{judged}, and none of these items is stored: their ids are such as {_some(named)}, those of stored vectors "
+        f"such as {_some(gallery)}. Write the same ids into both files"
     )
 
 

@@ -112,4 +112,4 @@ def _require_kind(what: str, value: object, default: object) -> None:
         fits = default is None or isinstance(value, type(default))
         kind = "a word"
     if not fits:
-        raise InputError(f"{what} must be {kind}, such as {json.dumps(default)}; got {value!r}")
+        raise InputError(f"{what} is {kind}, such as {json.dumps(default)}; got {value!r}")
