@@ -774,6 +774,14 @@ RIVALS = (
 )
 SHORT = tuple(row.label for row in RIVALS if "Drift" not in row.label and "our" not in row.label)
 LEARNT = "photos-50+50"
+ORDERS = {"area": "random", "unsure": "uncertainty", "fastfill": "FastFill"}
+ORDERED = {
+    "Polaris": "polaris",
+    "independent": "independent",
+    "free": "free",
+    "**Vega**": "vega",
+    "Vega, as few passes as the others": "vega-short",
+}
 GROUPS: dict[str, tuple[str, ...]] = {
     "photos": tuple(name for name in CASES if name.startswith("photos-") and name not in (LEARNT, "photos-resnet32")),
     "characters": tuple(name for name in CASES if name.startswith("characters-")),
@@ -812,6 +820,35 @@ def rivals_table(runs: Sequence[Record]) -> str:
         cells += [f"{level(mine, kind, protocol):.1f}" if kind else "" for kind, protocol in places]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def orders_table(runs: Sequence[Record]) -> str:
+    """Mean accuracies during a backfill in three orders, between what is found at once and with all embedded again.
+
+    "Random best" counts the cases in which the random order is above both others.
+    """
+    titles = [" | ".join([f"{protocol}: at once", *ORDERS.values(), "embedded again"]) for protocol in PROTOCOLS]
+    lines = [
+        f"| way | runs | {' | '.join(titles)} | random best: image | template |",
+        "|---|" + "---:|" * (3 + 2 * (2 + len(ORDERS))),
+    ]
+    for label, way in ORDERED.items():
+        mine = runs_of(runs, way, ORDINARY)
+        cells = [label, str(sum(map(len, mine)))]
+        for protocol in PROTOCOLS:
+            cells += [f"{level(mine, kind, protocol):.1f}" for kind in ("one", *ORDERS, "v2")]
+        cells += [f"{random_best(mine, protocol)} of {len(mine)}" for protocol in PROTOCOLS]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def random_best(groups: Sequence[Sequence[Record]], protocol: str) -> int:
+    """The number of cases in which a backfill in random order finds more on the way than in both other orders."""
+    best = 0
+    for group in groups:
+        random, *others = (level([group], kind, protocol) for kind in ORDERS)
+        best += random > max(others)
+    return best
 
 
 def short_table(runs: Sequence[Record]) -> str:
@@ -875,7 +912,12 @@ def vega_table(runs: Sequence[Record]) -> str:
     return "\n".join(lines)
 
 
-TABLES = {"rivals": rivals_table, "rivals' gains": gains_table, "ordinary upgrades": vega_table}
+TABLES = {
+    "rivals": rivals_table,
+    "rivals' gains": gains_table,
+    "ordinary upgrades": vega_table,
+    "orders": orders_table,
+}
 """What docs/appendix/translation.md shows, by its mark."""
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fixstar.translation.judge import judge
     from fixstar.workspace import Workspace
 
-_HOMES = {  # where a name comes from, and what it is called there
+_HOMES = {  # module of each name, and its name there
     "Encoder": ("models", "Encoder"),
     "Preprocessing": ("images", "Preprocessing"),
     "SimplexClassifier": ("models", "SimplexClassifier"),

@@ -1,10 +1,10 @@
-"""The whole story in about a minute, on rendered images: a better model, and old vectors that follow.
+"""The whole story in about a minute, on rendered images: a better model searches old vectors.
 
 Characters are rendered from the fonts inside matplotlib and distorted. v1 learns some scripts and indexes a gallery of
-characters that no model is trained on. v2 learns more scripts, freely: nothing holds it to v1's space, so its vectors
-mean nothing beside v1's. A translation is fitted, chosen and judged; then v2 is deployed and searches v1's vectors,
-untouched, through it. At last the gallery is re-embedded in steps. The workspace is kept, to explore. Every number
-comes from the run, from queries that neither training nor the check has seen.
+characters that no model is trained on. v2 learns more scripts, freely: its space differs from v1's, so their vectors
+cannot be compared directly. A translation is fitted, chosen and judged. Then v2 is deployed and searches v1's
+untouched vectors through it. Finally the gallery is re-embedded in steps. The workspace is kept to explore. Every
+number comes from this run, from queries that neither training nor the check has seen.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from fixstar.workspace import BackfillOptions, CatalogueItem, Check, UpgradeOpti
 from fixstar.workspace.checks import gain_sentence
 
 KNOWN = ("digits", "latin", "greek", "cyrillic", "arabic", "phonetic", "mathematics")  # v1 learns these
-ADDED = ("nko", "lao", "arrows")  # v2 learns these too
-UNSEEN = ("hebrew", "georgian")  # no model learns these: the gallery and the queries
+ADDED = ("nko", "lao", "arrows")  # v2 also learns these
+UNSEEN = ("hebrew", "georgian")  # not learnt by any model: the gallery and the queries
 EARLY = 6  # images per class for v1
-LATER = 8  # and for v2, beside those of v1
+LATER = 8  # images per class for v2, in addition to v1's
 GALLERY = 20  # images per class
 CHECKED = 40  # labelled images per class for the check
 QUERIES = 30
 SHOWN = 6  # queries in the picture
-DEPTH = 5  # and hits of each
-STEPS = ("25%", "33%", "50%", "all")  # of what is left each time: a quarter of the gallery
+DEPTH = 5  # hits of each query in the picture
+STEPS = ("25%", "33%", "50%", "all")  # of the remaining items, which is a quarter of the gallery each time
 MARK = "demo.json"
 FORMAT = "fixstar-demo"
 SPACE = "workspace"
-# Characters turned by 90 degrees often are other characters, or themselves: as classes of their own they only confuse.
+# A character rotated by 90 degrees is often another character, or itself, so rotated classes only confuse.
 OPTIONS: dict[str, Any] = {"rotated": False}
 
 Say = Callable[[str], object]
@@ -52,9 +52,9 @@ Say = Callable[[str], object]
 
 @dataclass(frozen=True)
 class DemoResult:
-    """What the run measured: shares of queries whose first hit is right, what the gate said, where everything is.
+    """The results: shares of queries with a correct first hit, the outcome of the gate, and paths.
 
-    ``curve`` are pairs: the share of the gallery that is re-embedded, and what v2's queries find.
+    ``curve`` has pairs: the re-embedded share of the gallery, and the accuracy of v2's queries.
     """
 
     now: float
@@ -72,8 +72,8 @@ class DemoResult:
 def run_demo(
     directory: Path, seed: int = 0, device: str = "auto", progress: bool = True, say: Say = print
 ) -> DemoResult:
-    """Tell the story in a workspace, draw the pictures into ``directory``; an earlier demo there is replaced."""
-    device = str(resolve_device(device))  # before anything of an earlier demo is replaced
+    """Run the demo in a workspace and draw pictures into ``directory``; an earlier demo there is replaced."""
+    device = str(resolve_device(device))  # before an earlier demo is replaced
     _prepare(directory)
     say("Rendering characters from the fonts inside matplotlib ...")
     gallery = characters(UNSEEN, GALLERY, seed=1)
@@ -90,7 +90,7 @@ def run_demo(
         say(f"  check v2: {check.outcome}. {gain_sentence('v2', check.cells[0])}")
         if check.outcome == "pass":
             space.deploy("v2")
-            say("  deploy v2: its queries search v1's vectors from now on, and none of them was touched")
+            say("  deploy v2: its queries search v1's vectors from now on; the vectors have not changed")
         untranslated = _untranslated(space, queries, gallery)
         at_once = accuracy(space, queries)
         found["found by v2 among v1's vectors, translated"] = _pictures(_searched(space, asked), asked, gallery)
@@ -129,7 +129,7 @@ def train_first(space: Workspace, gallery: ImageSet, seed: int, progress: bool, 
 
 
 def upgrade_and_check(space: Workspace, seed: int, progress: bool, say: Say) -> Check:
-    """v2 learns more images of the known scripts and the added ones, freely; a check judges it by other images."""
+    """v2 learns more images of the known and the added scripts, freely; a check judges it by other images."""
     early = characters(KNOWN, EARLY, seed=3)
     later = concatenate([characters(KNOWN, LATER, seed=4), characters(ADDED, LATER, seed=4)])
     say(f"  upgrade to v2: {len(ADDED)} scripts more, {len(later.classes)} characters")
@@ -140,7 +140,7 @@ def upgrade_and_check(space: Workspace, seed: int, progress: bool, say: Say) -> 
 
 
 def backfill(space: Workspace, queries: ImageSet, items: int, say: Say) -> list[tuple[float, float]]:
-    """Re-embed the gallery in steps; after each, the share that is done and what queries find."""
+    """Re-embed the gallery in steps; returns the finished share and the accuracy after each step."""
     curve = []
     for budget in STEPS:
         space.backfill(BackfillOptions(budget, order="uncertain", anyway=True))
@@ -152,7 +152,7 @@ def backfill(space: Workspace, queries: ImageSet, items: int, say: Say) -> list[
 
 
 def accuracy(space: Workspace, queries: ImageSet) -> float:
-    """The share of queries whose first hit shows the same character, by searches."""
+    """The share of queries whose first hit shows the same character."""
     hits = _searched(space, queries).hits
     labels = [queries.classes[label] for label in queries.labels.tolist()]
     right = [bool(line) and line[0].payload["label"] == label for line, label in zip(hits, labels, strict=True)]
@@ -164,7 +164,7 @@ def _searched(space: Workspace, queries: ImageSet) -> SearchResult:
 
 
 def _untranslated(space: Workspace, queries: ImageSet, gallery: ImageSet) -> float:
-    """The share if v2's queries were compared with v1's vectors as they are."""
+    """The share if v2's queries were compared directly with v1's vectors."""
     stored = space.encoder("v1").encode(gallery.images)
     asked = space.encoder("v2").encode(queries.images)
     found = gallery.labels[(asked @ stored.T).argmax(axis=1)]
@@ -195,7 +195,7 @@ def _prepare(directory: Path) -> None:
 
 
 def _is_demo(directory: Path) -> bool:
-    """Whether an earlier demo wrote this directory; nothing else is ever replaced."""
+    """Whether an earlier demo wrote this directory; other directories are never replaced."""
     try:
         mark = json.loads((directory / MARK).read_text())
     except (OSError, ValueError):
@@ -204,13 +204,13 @@ def _is_demo(directory: Path) -> bool:
 
 
 def _kept(space: Workspace, images: ImageSet) -> Iterator[CatalogueItem]:
-    """The items of a set of pixels, which the workspace keeps so that they can be shown and embedded again."""
+    """The items of a set of pixels, which the workspace stores for display and re-embedding."""
     for item in labelled_items(images):
         yield replace(item, payload={**item.payload, **space.images.keep(np.asarray(item.image).squeeze())})
 
 
 def settings(epochs: int, seed: int, device: str) -> Settings:
-    """How the demo trains: a small network for grey images of 32 x 32 pixels."""
+    """The settings of the demo: a small network for grey images of 32 x 32 pixels."""
     milestones = (round(0.6 * epochs), round(0.85 * epochs))
     return Settings(
         backbone="tiny",
@@ -223,7 +223,7 @@ def settings(epochs: int, seed: int, device: str) -> Settings:
 
 
 def _draw_gain(now: float, curve: Sequence[tuple[float, float]], path: Path) -> None:
-    """What v2's queries find while the gallery is re-embedded, above what v1's found."""
+    """Draw the accuracy of v2's queries during re-embedding, with v1's accuracy for comparison."""
     shares = np.array([share for share, _ in curve])
     found = np.array([hits for _, hits in curve])
     name = "queries by v2"
@@ -233,7 +233,7 @@ def _draw_gain(now: float, curve: Sequence[tuple[float, float]], path: Path) -> 
 
 
 def sentence(now: float, at_once: float, reembedded: float, gate: str) -> str:
-    """What happened, from the numbers alone."""
+    """A summary in words, from the numbers alone."""
     if gate != "pass":
         return f"The gate did not let v2 pass in this run ({gate}), so v1 still answers and finds {now:.1%}."
     gained = at_once - now

@@ -1,7 +1,7 @@
-"""Files that are complete or absent, whenever the machine dies, and directories with one writer.
+"""Files that are written atomically and survive power cuts, and directories with a single writer.
 
-A file says what it is, in which version of its format, and has a digest of its content: a flipped bit is noticed when
-it is read, and a file of a newer fixstar is refused.
+A file has its kind, the version of its format, and a digest of its content. A flipped bit is detected on reading, and a
+file of a newer fixstar is refused.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ Content = TypeVar("Content")
 Arrays = Mapping[str, "NDArray[Any]"]
 
 _LOCK = ".lock"
-_UNPACKED = 256 << 20  # bytes that any .npz may unpack to
-_PACKED = 100  # times that a larger one may grow: numbers that were measured do so by 20 at most
+_UNPACKED = 256 << 20  # maximum unpacked bytes of any .npz
+_PACKED = 100  # maximum ratio for larger files; measured data is at most 20
 
-# What reading JSON or arrays raises where they do not have the expected content.
+# Exceptions from reading JSON or arrays with unexpected content.
 DAMAGE = (ValueError, KeyError, TypeError, AttributeError, IndexError)
 
 
 def flush(path: Path) -> None:
-    """Wait until a file's, or a directory's, content is on the disk."""
+    """Sync a file or a directory to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -54,7 +54,7 @@ def require_regular_file(path: Path) -> None:
 
 
 def open_regular_file(path: Path) -> BufferedReader:
-    """A file to read from; as ``require_regular_file``, also where the file is exchanged meanwhile."""
+    """Open a regular file for reading; like ``require_regular_file`` but safe against concurrent replacement."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -73,12 +73,12 @@ def require_plausible_archive(path: Path) -> None:
     if unpacked > max(_UNPACKED, _PACKED * packed):
         raise DataError(
             f"{path} has {packed:,} bytes and would unpack to {unpacked:,}: more than {_PACKED} times as many, which "
-            "vectors do not. If it is meant so, save it without compression (np.savez)"
+            "is implausible for vectors. If it is intended, save it without compression (np.savez)"
         )
 
 
 def make_directory(directory: Path) -> None:
-    """Make a directory and those above it, if they are missing, and wait until they are on the disk."""
+    """Create a directory and its parents, if missing, and sync them to disk."""
     if directory.is_dir():
         return
     missing = [folder for folder in (directory, *directory.parents) if not folder.exists()]
@@ -88,16 +88,16 @@ def make_directory(directory: Path) -> None:
 
 
 def replace_file(path: Path, write: Callable[[Path], object], mode: int = 0o644) -> None:
-    """Let ``write`` fill a file beside ``path``, flush it, and put it in the place of ``path`` at once."""
+    """Let ``write`` write a temporary file, sync it, and atomically replace ``path`` with it."""
     make_directory(path.parent)
     partial = path.with_name(
         f".{path.name}.{os.getpid()}-{threading.get_ident()}.partial"
-    )  # two threads may write one file
+    )  # two threads may write the same file
     try:
         if not mode & 0o077:
-            partial.touch(mode=mode)  # no other user can read it, even while it is written
+            partial.touch(mode=mode)  # so that no other user can read it while it is written
         write(partial)
-        partial.chmod(mode)  # some writers make private files
+        partial.chmod(mode)  # some writers create private files
         flush(partial)
         partial.replace(path)
         flush(path.parent)
@@ -107,7 +107,7 @@ def replace_file(path: Path, write: Callable[[Path], object], mode: int = 0o644)
 
 
 def remove_unfinished(path: Path) -> None:
-    """Remove what a killed ``replace_file`` left beside ``path``. Only the process that alone writes it may call it."""
+    """Remove leftovers of a killed ``replace_file`` of ``path``. Only the single writer may call it."""
     unfinished = re.compile(rf"\.{re.escape(path.name)}\.\d+-\d+\.partial")
     for file in path.parent.glob("*.partial"):
         if unfinished.fullmatch(file.name):
@@ -115,7 +115,7 @@ def remove_unfinished(path: Path) -> None:
 
 
 def replace_json(path: Path, content: Any, mode: int = 0o644) -> None:
-    """The same for a JSON document. Names of files that are not UTF-8 are escaped."""
+    """Atomically write a JSON document. File names that are not UTF-8 are escaped."""
     text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
     try:
         written = text.encode()
@@ -125,13 +125,13 @@ def replace_json(path: Path, content: Any, mode: int = 0o644) -> None:
 
 
 def document(name: str, content: Mapping[str, Any], version: int = 1) -> dict[str, Any]:
-    """A JSON document for ``read_document``: what it is, in which version of its format, and a digest."""
+    """A JSON document for ``read_document``, with its kind, the version of its format, and a digest."""
     body = json.loads(json.dumps({"format": f"fixstar-{name}", "format_version": version, **content}))
     return {**body, "digest": _digest(body)}
 
 
 def read_document(path: Path, name: str, version: int = 1) -> dict[str, Any]:
-    """The content of a document, or a ``ModelError`` if it is damaged, another one, or of a newer format."""
+    """The content of a document, or a ``ModelError`` if it is damaged, of another kind, or of a newer format."""
     return parse_document(path, name, lambda content: content, version)
 
 
@@ -152,13 +152,13 @@ def _damage_named(path: Path) -> Iterator[None]:
 
 
 def open_document(content: dict[str, Any], name: str, version: int = 1) -> dict[str, Any]:
-    """What was given to ``document``. A newer one raises a ``ModelError``, damage any error of reading JSON."""
+    """The content given to ``document``. A newer format raises ``ModelError``, damage any JSON error."""
     kind = content["format"]
     found = content["format_version"]
     if kind == f"fixstar-{name}" and isinstance(found, int) and found > version:
         raise ModelError(f"it has format {found}; this fixstar reads formats up to {version}. Update fixstar")
     if content.pop("digest", None) != _digest(content):
-        raise ValueError("its digest is not that of its content")
+        raise ValueError("its digest does not match its content")
     if kind != f"fixstar-{name}":
         raise ValueError(f"it is a {kind}, not a fixstar-{name}")
     del content["format"], content["format_version"]
@@ -180,7 +180,7 @@ def write_arrays(path: Path, name: str, content: Mapping[str, Any], arrays: Arra
 
 @contextlib.contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Raise what safetensors says about a file that cannot be written, such as a full disk, as an ``OSError``."""
+    """Convert errors of safetensors on writing, such as a full disk, to ``OSError``."""
     from safetensors import SafetensorError
 
     try:
@@ -193,7 +193,7 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 def read_arrays(path: Path, name: str, version: int = 1) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """The document and the arrays of a file, whole and unchanged, or a ``ModelError``."""
+    """The verified document and arrays of a file, or a ``ModelError``."""
     from safetensors import SafetensorError, safe_open
 
     with _damage_named(path):
@@ -204,12 +204,12 @@ def read_arrays(path: Path, name: str, version: int = 1) -> tuple[dict[str, Any]
         except SafetensorError as error:
             raise ValueError(str(error)) from error
         if content.pop("arrays_sha256") != _arrays_digest(arrays):
-            raise ValueError("the digest of its arrays is another one")
+            raise ValueError("the digest of its arrays does not match")
     return content, arrays
 
 
 def _arrays_digest(arrays: Arrays) -> str:
-    """Over name, type, shape and numbers of every array."""
+    """A digest of name, type, shape and values of every array."""
     digest = hashlib.sha256()
     for name in sorted(arrays):
         array = arrays[name]
@@ -219,7 +219,7 @@ def _arrays_digest(arrays: Arrays) -> str:
 
 
 def file_stamp(path: Path) -> tuple[int, int, int] | None:
-    """What changes when a file is replaced; None if it is missing."""
+    """A value that changes when a file is replaced; None if it is missing."""
     try:
         seen = os.stat(path)  # noqa: PTH116 (as quick as can be)
     except FileNotFoundError:
@@ -237,7 +237,7 @@ class WatchedFile(Generic[Content]):
         self._read: tuple[tuple[int, int, int] | None, Content] = (None, absent)
 
     def content(self) -> Content:
-        """The content now."""
+        """The current content."""
         stamp = file_stamp(self.path)
         known, content = self._read
         if stamp != known:
@@ -247,7 +247,7 @@ class WatchedFile(Generic[Content]):
 
 
 def is_vacant(directory: Path) -> bool:
-    """Whether a directory is absent or holds nothing but what a killed writer left behind."""
+    """Whether a directory is absent, or empty apart from leftovers of killed writers."""
     if not directory.exists():
         return True
     return directory.is_dir() and all(
@@ -256,7 +256,7 @@ def is_vacant(directory: Path) -> bool:
 
 
 def remove_leftovers(directory: Path) -> None:
-    """Remove what killed writers left behind. Only the process that holds the directory may call it (``exclusive``)."""
+    """Remove leftovers of killed writers. Only the process that holds the directory may call it (``exclusive``)."""
     for path in directory.glob("*.partial"):
         if path.is_dir():
             shutil.rmtree(path)
@@ -265,7 +265,7 @@ def remove_leftovers(directory: Path) -> None:
 
 
 def _opened_lock(directory: Path) -> IO[str]:
-    """The lock of a directory, which is made if it is missing."""
+    """The lock file of a directory, created if it is missing."""
     try:
         make_directory(directory)
         descriptor = os.open(directory / _LOCK, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
@@ -277,7 +277,7 @@ def _opened_lock(directory: Path) -> IO[str]:
             raise
         raise FixstarError(
             f"{directory} cannot be written ({os.strerror(error.errno)}), so nothing was changed. Make it writable, or "
-            "use a copy; searching works as it is"
+            "use a copy; searching works without"
         ) from error
 
 
@@ -285,11 +285,11 @@ def _opened_lock(directory: Path) -> IO[str]:
 def exclusive(
     directory: Path, wait: float = 0.0, busy: Exception | None = None, shared: bool = False
 ) -> Iterator[None]:
-    """Hold a directory as its only writer, or ``shared``; ``busy`` is raised if it is not free after ``wait`` s."""
+    """Lock a directory as its only writer, or ``shared``; raises ``busy`` if it is not free after ``wait`` seconds."""
     with _opened_lock(directory) as lock:
         try:
             import fcntl
-        except ImportError:  # no such locks on this system
+        except ImportError:  # this system has no such locks
             yield
             return
         end = time.monotonic() + wait

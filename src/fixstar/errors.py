@@ -3,22 +3,22 @@
     FixstarError
     ├── InputError            an argument or a setting is wrong          (also a ValueError)
     │   ├── UnknownNameError  no such method, backbone, dataset, ...     lists the valid names
-    │   └── DeploymentMovedError   another version is deployed than the caller believed
+    │   └── DeploymentMovedError   another version is deployed than the caller expected
     ├── DataError             a dataset or one of its files is unusable
     │   └── ImageError        one image cannot be read; carries its name
     ├── ModelError            a saved model is damaged, foreign or does not fit
-    │   └── UntrustedCodeError   a model is made by code that its operator did not name
+    │   └── UntrustedCodeError   a model needs code that its operator does not trust
     ├── CheckpointError       a run cannot be resumed from what is on disk
     ├── GalleryError          vectors that a gallery cannot take or find
     │   ├── DamagedItemError  one stored item cannot be read; carries its id and version
     │   ├── UnknownItemError  the gallery has no item of this id
-    │   ├── ItemChangedError  an item has another revision than the caller believed
-    │   └── GalleryUnavailableError   its file or server does not do its part: full, busy, away, damaged
-    ├── GateError             an upgrade that was not shown to be compatible, a backfill that would lose
+    │   ├── ItemChangedError  an item has another revision than the caller expected
+    │   └── GalleryUnavailableError   its file or server is full, busy, unreachable or damaged
+    ├── GateError             an upgrade without proven compatibility, or a backfill with a predicted loss
     └── MissingExtraError     an optional dependency is not installed    (also an ImportError)
 
-A message says what was seen and what is allowed. What to do next is data: ``next_steps``, which the command line
-prints as commands and the HTTP service as requests. ``type`` is a stable name for programs.
+A message says what was seen and what is allowed. Next steps are data (``next_steps``): the command line prints them as
+commands, the HTTP service as requests. ``type`` is a stable name for programs.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ Argument = str | int | float | bool | EllipsisType
 
 @dataclass(frozen=True)
 class NextStep:
-    """What to do about an error or a refusal: an action and its arguments, for any front end to render.
+    """A next step after an error or a refusal: an action and its arguments, for any front end to render.
 
-    An argument of ``...`` is for the user to fill in. ``note`` says when or why, in a few words.
+    An argument of ``...`` must be filled in by the user. ``note`` briefly says when or why.
 
     >>> print(NextStep("check", {"version": "v2", "data": ...}, "about 400 labelled images"))
     check(version='v2', data=...): about 400 labelled images
@@ -80,13 +80,13 @@ class NextStep:
         return f"{self.action}({arguments}){self.note and ': ' + self.note}"
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON; an argument to be filled in is null."""
+        """As JSON; arguments to fill in are null."""
         arguments = {key: None if value is ... else value for key, value in self.arguments.items()}
         return {"action": self.action, "arguments": arguments, "note": self.note}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> NextStep:
-        """The step that ``to_json`` wrote."""
+        """The step from the output of ``to_json``."""
         arguments = {key: ... if value is None else value for key, value in content["arguments"].items()}
         return cls(content["action"], arguments, content["note"])
 
@@ -167,7 +167,7 @@ class DataError(FixstarError):
 
 
 class ItemError(DataError):
-    """One item cannot be read. ``name`` says which, ``reason`` why, ``index`` its position among those given."""
+    """One item cannot be read, with its ``name``, the ``reason``, and its position ``index``."""
 
     type = "unreadable-item"
 
@@ -177,7 +177,7 @@ class ItemError(DataError):
         self.reason = reason
         self.index = index
 
-    def __reduce__(self) -> tuple[Any, ...]:  # travels between processes
+    def __reduce__(self) -> tuple[Any, ...]:  # for sending it between processes
         return type(self), (self.name, self.reason, self.index)
 
 
@@ -194,19 +194,19 @@ class TextError(ItemError):
 
 
 class ModelError(FixstarError):
-    """A saved model is damaged, foreign, or does not fit where it is used."""
+    """A saved model is damaged, of another kind, or does not fit."""
 
     type = "unusable-model"
 
 
 class UntrustedCodeError(ModelError):
-    """A model is made by code that the operator of its workspace did not name. Nothing was run."""
+    """A model needs code that the operator of its workspace does not trust. Nothing was run."""
 
     type = "untrusted-code"
 
 
 class EmbeddingServerError(ModelError):
-    """A server that embeds texts does not answer, or not as it should."""
+    """A server that embeds texts does not answer, or gives an invalid answer."""
 
     type = "embedding-server"
 
@@ -224,7 +224,7 @@ class GalleryError(FixstarError):
 
 
 class DamagedItemError(GalleryError):
-    """One stored item cannot be read. ``item`` is its id, ``version`` made its vector, ``reason`` what is wrong."""
+    """One stored item cannot be read. ``item`` is its id, ``version`` made its vector, ``reason`` is the damage."""
 
     type = "damaged-item"
 
@@ -256,17 +256,17 @@ class ItemChangedError(GalleryError):
         now = "it was deleted"
         if seen is not None:
             now = f"it has revision {seen}"
-        super().__init__(f"{item!r} has changed since revision {expected}: {now}. Read it again, then decide again")
+        super().__init__(f"{item!r} has changed since revision {expected}: {now}. Read it again before you retry")
 
 
 class GalleryUnavailableError(GalleryError):
-    """The gallery is unavailable: no room, busy, unreachable or damaged."""
+    """The gallery is unavailable: full, busy, unreachable or damaged."""
 
     type = "gallery-unavailable"
 
 
 class GateError(FixstarError):
-    """The upgrade has no passed check, or the backfill is predicted to lose: an explicit override is needed."""
+    """The upgrade has no passed check, or a loss is predicted for the backfill: an explicit override is needed."""
 
     type = "not-compatible"
 

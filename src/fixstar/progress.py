@@ -1,4 +1,4 @@
-"""Progress on standard error: what is running, how fast, how long it will still take. A bar, or lines in a log."""
+"""Progress on standard error, with rate and remaining time: a bar, or lines in a log."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from contextvars import ContextVar
 from datetime import timedelta
 from typing import Any, Protocol
 
-EVERY = 10.0  # seconds between two lines where standard error is not a terminal
+EVERY = 10.0  # seconds between two lines if standard error is not a terminal
 
-Listener = Callable[[str, int, int, str], object]  # what is running, units done, of how many, and the note
+Listener = Callable[[str, int, int, str], object]  # description, units done, total, and the note
 _listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
 
 
 @contextmanager
 def reported_to(listener: Listener) -> Iterator[None]:
-    """Within, the bars of this thread go to ``listener`` instead of standard error. What it raises ends the work."""
+    """Inside, bars of this thread go to ``listener`` instead of standard error. An exception from it ends the work."""
     token = _listener.set(listener)
     try:
         yield
@@ -27,21 +27,21 @@ def reported_to(listener: Listener) -> Iterator[None]:
 
 
 class Advance(Protocol):
-    """Moves a bar on by ``count`` and, now and then, changes the note at its end."""
+    """Advances a bar by ``count`` and optionally changes its note."""
 
     def __call__(self, count: int = 1, note: str | None = None) -> None:
         """Report ``count`` more units done."""
 
 
 def silent(count: int = 1, note: str | None = None) -> None:
-    """Advance a bar that is not shown."""
+    """Does nothing: for bars that are not shown."""
 
 
 @contextmanager
 def progress_bar(description: str, total: int, unit: str = "it", show: bool = True, done: int = 0) -> Iterator[Advance]:
-    """A bar with rate and time left, or a line now and then in a pipe; yields the function that moves it on.
+    """A bar with rate and time left, or occasional lines in a pipe; yields the function that advances it.
 
-    ``done`` was done before, by a run that is resumed: it says nothing about the rate.
+    ``done`` units were done by an earlier run; they do not count for the rate.
     """
     if (listener := _listener.get()) is not None:
         yield _reporting(listener, description, total, done)
@@ -114,7 +114,7 @@ def _progress_lines(description: str, total: int, unit: str, done: int) -> Itera
         done = done + count
         if note is not None:
             noted = note
-        if done < total and time.monotonic() - told >= EVERY:  # the last line comes at the end
+        if done < total and time.monotonic() - told >= EVERY:  # the last line is printed at the end
             told = time.monotonic()
             say()
 
@@ -125,7 +125,7 @@ def _progress_lines(description: str, total: int, unit: str, done: int) -> Itera
 
 
 def _rate(speed: float, unit: str) -> str:
-    """Items per second, with decimals only where they say something.
+    """Items per second, with decimals only for small numbers.
 
     >>> _rate(1234.5, "items"), _rate(0.5, "items")
     ('1,234 items/s', '0.50 items/s')

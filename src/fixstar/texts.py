@@ -1,7 +1,7 @@
-"""Texts: what a model expects of them, and which ones are refused.
+"""Texts: prompts of models, and which texts are refused.
 
-A text is a ``str``. Models that search often want other words in front of a question than in front of a stored text
-("query: ", "passage: "); ``Prompts`` is part of such a model's card, because vectors mean nothing without it.
+A text is a ``str``. Search models often need different prefixes for queries and stored texts ("query: ", "passage: ").
+``Prompts`` is part of such a model's card, because vectors are meaningless without it.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import Any, Literal
 
 from fixstar.errors import InputError, TextError
 
-MOST_CHARACTERS = 100_000  # of one text; models cut far earlier, and a hit must be readable
+MOST_CHARACTERS = 100_000  # per text; models truncate far earlier, and a hit must be readable
 
 Reads = Literal["images", "texts"]
-"""What a model makes vectors of."""
+"""The input of a model."""
 
 Role = Literal["item", "query"]
-"""What a text, or an image, is embedded for: to be stored, or to search with."""
+"""The purpose of embedding a text or an image: to store it, or to search with it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prompts:
-    """What a model wants in front of a text: of one that is stored, and of one that searches."""
+    """The prefixes that a model needs for stored texts and for queries."""
 
     item: str = ""
     query: str = ""
@@ -32,10 +32,10 @@ class Prompts:
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
             if not isinstance(value, str):
-                raise InputError(f"prompts: {name} is a text, got {value!r}")
+                raise InputError(f"prompts: {name} must be a text, got {value!r}")
 
     def to_json(self) -> dict[str, str]:
-        """For ``from_json``; ``reads`` tells it from the preprocessing of images."""
+        """For ``from_json``; ``reads`` distinguishes it from the preprocessing of images."""
         return {"reads": "texts", **asdict(self)}
 
     @classmethod
@@ -48,7 +48,7 @@ class Prompts:
         return cls(**given)
 
     def before(self, text: str, role: Role) -> str:
-        """A text as the model gets it.
+        """The text with its prefix.
 
         >>> Prompts(query="query: ").before("red shoes", "query")
         'query: red shoes'
@@ -59,7 +59,7 @@ class Prompts:
 
 
 def in_words_of(reads: Reads, sentence: str) -> str:
-    """A sentence that was written for images, in the words of what a workspace holds.
+    """Rephrase a sentence about images for a workspace of texts.
 
     >>> in_words_of("texts", "4 labelled images, and no image of v1")
     '4 labelled texts, and no text of v1'
@@ -83,7 +83,7 @@ def too_long(characters: int, at_least: bool = False) -> str:
 
 
 def checked_text(text: object, index: int = 0, name: str | None = None) -> str:
-    """A text that can be embedded; anything else raises ``TextError``, which says which one and why."""
+    """A text that can be embedded; anything else raises ``TextError`` with the name and the reason."""
     shown = f"text {index}" if name is None else name
     if not isinstance(text, str):
         raise TextError(shown, f"it is a {type(text).__name__}, and the model reads texts", index)

@@ -1,8 +1,8 @@
-"""What a workspace may run or ask: modules and servers that its operator named. The list is outside of every workspace.
+"""Modules and servers that a workspace may use: those that its operator trusts. The list is outside of all workspaces.
 
-A version may be made by code of the user's own. Its card then has an import path, ``package.module:name``, and a card
-is a file that may come from anybody. So nothing is imported unless its module, or a package above it, is trusted. A
-version may also be a server that embeds texts, ``https://host``: no text and no key is sent there unless it is trusted.
+A version may need the user's own code. Its card then has an import path, ``package.module:name``, and cards are files
+that may come from anyone. So nothing is imported unless its module, or a parent package, is trusted. A version may also
+be a server that embeds texts, ``https://host``: no text and no key is sent there unless it is trusted.
 
 FIXSTAR_TRUST     modules and servers for this process, separated by commas
 trusted.json      the same by workspace, in $XDG_CONFIG_HOME/fixstar (~/.config/fixstar): written when a version is
@@ -25,14 +25,14 @@ from fixstar.durable import document, exclusive, read_document, replace_json
 from fixstar.errors import InputError, UntrustedCodeError
 
 VARIABLE = "FIXSTAR_TRUST"
-_LIBRARIES = ("hf:", "open_clip:", "st:")  # names of models that bring no code
+_LIBRARIES = ("hf:", "open_clip:", "st:")  # names of models without code of their own
 ADDRESSES = ("http://", "https://")
-_WAIT = 10.0  # seconds for another process that changes the list
+_WAIT = 10.0  # seconds to wait for another process that changes the list
 _named: ContextVar[frozenset[str]] = ContextVar("named", default=frozenset())
 
 
 def import_path(backbone: str, options: Mapping[str, Any]) -> str | None:
-    """The code or the server that makes vectors; None for a backbone that is data, or one of fixstar's own.
+    """The code or server that embeds; None for a backbone that is only data, or one of fixstar's own.
 
     >>> import_path("shop.models:build", {}), import_path("module", {"source": "shop.models:build"})
     ('shop.models:build', 'shop.models:build')
@@ -63,7 +63,7 @@ def server_of(address: str) -> str:
 
 
 def module_of(source: str) -> str:
-    """The module of an import path; a server is named as it is.
+    """The module of an import path; a server is returned unchanged.
 
     >>> module_of("shop.models:build"), module_of("https://host")
     ('shop.models', 'https://host')
@@ -74,7 +74,7 @@ def module_of(source: str) -> str:
 
 
 def trusted_modules() -> frozenset[str]:
-    """What is trusted here: the modules of FIXSTAR_TRUST, and those that callers named."""
+    """The trusted modules: those of FIXSTAR_TRUST, and those that callers named."""
     given = os.environ.get(VARIABLE, "").split(",")
     return _named.get() | {module.strip() for module in given if module.strip()}
 
@@ -94,12 +94,12 @@ def trusting(*modules: str) -> Iterator[None]:
 
 
 def is_trusted(module: str) -> bool:
-    """Whether a module, or a package above it, is trusted here."""
+    """Whether a module, or a parent package, is trusted."""
     return any(module == known or module.startswith(f"{known}.") for known in trusted_modules())
 
 
 def require_trusted(source: str) -> None:
-    """Raise unless the module of an import path, or a server, is trusted. Nothing is run or sent before this."""
+    """Raise unless the module of an import path, or a server, is trusted; call this before running or sending."""
     module = module_of(source)
     if is_trusted(module):
         return
@@ -116,9 +116,9 @@ def require_trusted(source: str) -> None:
 
 
 def require_own(source: str, made_by: object) -> None:
-    """Raise unless a function or class of a trusted module is defined in one.
+    """Raise unless a function or class of a trusted module is also defined in a trusted module.
 
-    A module that does ``from subprocess import run`` must not make ``shop.models:run`` a command.
+    If a module does ``from subprocess import run``, ``shop.models:run`` must not be usable.
     """
     home = getattr(made_by, "__module__", None)
     if isinstance(made_by, (type, FunctionType, BuiltinFunctionType)) and not is_trusted(str(home)):
@@ -143,18 +143,18 @@ def remember(workspace: Path, module: str) -> None:
 
 
 def remember_named(workspace: Path, code: str | None) -> None:
-    """Trust the code that a caller named for a version of a workspace, if it is code at all."""
+    """Trust the code that a caller named for a version of a workspace, if any."""
     if code is None:
         return
     try:
         remember(workspace, module_of(code))
     except InputError:
-        if not is_trusted(module_of(code)):  # otherwise FIXSTAR_TRUST names it
+        if not is_trusted(module_of(code)):  # otherwise FIXSTAR_TRUST already names it
             raise
 
 
 def forget(workspace: Path) -> None:
-    """Trust nothing in a workspace: another one is about to take its place."""
+    """Trust nothing in a workspace any more: it is about to be replaced."""
     if remembered(workspace):
         _change(workspace, frozenset())
 

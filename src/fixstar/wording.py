@@ -1,4 +1,4 @@
-"""Numbers as people read them. Imports nothing, so that the command line starts quickly."""
+"""Formatting of numbers. Imports nothing, so that the command line starts quickly."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ MINUS = "\N{MINUS SIGN}"
 
 
 def rounded(value: float, digits: int) -> str:
-    """A number as text, ties away from zero as JavaScript does: a page shows the same digits.
+    """A number as text, rounding ties away from zero like JavaScript, so that the page shows the same digits.
 
     >>> rounded(21.25, 1), rounded(-0.01, 1)
     ('21.3', '0.0')

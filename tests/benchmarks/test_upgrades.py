@@ -347,6 +347,39 @@ def test_a_rival_is_measured_at_once_embedded_again_and_on_the_way(upgrades: Mod
     assert 0.25 < found["one area"] < 0.75
 
 
+def test_a_template_of_old_and_new_vectors_attracts_queries_of_other_classes(upgrades: ModuleType) -> None:
+    """Both versions make the same vectors, so whatever is lost on the way is lost by the template alone."""
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(20), 10)
+    centres = rng.normal(size=(20, 8))
+    queries, gallery = (centres[labels] + 0.8 * rng.normal(size=(200, 8)) for _ in range(2))
+    features = VersionFeatures("v1", queries.astype(np.float32), gallery.astype(np.float32))
+    searched = upgrades.Measured(features, replace(features, name="v2"), labels, labels)
+    way = Translation.between_shared("v1", "v2")
+    place = np.arange(200) % 10
+    alike = np.argsort(place, kind="stable")  # one item of every class, then the next
+    uneven = np.argsort(place + 5 * (labels % 2), kind="stable")  # classes with even labels are half done first
+    for order, lost in ((alike, False), (uneven, True)):
+        curve = searched.curve(way, order, "template")
+        assert curve[-1] == curve[0]
+        assert (curve.min() < curve[0] - 0.1) == lost
+    by_image = searched.curve(way, uneven, "image")
+    assert by_image == pytest.approx(by_image[0])
+
+
+def test_the_table_of_orders_counts_cases_in_which_random_is_best(upgrades: ModuleType) -> None:
+    def one(way: str, case: str) -> dict[str, Any]:
+        figures = dict.fromkeys(("one", "fastfill", "v2"), 0.2) | {"area": 0.4, "unsure": 0.3}
+        worse = figures | {"fastfill": 0.4 if case == "birds-60+60" else 0.2}
+        return {"way": str(upgrades.WAYS[way]), "case": case, "seed": 1, "image": figures, "template": worse}
+
+    runs = [one(way, case) for way in upgrades.WAYS for case in upgrades.ORDINARY]
+    by_image = "20.0 | 40.0 | 30.0 | 20.0 | 20.0"
+    by_template = "20.0 | 40.0 | 30.0 | 21.4 | 20.0"
+    row = f"| independent | 14 | {by_image} | {by_template} | 14 of 14 | 13 of 14 |"
+    assert row in upgrades.orders_table(runs)
+
+
 def test_the_tables_of_rivals_are_means_over_cases(upgrades: ModuleType) -> None:
     def one(way: str, case: str, seed: int, base: float) -> dict[str, Any]:
         kinds = {kind for row in upgrades.RIVALS for kind in (row.at_once, row.area, row.again, "v1") if kind}

@@ -47,7 +47,7 @@ def test_status_of_a_workspace_before_and_after_training(path: Path, tmp_path: P
     assert fresh.out.splitlines() == [
         f"{tmp_path / 'fresh'}: no version yet",
         f"Next: fixstar add efficientnet-lite0 {where}   # photos: a small pre-trained network",
-        f"      fixstar train LABELLED_IMAGES {where}   # drawings and imagery of your own",
+        f"      fixstar train LABELLED_IMAGES {where}   # drawings and unusual images",
         f"      fixstar add st:FOLDER {where}   # texts: a sentence-transformers model",
         f"      fixstar add 'https://HOST/v1/embeddings?model=NAME' {where}   # texts: a server that embeds them",
         f"      fixstar add MODEL {where}   # a model that you have",

@@ -52,7 +52,7 @@ def suggested(shown: Typed) -> list[list[str]]:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("--size 64", "tiny cannot take images of 64 x 64 pixels and 3 channels; its own are of 32 x 32 pixels"),
+        ("--size 64", "tiny cannot take images of 64 x 64 pixels and 3 channels; it was made for 32 x 32 pixels"),
         ("--size 32 --mean 0.5 --std 0.5", "tiny cannot take images of 32 x 32 pixels and 1 channel;"),
         ("--method polaris --option hold=abc", "option hold of method 'polaris' is a number, such as 40.0; got 'abc'"),
         ("--method polaris --option hold=true", "option hold of method 'polaris' is a number"),
@@ -117,7 +117,7 @@ def test_an_upgrade_with_another_backbone_is_a_replacement(unrelated: Path, phot
 
 def test_an_address_is_not_a_file(unrelated: Path) -> None:
     shown = typed("search", "https://shop.example/hat.jpg", "-w", unrelated)
-    assert "https://shop.example/hat.jpg is an address, and search takes image files" in shown.err
+    assert "https://shop.example/hat.jpg is an address, but search takes image files" in shown.err
 
 
 def test_doctor_sees_that_images_are_gone(tmp_path: Path) -> None:

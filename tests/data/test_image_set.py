@@ -51,7 +51,7 @@ def labels(*values: int) -> npt.NDArray[np.int64]:
         (np.zeros((2, 4, 4, 3)), labels(0, 0), ("a",), "uint8"),
         (np.zeros((2, 4, 4), np.uint8), labels(0, 0), ("a",), r"got uint8 \[2, 4, 4\]"),
         (np.zeros((2, 4, 4, 3), np.uint8), labels(0), ("a",), "2 images but 1 label"),
-        (np.zeros((2, 4, 4, 3), np.uint8), labels(0, 1), ("a",), "1 class are 0 to 0, got 0 to 1"),
+        (np.zeros((2, 4, 4, 3), np.uint8), labels(0, 1), ("a",), "1 class must be 0 to 0, got 0 to 1"),
         (np.zeros((2, 4, 4, 3), np.uint8), labels(0, -1), ("a",), "got -1 to 0"),
         (np.zeros((2, 4, 4, 3), np.uint8), np.array([0, 0], np.int32), ("a",), "int64"),
         (np.zeros((2, 4, 4, 3), np.uint8), labels(0, 1), ("a", "b", "b", "a"), "names: a, b"),

@@ -73,7 +73,7 @@ def test_no_class_in_common_is_told_and_so_is_a_class_without_vectors() -> None:
     for stored in (foreign(("x", "y")), empty):
         names = "x, y" if stored is not empty else "elsewhere"
         with pytest.raises(
-            ModelError, match=rf"no class of the images \(a, b, .*\) has .*; these have: {names}\. .*classes alike"
+            ModelError, match=rf"no class of the images \(a, b, .*\) has .*; these have: {names}\. .*same class names"
         ):
             create_method("bct-vectors").objective(replace(upgrade, old_vectors=stored))
 

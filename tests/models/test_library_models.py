@@ -171,7 +171,7 @@ def test_sentence_transformers_by_its_interface(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(InputError, match="takes no images; it takes text"):
         Encoder.wrap(f"st:{tmp_path}")
     (tmp_path / "modules.json").write_text(json.dumps([{"type": "mine.Module"}]))
-    with pytest.raises(ModelError, match=r"code of its own \(mine\.Module\)"):
+    with pytest.raises(ModelError, match=r"needs its own code \(mine\.Module\)"):
         Encoder.wrap(f"st:{tmp_path}")
     (tmp_path / "modules.json").write_text("[]")
     (tmp_path / "pytorch_model.bin").touch()

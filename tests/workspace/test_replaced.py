@@ -161,7 +161,7 @@ def test_too_few_labelled_images_are_told_as_too_few(tmp_path: Path) -> None:
         space.deploy("v2", force="test")
     shown = typed("backfill", "--plan-only", "--data", pictures(tmp_path / "few", 2), "-w", tmp_path / "shop")
     assert shown.code == 0
-    assert "unknown: it takes three labelled images of each of two classes, and there are fewer" in shown.out
+    assert "unknown: a prediction needs at least two classes with three labelled images each" in shown.out
 
 
 def test_a_backfill_is_predicted_with_the_translation_as_it_is_deployed(

@@ -1,4 +1,4 @@
-"""The command line, one file per group of verbs. A verb imports what it needs when it runs: ``--help`` is quick."""
+"""The command line, one file per group of verbs. Verbs import on use, so that ``--help`` is fast."""
 
 from fixstar.cli import (  # noqa: F401
     bench,

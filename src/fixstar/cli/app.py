@@ -1,4 +1,4 @@
-"""The program: the groups of its verbs, options that several verbs share, errors, exit codes, and torchrun."""
+"""The program: groups of verbs, shared options, errors, exit codes, and torchrun."""
 
 from __future__ import annotations
 
@@ -60,23 +60,23 @@ GROUPS = {
     "Versions and their classes": ("retire", "drop", "grow", "slots"),
     "Research": ("evaluate", "methods", "backbones", "bench", "theorem", "picture2d"),
 }
-_RESUMES = {  # what stays after Ctrl-C; other verbs have changed nothing
+_RESUMES = {  # what is kept after Ctrl-C; other verbs change nothing
     "train": "The same command resumes after the last whole epoch",
     "upgrade": "The same command resumes after the last whole epoch",
     "index": "What was embedded is stored. The same command resumes",
     "backfill": "What was embedded is stored. The same command resumes",
-    "bench": "Finished runs stay. The same command resumes",
-    "snapshot": "The older snapshot is as it was",
-    "migrate": "The old vectors are as they were, and what was written stays. The same command resumes",
+    "bench": "Finished runs are kept. The same command resumes",
+    "snapshot": "The older snapshot is unchanged",
+    "migrate": "The old vectors are unchanged, and what was written is kept. The same command resumes",
     "gallery": "Run the same command again to finish it",
 }
 EX_USAGE = 64  # of sysexits.h: a mistake in the command line. Not 2, which means that a check refused
-_UsageError = cast(type[Exception], typer.BadParameter.__base__)  # click's, or the copy that newer typers bring
-_REPORTING = 3.0  # seconds in which the first process reports an error that all have
+_UsageError = cast(type[Exception], typer.BadParameter.__base__)  # click's class, or newer typers' own copy
+_REPORTING = 3.0  # seconds for the first process to report an error that all processes have
 
 
 class Verbs(TyperGroup):
-    """Verbs with their summaries, which are wrapped and never cut. ``groups`` are titles and the verbs below them."""
+    """Verbs with their summaries, wrapped and never truncated. ``groups`` maps titles to verbs."""
 
     groups: ClassVar[Mapping[str, Sequence[str]]] = {}
 
@@ -100,12 +100,12 @@ class Program(Verbs):
         return [name for names in self.groups.values() for name in names]
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
-        """Parse the words before the verb."""
+        """Parse the arguments before the verb."""
         with _as_usage():
             return super().make_context(*args, **kwargs)
 
     def invoke(self, *args: Any, **kwargs: Any) -> Any:
-        """Parse the words of the verb, and run it."""
+        """Parse the arguments of the verb, and run it."""
         with _as_usage():
             return super().invoke(*args, **kwargs)
 
@@ -124,7 +124,7 @@ app = typer.Typer(
     cls=Program,
     help="Upgrade your embedding model, keep what you stored.",
     no_args_is_help=True,
-    rich_markup_mode=None,  # boxes and columns of types leave no room for words at 80 columns
+    rich_markup_mode=None,  # boxes and type columns leave too little width for text at 80 columns
     pretty_exceptions_enable=False,
 )
 
@@ -157,7 +157,7 @@ def verb(*commands: str, group: typer.Typer = app, name: str | None = None) -> C
 
     def register(function: Verb) -> Verb:
         given = inspect.signature(function, eval_str=True)
-        kinds: dict[str, Any] = {}  # dataclasses, by the parameter that they are of
+        kinds: dict[str, Any] = {}  # dataclasses by parameter
         parameters: list[inspect.Parameter] = []
         for one in given.parameters.values():
             members = [one]
@@ -181,14 +181,14 @@ def verb(*commands: str, group: typer.Typer = app, name: str | None = None) -> C
 
 
 def key_value(text: str, option: str, example: str) -> tuple[str, Any]:
-    """What a repeatable option says: a name, and a value read as JSON if it is JSON.
+    """Parse NAME=VALUE of a repeatable option; the value is read as JSON if possible.
 
     >>> key_value("rotated=false", "--option", "hold=40")
     ('rotated', False)
     """
     key, equals, value = text.partition("=")
     if not key or not equals:
-        raise InputError(f"{option} is written NAME=VALUE, such as {example}; got {text!r}")
+        raise InputError(f"{option} must be NAME=VALUE, such as {example}; got {text!r}")
     try:
         return key, json.loads(value)
     except ValueError:
@@ -196,7 +196,7 @@ def key_value(text: str, option: str, example: str) -> tuple[str, Any]:
 
 
 def main() -> None:
-    """Run the command line. Expected errors are one message and the commands to type next, without a traceback."""
+    """Run the command line. Expected errors print a message and the commands to type next, without a traceback."""
     signal.signal(signal.SIGINT, _interrupted)
     warnings.showwarning = _show_warning
     try:
@@ -222,7 +222,7 @@ def _print_error(message: str) -> None:
 
 
 def _print_to_terminal(message: str) -> None:
-    """On standard error: wrapped in a terminal, as it is in a log."""
+    """Print on standard error: wrapped in a terminal, unchanged in a log."""
     is_terminal = sys.stderr.isatty()
     for line in map(visible, message.split("\n")):
         if is_terminal:
@@ -257,8 +257,8 @@ def process_rank() -> int:
 def rank_zero_output() -> Iterator[None]:
     """Silence all processes but the first.
 
-    Another process that fails waits a moment: if all fail for the same reason, torchrun ends it as soon as the first
-    has reported. If it is still there, the error is its own, and the caller reports it.
+    Another process that fails waits a moment. If all fail for the same reason, torchrun ends it after the first one
+    has reported the error. If it is still running then, the error is its own, and the caller reports it.
     """
     with contextlib.ExitStack() as silence:
         if process_rank():
@@ -276,7 +276,7 @@ def rank_zero_output() -> Iterator[None]:
 
 
 def _leave_process_group() -> None:
-    """Leave it properly if this command trained in one; does not import torch for that."""
+    """Leave the process group if this command trained in one; does not import torch for that."""
     training = sys.modules.get("fixstar.training.distributed")
     if training is not None:
         training.leave()

@@ -46,7 +46,7 @@ def list_benchmarks(
     data: DataFolder = Path("data"),
     as_json: AsJson = False,
 ) -> None:
-    """List the benchmarks: what each is, where it is printed, and whether it can be run with the data that is here."""
+    """List the benchmarks: what they are, where they are published, and whether the data for them is available."""
     from fixstar.research.benchmarks import benchmark, catalogue
 
     if name is not None:
@@ -164,7 +164,7 @@ def run(
     ] = None,
     seed: Annotated[list[int] | None, typer.Option(min=0, help="One seed. May be repeated.")] = None,
     jobs: Annotated[int, typer.Option(help="Number of runs at the same time.", min=1)] = 1,
-    epochs: Annotated[int | None, typer.Option(help="A shorter recipe; milestones move in proportion.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Number of epochs; milestones are scaled in proportion.")] = None,
     capacity: Annotated[int | None, typer.Option(help="K of methods with a fixed classifier.")] = None,
     option: Annotated[list[str] | None, typer.Option(help="An option of the method, such as lam=0.25.")] = None,
     setting: Annotated[
@@ -175,7 +175,7 @@ def run(
         bool | None,
         typer.Option(
             "--translate/--no-translate",
-            help="Fit translations, and search old vectors through them too.",
+            help="Also search old vectors through fitted translations.",
             show_default="for methods that need them",
         ),
     ] = None,
@@ -187,7 +187,7 @@ def run(
     ledger: Annotated[
         Path | None,
         typer.Option(
-            help="File that notes runs on class orders that are set aside.", show_default="benchmarks/looks.json"
+            help="File that records runs on class orders that are set aside.", show_default="benchmarks/looks.json"
         ),
     ] = None,
     device: Device = "auto",
@@ -245,7 +245,7 @@ def _run_here(one: Run, folders: Folders, *, device: str, as_json: bool) -> None
         return
     told = str(folders.result(one))
     if before:
-        told += " was there already"
+        told += " already exists"
     print(f"{told} ({result.seconds:.0f} s)")
     for protocol in result.protocols:
         line = "  ".join(f"{key} {value:.4f}" for key, value in result.metrics(protocol).items())
@@ -259,7 +259,7 @@ def _run_here(one: Run, folders: Folders, *, device: str, as_json: bool) -> None
 def _run_jobs(runs: list[Run], folders: Folders, *, jobs: int, device: str, mps: bool, as_json: bool) -> None:
     from fixstar.research.benchmarks.jobs import live_board, run_jobs, shared_gpu
 
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as at Ctrl-C, no job is left behind
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as with Ctrl-C, no job is left running
     sharing = mps and jobs > 1 and device != "cpu" and any(not folders.result(one).exists() for one in runs)
     with contextlib.ExitStack() as stack:
         environment: Mapping[str, str] = {}
@@ -317,7 +317,7 @@ def _print_plan(runs: list[Run], folders: Folders, as_json: bool) -> None:
 
 
 def _state(one: Run, folders: Folders) -> str:
-    """How much of a run is done."""
+    """The progress of a run in words."""
     if folders.result(one).exists():
         return ", ".join(["done", *(f"without {name}" for name in folders.not_judged(one))])
     finished = len(folders.progress(one).versions)
@@ -327,7 +327,7 @@ def _state(one: Run, folders: Folders) -> str:
 
 
 def _chosen(what: str, count: str | None, named: list[int] | None, first: int) -> list[int] | None:
-    """The orders or seeds that were asked for by count and by name; None if none were."""
+    """The orders or seeds requested by count and by number; None if none were."""
     if count is None:
         return named or None
     if not (count.isascii() and count.isdecimal()) or int(count) < 1:
@@ -371,7 +371,7 @@ def table(
 
 
 def _commands(comparison: Comparison) -> list[str]:
-    """The commands that repeat every run of a comparison, as few as possible."""
+    """The fewest commands that repeat every run of a comparison."""
     asked: dict[tuple[str, ...], list[str]] = {}
     for line in comparison.lines:
         if line.runs:
@@ -402,14 +402,14 @@ def _options(entry: Benchmark, line: Line) -> tuple[str, ...]:
 
 
 def _asked(what: str, numbers: set[int], first: int) -> list[str]:
-    """Orders or seeds as options: their number if they are the first ones, else one by one."""
+    """Orders or seeds as options: a count if they are the first ones, else one by one."""
     if numbers == set(range(first, first + len(numbers))):
         return [f"--{what}s {len(numbers)}"]
     return [f"--{what} {number}" for number in sorted(numbers)]
 
 
 def _text_of(path: Path) -> str:
-    """What a file holds already; empty if it does not exist."""
+    """The current content of a file; empty if it does not exist."""
     if not path.exists():
         return ""
     try:
@@ -466,7 +466,7 @@ def _print_comparison(comparison: Comparison, drawn: list[Path]) -> None:
 
 
 def _emphasized(cell: str) -> Cell:
-    """A cell of a Markdown table, bold if it is bold there."""
+    """A cell of a Markdown table, with its bold marks as a style."""
     if cell.startswith("**"):
         return cell.strip("*"), "bold"
     return cell

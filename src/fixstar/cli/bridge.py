@@ -1,4 +1,4 @@
-"""fixstar bridge: from one model's vectors to another model that was never trained with it."""
+"""fixstar bridge: search one model's vectors with another model that was never trained with it."""
 
 from __future__ import annotations
 
@@ -91,11 +91,11 @@ def bridge(
     ] = "forward",
     as_json: AsJson = False,
 ) -> None:
-    """Find the best way to search an old model's vectors with a new model, or say that the old one should stay.
+    """Find the best way to search an old model's vectors with a new model, or recommend to keep the old one.
 
     Vectors are paired by their ids; files without ids row by row. A translation is fitted on the pairs: stored vectors
     are mapped forward, queries are mapped back or embedded by the old model too, and both scores are added. Held-out
-    items with labels, or queries with known relevant items, judge it against the old model. The file that is written
+    items with labels, or queries with known relevant items, judge it against the old model. The written file
     works without fixstar: NumPy, ONNX, and a card. Exit code 0: better. 2: keep the old model. 3: unproven.
     """
     from fixstar.evaluation.verdicts import GateRules
@@ -107,7 +107,7 @@ def bridge(
         _apply(use, old, new, side, out, as_json)
         return
     if out is not None:
-        checked_path(out)  # before the work
+        checked_path(out)  # fail early
     chosen: dict[str, Any] = {}
     if kinds is not None:
         chosen["kinds"] = tuple(part.strip() for part in kinds.split(","))
@@ -135,7 +135,7 @@ def bridge(
 
 
 def both_queries(old: str | None, new: str | None) -> tuple[str, str] | None:
-    """The files of the queries' vectors: both, or none."""
+    """The files of the queries' vectors: both or none."""
     if old is not None and new is not None:
         return old, new
     if old is None and new is None:
@@ -178,7 +178,7 @@ def _print_bridged(found: Bridged, old: str, out: Path | None, written: Path | N
 
 
 def _migration(old: str, written: Path) -> str:
-    """The command that says what a translation would do to stored vectors; a model as ``old`` stores none."""
+    """The command that plans a migration with a translation; a model as ``old`` has no stored vectors."""
     is_file = Path(old).suffix.lower() in _VECTORS
     source = shlex.quote(old) if is_file or "://" in old else "OLD_VECTORS"
     target = "TRANSLATED.npz" if is_file else "NEW_NAME"

@@ -1,4 +1,4 @@
-"""fixstar doctor: what is installed, on which devices, whether a workspace is in order, and what to do."""
+"""fixstar doctor: installed packages, devices, the state of a workspace, and what to fix."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def doctor(
 ) -> None:
     """Show versions, devices and extras, and whether a workspace is in order. Exit code 1 if something is wrong.
 
-    With a workspace or vectors, only these are shown, and what is wrong.
+    With a workspace or vectors, only these and their problems are shown.
     """
     packages, extras = installed()
     found: dict[str, Any] = {
@@ -74,10 +74,10 @@ def doctor(
 
 
 def installed() -> tuple[dict[str, str | None], dict[str, dict[str, str | None]]]:
-    """The versions of the packages that fixstar needs, and of those that each extra adds. None: not installed."""
+    """Installed versions of required packages, and of packages by extra. None: not installed."""
     try:
         requirements = metadata.requires("fixstar") or []
-    except metadata.PackageNotFoundError:  # run from a source tree
+    except metadata.PackageNotFoundError:  # when running from a source tree
         requirements = []
     needed: dict[str, str | None] = {}
     extras: dict[str, dict[str, str | None]] = {}
@@ -100,7 +100,7 @@ def _version(package: str) -> str | None:
 
 
 def devices() -> list[str]:
-    """Where models can run."""
+    """The devices that models can run on."""
     try:
         import torch
     except ImportError:
@@ -113,7 +113,7 @@ def devices() -> list[str]:
 
 
 def pretrained() -> dict[str, bool]:
-    """The pre-trained networks that fixstar knows by name, and whether their weights are here."""
+    """The pre-trained networks that fixstar knows by name, and whether their weights are installed."""
     try:
         from fixstar.models.backbones.pretrained import PRETRAINED, at_hand
     except ImportError:  # without torch
@@ -122,7 +122,7 @@ def pretrained() -> dict[str, bool]:
 
 
 def examined(path: Path) -> tuple[dict[str, Any], list[str], list[NextStep]]:
-    """A workspace's state, what is wrong with it, and what to do. Reads everything and changes nothing."""
+    """A workspace's state, its problems, and next steps. Reads everything and changes nothing."""
     from fixstar.workspace.files import is_writable
     from fixstar.workspace.verify import verify_workspace
 
@@ -149,7 +149,7 @@ def examined(path: Path) -> tuple[dict[str, Any], list[str], list[NextStep]]:
 
 
 def looked_through(address: str) -> tuple[dict[str, Any], list[str]]:
-    """Whether vectors of two models are mixed somewhere, and that as a problem."""
+    """Look for mixed vectors of two models at an address; returns the findings and the problems."""
     from fixstar.evaluation.mixture import SAMPLE, find_mixture
     from fixstar.gallery.transfer import open_vectors, sampled_vectors
 
@@ -168,7 +168,7 @@ def looked_through(address: str) -> tuple[dict[str, Any], list[str]]:
 
 
 def count_missing(items: Iterable[Item], images: ImageStore) -> tuple[int, int]:
-    """How many items were stored with an image, and how many of these images are gone."""
+    """The number of items stored with an image, and how many of these images are missing."""
     from fixstar.workspace.items import IMAGE
 
     stored = [item for item in items if item.payload.get(IMAGE)]
@@ -206,7 +206,7 @@ def _installed_lines(found: dict[str, Any]) -> list[str]:
 
 
 def _lines(found: dict[str, Any]) -> list[str]:
-    """What is installed, in one line where something else was asked for; that; and the problems."""
+    """The output: what is installed (in one line if something else was requested), the findings, the problems."""
     asked = "workspace" in found or "vectors" in found
     lines = [_summary(found)] if asked else _installed_lines(found)
     about = found.get("workspace", {})

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from fixstar.workspace import Workspace
 
 _BATCH = 1024
-_NAMED = 20  # unknown ids in a message
+_NAMED = 20  # maximum number of unknown ids in a message
 
 GalleryAddress = Annotated[
     str | None,
@@ -112,7 +112,7 @@ def verify(workspace: WorkspacePath = Path(), gallery: GalleryAddress = None, as
             count = sum(store.count().values())
             if gallery is not None:
                 problems += verify_gallery(store)
-    except FixstarError:  # told already
+    except FixstarError:  # already reported
         if not problems:
             raise
     lines = problems or [f"{plural(count, 'item')}, no problems"]
@@ -188,10 +188,10 @@ def _ids(store: Gallery, ids: list[str], version: str | None) -> Iterator[str]:
 
 
 def _unknown(store: Gallery, ids: list[str]) -> list[str]:
-    """The ids that the gallery does not have. A damaged item is there: it can be deleted."""
+    """The ids that the gallery does not have. A damaged item counts as known: it can be deleted."""
     try:
         known = store.get(ids)
-    except DamagedItemError:  # search both halves for it
+    except DamagedItemError:  # find it by bisection
         middle = len(ids) // 2
         if not middle:
             return []
@@ -200,7 +200,7 @@ def _unknown(store: Gallery, ids: list[str]) -> list[str]:
 
 
 def confirm(yes: bool, question: str) -> None:
-    """Continue only with the user's consent: --yes, or an answer at the terminal."""
+    """Ask for confirmation at the terminal, unless --yes is given."""
     if yes:
         return
     if not sys.stdin.isatty():
@@ -269,15 +269,15 @@ def import_vectors(
         typer.Option(
             "--trust-images",
             help="Keep the payload fields image and stamp: a backfill reads the files that they name, and the "
-            "service shows them. Only for files whose maker may name any image on this machine.",
+            "service shows them. Only for files from a trusted source: they can name any image on this machine.",
         ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Store vectors of any system and width as a version of their own. Everything is checked first.
+    """Store vectors of any system and width as a separate version. Everything is checked first.
 
-    Names such as v1 are reserved for what the workspace makes: only its own exports can be imported under them. The
-    name old@v1 says that the vectors are in v1's space: they are then searched together with v1's.
+    Names such as v1 are reserved for the workspace: only its own exports can be imported under them. The name old@v1
+    means that the vectors are in v1's space: they are then searched together with v1's.
     """
     from fixstar.gallery import import_version
     from fixstar.gallery.addresses import without_secret
@@ -311,7 +311,7 @@ def import_vectors(
 
 @contextmanager
 def _keeping(file: str, name: str, typed: Mapping[str, str | bool | None]) -> Iterator[None]:
-    """Let the imports that an error suggests keep the address and the options that were typed."""
+    """Keep the typed address and options in imports that an error suggests."""
     given = {option: value for option, value in typed.items() if value is not None}
     try:
         yield
@@ -326,13 +326,13 @@ def _keeping(file: str, name: str, typed: Mapping[str, str | bool | None]) -> It
 
 
 def _origin(workspace: Path, name: str) -> str | None:
-    """What an export records about vectors that the workspace made: their version, and the checksum of the weights.
+    """The origin that an export records for the workspace's own vectors: version and checksum of the weights.
 
-    None for vectors of other systems, and if the workspace has no such version.
+    None for vectors of other systems.
     """
     if not is_version_name(name):
         return None
-    try:  # the file alone: to check the card would import torch
+    try:  # read only the file: checking the card would import torch
         card = json.loads(Registry(workspace).card_file(name).read_text(encoding="utf-8"))
         return f"{name} {card['weights']['sha256']}"
     except (OSError, ValueError, KeyError, TypeError):
@@ -340,7 +340,7 @@ def _origin(workspace: Path, name: str) -> str | None:
 
 
 def _require_own(workspace: Path, name: str, file: str, origin: str | None) -> None:
-    """Refuse vectors under a name of the workspace's own versions, unless that version made them."""
+    """Refuse vectors under the name of one of the workspace's versions, unless that version made them."""
     if not is_version_name(name) or (origin is not None and origin == _origin(workspace, name)):
         return
     if origin is None:
@@ -364,7 +364,7 @@ def move(
     gallery: GalleryAddress = None,
     as_json: AsJson = False,
 ) -> None:
-    """Copy a gallery to another store; a workspace then uses the new one. The old one stays as it is.
+    """Copy a gallery to another store; a workspace then uses the new one. The old one is not changed.
 
     Stop all writers first. After an interruption run the same command again.
     """
@@ -377,7 +377,7 @@ def move(
     if gallery is None:
         refuse_secret(target)
     if _same(source, target):
-        raise InputError(f"the gallery is at {without_secret(target)} already")
+        raise InputError(f"the gallery is already at {without_secret(target)}")
     with _opened(workspace, gallery) as old, open_gallery(target) as new:
         total = sum(old.count().values())
         with progress_bar("copying", total, "items", show=not as_json) as advance:
@@ -436,9 +436,9 @@ def use(
 
 
 def _address(target: str) -> str:
-    """A server's URL as it is, a file by its absolute path."""
+    """A server's URL unchanged, a file as its absolute path."""
     if target == ":memory:":
-        raise InputError("a gallery in memory ends with the command; name a file, or a server's URL")
+        raise InputError("a gallery in memory ends with the command; give a file, or a server's URL")
     if "://" in target:
         return target
     return str(Path(target).absolute())
@@ -485,7 +485,7 @@ def _current_counts(address: str) -> tuple[Mapping[str, int] | None, str]:
 
 
 def _differences(own: Sequence[str], there: Mapping[str, int], current: Mapping[str, int] | None) -> list[str]:
-    """What a gallery lacks, compared with the current one, or else with the versions; and foreign versions in it.
+    """What a gallery lacks, compared with the current one, else with the versions; and its foreign versions.
 
     ``current`` is None if the current gallery cannot be read.
     """
@@ -507,7 +507,7 @@ def _differences(own: Sequence[str], there: Mapping[str, int], current: Mapping[
 )
 def prune_images(
     workspace: WorkspacePath = Path(),
-    days: Annotated[float, typer.Option(min=0.01, help="Skip images kept within this many days.")] = 1.0,
+    days: Annotated[float, typer.Option(min=0.01, help="Skip images stored within this many days.")] = 1.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be deleted.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -525,11 +525,11 @@ def prune_images(
 
 
 def _names_in_use(space: Workspace) -> Iterator[str]:
-    """The names of images that items, or jobs that have not ended, need."""
+    """The names of images that items or unfinished jobs need."""
     from fixstar.service.jobs import JobFiles
     from fixstar.workspace.items import IMAGE
 
-    for job in JobFiles(space.path).load():  # before the items: a job that ends meanwhile has stored them
+    for job in JobFiles(space.path).load():  # before the items, as a job may end and store its items in between
         yield from (str(item["image"]) for item in job.parameters.get("items", ()))
     for item in space.gallery.iterate():
         name = item.payload.get(IMAGE)

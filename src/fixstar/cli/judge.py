@@ -1,4 +1,4 @@
-"""fixstar judge: any migration from one model to another, against keeping the old one and against re-embedding."""
+"""fixstar judge: compare a migration with keeping the old model and with re-embedding."""
 
 from __future__ import annotations
 
@@ -34,11 +34,9 @@ def judge(
             "lancedb:///FOLDER?table=NAME."
         ),
     ],
-    migrated: Annotated[
-        str, typer.Option(help="The same items' vectors as a tool moved them to the new model's space.")
-    ],
+    migrated: Annotated[str, typer.Option(help="The same items' vectors after migration to the new model's space.")],
     new: Annotated[
-        str | None, typer.Option(help="The same items as the new model embeds them: what re-embedding would give.")
+        str | None, typer.Option(help="The same items embedded by the new model: the result of re-embedding.")
     ] = None,
     queries_old: Annotated[
         str | None, typer.Option(help="Queries' vectors by the old model, if they are not among the items.")
@@ -62,9 +60,7 @@ def judge(
             show_default="nDCG@10 with --relevant, top-1 with labels",
         ),
     ] = None,
-    at_least: Annotated[
-        str, typer.Option(help="What the migration must be shown to be for exit code 0: better or no-worse.")
-    ] = "better",
+    at_least: Annotated[str, typer.Option(help="The required verdict for exit code 0: better or no-worse.")] = "better",
     confidence: Confidence = 0.95,
     tolerance: Annotated[float, typer.Option(help="A loss that still counts as no worse: 0.01 is one point.")] = 0.01,
     seed: Annotated[int, typer.Option(help="Seed of the bootstrap, and of the split by labels.")] = 0,
@@ -72,9 +68,9 @@ def judge(
 ) -> None:
     """Judge a migration to a new model, made by any tool: is it better than keeping the old model?
 
-    Compared query by query are the old model, the migrated vectors searched by the new model's queries, and everything
-    re-embedded with the new model. Files are matched by their ids. Items that the migration was fitted on should not
-    be queries. Exit code 0: better (or what --at-least asks for). 2: not better. 3: cannot be told.
+    Compares, query by query, the old model, the migrated vectors searched by the new model's queries, and everything
+    re-embedded with the new model. Files are matched by ids. Items that the migration was fitted on should not be
+    queries. Exit code 0: better (or what --at-least asks for). 2: not better. 3: cannot be told.
     """
     from fixstar.errors import UnknownNameError
     from fixstar.evaluation.verdicts import GateRules

@@ -1,4 +1,4 @@
-"""fixstar migrate: an old model's vectors in one's own store, translated and written beside the old ones."""
+"""fixstar migrate: translate an old model's vectors in your own store, and write them beside the old ones."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Old = Annotated[
         "They are never changed."
     ),
 ]
-Way = Annotated[Path, typer.Argument(help="The translation: what fixstar bridge wrote.")]
+Way = Annotated[Path, typer.Argument(help="The translation, written by fixstar bridge.")]
 To = Annotated[str, typer.Option(help="The table, collection or file for the translated vectors.")]
 Alias = Annotated[
     str | None,
@@ -62,7 +62,7 @@ def plan(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what a migration would write, how long it takes, and what it is measured to gain. Nothing is written."""
+    """Show what a migration would write, how long it takes, and its measured gain. Nothing is written."""
     from fixstar.translation.migrate import plan_migration
 
     found = plan_migration(old, translation, to, price)
@@ -82,20 +82,20 @@ def run(
     old: Old,
     translation: Way,
     to: To,
-    anyway: Annotated[bool, typer.Option("--anyway", help="Also where they were measured to lose.")] = False,
+    anyway: Annotated[bool, typer.Option("--anyway", help="Run even if a loss was measured.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Translate the old vectors, and write them beside the old ones. Run it again for what is new or was changed.
+    """Translate the old vectors, and write them beside the old ones. Run it again for new or changed items.
 
-    A killed run goes on with the same command. Items that are gone from the old store are removed from the new
-    table, collection or file as well. Rows that you wrote there yourself, with the new model, are left alone.
+    The same command resumes a killed run. Items that are gone from the old store are also removed from the new
+    table, collection or file. Rows that you wrote there yourself, with the new model, are not touched.
     """
     from fixstar.translation.migrate import migrate
 
     done = migrate(old, translation, to, anyway=anyway, progress=not as_json)
-    told = f"{plural(done.written, 'vector')} written to {to}, {done.unchanged:,} were there and right"
+    told = f"{plural(done.written, 'vector')} written to {to}, {done.unchanged:,} were already up to date"
     if done.own:
-        told += f", {done.own:,} are your own and stayed"
+        told += f", {done.own:,} of your own not touched"
     if done.removed:
         told += f", {done.removed:,} removed: their items are gone"
     print_result(as_json, done._asdict(), told)
@@ -111,12 +111,12 @@ def switch(
     translation: Way,
     to: To,
     alias: Alias = None,
-    anyway: Annotated[bool, typer.Option("--anyway", help="Also without evidence of a gain.")] = False,
+    anyway: Annotated[bool, typer.Option("--anyway", help="Switch even without evidence of a gain.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Let searches use the translated vectors: by a view, an alias or a new name. Says what to do where there is none.
+    """Let searches use the translated vectors: by a view or an alias, or prints what to do for stores without them.
 
-    Refused while items are missing or changed, and without evidence that the translated vectors alone find more.
+    Refused if items are missing or changed, or without evidence that the translated vectors alone find more.
     """
     from fixstar.translation.migrate import switch_migration
 
@@ -151,16 +151,16 @@ def _print_plan(found: MigrationPlan, old: str, translation: Path, to: str) -> N
         f"to           {found.target}: {found.widths[1]} components, {found.bytes / 1e6:,.1f} MB of vectors, "
         f"{found.there:,} there already",
         f"translation  {models}{made}",
-        f"time         about {timedelta(seconds=round(found.seconds))} to read and map; the store's writing is added",
+        f"time         about {timedelta(seconds=round(found.seconds))} to read and map, plus the time to write",
     ]
     if found.cost is not None:
-        lines.append(f"re-embedding would cost {found.cost:,.2f} by the price that was given")
+        lines.append(f"re-embedding would cost {found.cost:,.2f} at the given price")
     for line in lines:
         print_wrapped(line)
     print_wrapped(
         "Among classes that no map was fitted on, translated vectors alone mostly found less than the old model, and "
-        "both sides together more: import the old vectors into a workspace, or add both scores as the lines in the "
-        "translation's card do",
+        "both sides together more: import the old vectors into a workspace, or add both scores as shown in the "
+        "translation's card",
         indent="",
     )
     words = ["fixstar", "migrate", "run", old, str(translation), "--to", to]

@@ -1,4 +1,4 @@
-"""Next steps of errors and checks as commands to type, with the workspace that the user typed."""
+"""Next steps of errors and checks, as commands with the workspace that the user typed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fixstar.errors import FixstarError, NextStep
 
 
 class Command(NamedTuple):
-    """How an action is typed: its verb, which arguments are positional, and options not called like the argument."""
+    """The command of an action: its verb, its positional arguments, and options with other names than the argument."""
 
     verb: str
     positional: tuple[str, ...] = ()
@@ -20,7 +20,7 @@ class Command(NamedTuple):
     takes_workspace: bool = True
 
 
-# An argument that is neither positional nor named here is an option of its own name: plan_only is --plan-only.
+# Other arguments become options of the same name: plan_only is --plan-only.
 COMMANDS: dict[str, Command] = {
     "add": Command("add", ("model",)),
     "backfill": Command("backfill"),
@@ -58,11 +58,11 @@ PLACEHOLDERS = {
 
 
 TEXT_PLACEHOLDERS = {"data": "LABELLED_TEXTS", "images": "TEXTS", "items": "TEXTS"}
-"""Where the models of a workspace read texts."""
+"""Placeholders for workspaces of text models."""
 
 
 def _reads_texts(workspace: Path) -> bool:
-    """Whether the models of a workspace read texts; a folder that is none is not one of texts."""
+    """Whether the models of a workspace read texts; False if the folder is not a workspace."""
     from fixstar.workspace.registry import Registry
 
     try:
@@ -72,7 +72,7 @@ def _reads_texts(workspace: Path) -> bool:
 
 
 def command_of(step: NextStep, workspace: Path | None = None, typed: Mapping[str, object] | None = None) -> str:
-    """The command of a step. ``typed`` are arguments that the user gave and a repeated command keeps.
+    """The command of a step. ``typed`` are arguments of the user that a repeated command keeps.
 
     >>> command_of(NextStep("check", {"version": "v2", "data": ...}), Path("my shop"))
     "fixstar check v2 --data LABELLED_IMAGES -w 'my shop'"

@@ -1,4 +1,4 @@
-"""What verbs print: JSON, wrapped sentences, and tables that no terminal is too narrow for."""
+"""Output of verbs: JSON, wrapped sentences, and tables that fit any terminal width."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GAP = 2  # spaces between columns
 
 
 def visible(text: str) -> str:
-    r"""A name on one line: control characters as escapes. A file may be called anything, also a terminal's command.
+    r"""A name on one line: control characters as escapes. File names may contain anything, even terminal commands.
 
     >>> print(visible("new\nline\x1b[31m"))
     new\nline\x1b[31m
@@ -34,12 +34,12 @@ def print_json(content: Any) -> None:
 
 
 def say(text: str) -> None:
-    """Print a line that is not the result: on standard error."""
+    """Print a line that is not part of the result, on standard error."""
     print(text, file=sys.stderr)
 
 
 def print_result(as_json: bool, content: Any, *lines: str) -> None:
-    """Print what a verb did: as JSON, or as lines for people."""
+    """Print a verb's result, as JSON or as lines of text."""
     if as_json:
         print_json(content)
     else:
@@ -69,7 +69,7 @@ def print_list(entries: Iterable[tuple[Sequence[str], str]]) -> None:
 
 
 def column_blocks(widths: Sequence[int], room: int) -> list[range]:
-    """Columns of these widths in blocks that fit into ``room``, at least one in each.
+    """Split columns of these widths into blocks that fit into ``room``, at least one column each.
 
     >>> column_blocks([10, 10, 10], 25)
     [range(0, 2), range(2, 3)]
@@ -84,7 +84,7 @@ def column_blocks(widths: Sequence[int], room: int) -> list[range]:
 
 
 def terminal_width() -> int:
-    """How many characters a line of the terminal has."""
+    """The width of the terminal in characters."""
     from rich.console import Console
 
     return Console().width
@@ -95,8 +95,8 @@ def print_table(
 ) -> None:
     """Print rows under their headings; the columns headed by one of ``right`` are aligned to the right.
 
-    Columns that do not fit follow below, with the first column repeated: no name and no number is cut. Before that,
-    ``optional`` ones are left out, the first first. A column without an entry is left out too.
+    Columns that do not fit follow below, with the first column repeated, so that no cell is truncated. Before that,
+    ``optional`` columns are dropped in their order. Empty columns are dropped too.
     """
     from rich.console import Console
     from rich.table import Table
@@ -124,7 +124,7 @@ def print_table(
         for row in body:
             if number == 0 or any(row[place].plain for place in places[1:]):
                 table.add_row(*(row[place] for place in places))
-        needed = sum(widths[place] + GAP for place in places)  # more than the terminal has only for one wide column
+        needed = sum(widths[place] + GAP for place in places)  # exceeds the terminal only for a single wide column
         Console(width=max(room, needed)).print(table, highlight=False)
 
 

@@ -1,4 +1,4 @@
-"""fixstar evaluate, methods, backbones, theorem, picture2d: measure compatibility, and what there is to train."""
+"""fixstar evaluate, methods, backbones, theorem, picture2d: measure compatibility, list methods and backbones."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ def evaluate(
         str | None, typer.Option(help="Labels of the features: FILE.npz or QUERY.npy,GALLERY.npy.")
     ] = None,
     shared_components: Annotated[
-        bool, typer.Option("--shared-components", help="Compare features of different width over what both have.")
+        bool,
+        typer.Option("--shared-components", help="Compare features of different width over their common components."),
     ] = False,
     confidence: Annotated[float, typer.Option(help="Confidence of each verdict, between 0 and 1.")] = 0.95,
     by_class: Annotated[bool, typer.Option("--by-class", help="Bootstrap over classes, not single queries.")] = False,
@@ -84,7 +85,7 @@ def evaluate(
     from fixstar.evaluation.evidence import needed_resamples, verdicts
     from fixstar.evaluation.labelled_vectors import searchable, vectors_of_images
 
-    needed_resamples(confidence)  # refuses a wrong confidence before anything is computed
+    needed_resamples(confidence)  # refuses an invalid confidence before any computation
     _check_source(data, features, labels, shared_components, split_file)
     _check_protocol(protocol, split_file, pairs_file)
     if features:
@@ -140,7 +141,7 @@ def _check_source(
     if features and data is not None:
         raise InputError(f"measure {data} with a workspace, or --features of another system; not both")
     if features and split_file is not None:
-        raise InputError("--split-file splits images; features come split into queries and gallery")
+        raise InputError("--split-file splits images; features are already split into queries and gallery")
     if not features and (labels is not None or shared):
         raise InputError("--labels and --shared-components need --features NAME=FILE.npz")
     if not features and data is None:
@@ -148,7 +149,7 @@ def _check_source(
 
 
 def _check_protocol(protocol: str, split_file: Path | None, pairs_file: Path | None) -> None:
-    """Refuse an unknown protocol, and a file that this protocol would neither read nor write."""
+    """Refuse an unknown protocol, and a file that this protocol does not use."""
     from fixstar.evaluation.cross_test import check_protocol, takes_pairs
 
     check_protocol(protocol)
@@ -166,7 +167,7 @@ def _check_protocol(protocol: str, split_file: Path | None, pairs_file: Path | N
 
 
 def _check_outputs(picture: Path | None, report: Path | None, versions: int) -> None:
-    """Refuse a wrong picture or report before anything is computed."""
+    """Refuse an invalid picture or report path before any computation."""
     if picture is not None:
         if picture.suffix.lower() not in PICTURES:
             raise InputError(f"--picture {picture} must end in one of {', '.join(PICTURES)}")
@@ -223,7 +224,7 @@ def _vectors_of_files(
 
 
 def _require_two_classes(classes: Sequence[str], what: str) -> None:
-    """With one class every answer is right, by any model, and would read as perfect."""
+    """Raise if there is only one class: every answer would be right, with any model."""
     if len(classes) == 1:
         raise InputError(
             f"{what} has only one class, {classes[0]!r}: every answer would be right, whatever the model. Give images "
@@ -385,7 +386,7 @@ def theorem(
     checks = check_theorem(_whole_numbers(dimensions), radians(old_angle), radians(new_angle), samples, seed)
     assumed = new_angle <= old_angle
     change = "narrow" if assumed else "widen"
-    title = f"Classes {change} from {old_angle:g} to {new_angle:g} degrees around prototypes that stay"
+    title = f"Classes {change} from {old_angle:g} to {new_angle:g} degrees around fixed prototypes"
     picture.parent.mkdir(parents=True, exist_ok=True)
     draw_theorem(checks, picture, title)
     if as_json:
@@ -454,7 +455,7 @@ def picture2d(
     from fixstar.research.picture2d import run_picture2d
 
     picture = _picture_path(out, "features.png")
-    picture.parent.mkdir(parents=True, exist_ok=True)  # before minutes of training
+    picture.parent.mkdir(parents=True, exist_ok=True)  # before the training, which takes minutes
     result = run_picture2d(
         picture,
         data,

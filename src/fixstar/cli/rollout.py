@@ -1,4 +1,4 @@
-"""fixstar check, deploy, rollback, backfill: how a version goes into use over vectors of older ones."""
+"""fixstar check, deploy, rollback, backfill: put a version into use over vectors of older ones."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from fixstar.workspace.workspace import Status
 
 EXIT_CODES = {"pass": 0, "refuse": 2, "missing evidence": 3}
-LOST_SHOWN = 5  # lost queries that are named
-KEPT_SHOWN = 20  # items that keep their old vectors, named
+LOST_SHOWN = 5  # maximum number of lost queries that are named
+KEPT_SHOWN = 20  # maximum number of items named that keep their old vectors
 
 
 @verb(
@@ -86,7 +86,7 @@ def check(
         Path | None, typer.Option(help="FILE.npz with arrays old and new: vectors by both models to fit on.")
     ] = None,
     bridge: Annotated[
-        Path | None, typer.Option(help="Take in a translation that fixstar bridge wrote, and judge it.")
+        Path | None, typer.Option(help="Install a translation from fixstar bridge, and judge it.")
     ] = None,
     sample: Annotated[int, typer.Option(help="Maximum number of items that a translation is fitted on.")] = 8000,
     refit: Annotated[bool, typer.Option("--refit", help="Fit translations again.")] = False,
@@ -104,7 +104,7 @@ def check(
 ) -> None:
     """Test a version's queries on the vectors of all other versions: pass, or refuse with reasons.
 
-    Where nothing connects two models yet, a translation between them is fitted first. Half of the queries choose its
+    If two models are not connected yet, a translation between them is fitted first. Half of the queries choose its
     settings, the others judge. Shows what is found now, at once after deploying, and after embedding everything again.
     Every check is kept; one with less evidence does not replace one with more. Exit code 0: passed. 2: refused.
     3: the evidence does not decide; the output says how much is missing.
@@ -168,7 +168,7 @@ def check(
 
 
 def _on_the_same_images(step: NextStep, typed: Mapping[str, object]) -> NextStep:
-    """A suggested backfill predicts on the images that the check was given, so that both have one scale."""
+    """Let a suggested backfill predict on the images of the check, so that figures are comparable."""
     if step.action != "backfill" or typed.get("data") is None:
         return step
     given = {name: str(typed[name]) for name in ("data", "label", "text") if typed.get(name) is not None}
@@ -176,7 +176,7 @@ def _on_the_same_images(step: NextStep, typed: Mapping[str, object]) -> NextStep
 
 
 def _print_history(workspace: Path, version: str | None, as_json: bool) -> None:
-    """All checks of a version, oldest first, the one that counts marked."""
+    """Print all checks of a version, oldest first, with the current one marked."""
     with fixstar.Workspace(workspace, "cpu") as space:
         version = version or space.newest()
         checks = space.check_history(version)
@@ -206,11 +206,11 @@ def _print_history(workspace: Path, version: str | None, as_json: bool) -> None:
         )
     numbers = ("queries", "classes", "tolerance")
     print_table(("when (UTC)", "outcome", *numbers, "galleries", "measured on"), rows, right=numbers)
-    print("* the check that counts. Tolerance in points")
+    print("* the current check. Tolerance in points")
 
 
 def print_check(found: Check, workspace: Path, typed: Mapping[str, object]) -> None:
-    """What a check found, and what to do next."""
+    """Print the result of a check, and next steps."""
     _print_cells(found, Registry(workspace).reads())
     for cell in found.cells:
         print_wrapped(gain_sentence(found.version, cell), f"{cell.version}: ")
@@ -279,7 +279,7 @@ def _print_cells(found: Check, reads: Reads) -> None:
 
 
 def _print_measured(found: Check) -> None:
-    """Further measures, where relevant items are known; the first one decides."""
+    """Print further measures for known relevant items; the first one decides."""
     heads = ("now", "at once", "all embedded\nagain")
     rows: list[tuple[Cell, ...]] = []
     for cell in found.cells:
@@ -292,7 +292,7 @@ def _print_measured(found: Check) -> None:
 
 
 def _one_model_row(cell: CheckedCell) -> list[tuple[Cell, ...]]:
-    """What the new version's queries alone find, where two models were judged."""
+    """The result of the new version's queries alone, if two models were judged."""
     alone = cell.one_model
     if alone is None:
         return []
@@ -301,7 +301,7 @@ def _one_model_row(cell: CheckedCell) -> list[tuple[Cell, ...]]:
 
 
 def asked_by(name: str, models: Sequence[str], costs_more: bool = False) -> str:
-    """Who embeds the queries that search a version's vectors; ``costs_more`` if other vectors need another model."""
+    """Which models embed queries for a version's vectors; ``costs_more``: other vectors need different models."""
     told = f"{name}'s vectors are asked by {' and '.join(models)}"
     if len(models) == 1:
         told += " alone"
@@ -322,13 +322,13 @@ def deploy(
     queries: Annotated[
         str,
         typer.Option(
-            help="Who asks old vectors: checked (the models that the check chose), one (the new version alone), or old "
-            "(their own models alone, which find what they find now)."
+            help="Models that embed queries for old vectors: checked (those of the check), one (the new version "
+            "alone), or old (their own models alone, which find the same as now)."
         ),
     ] = "checked",
     as_json: AsJson = False,
 ) -> None:
-    """Let queries and new items use a version. Old vectors stay and are searched; takes a moment at any size."""
+    """Use a version for queries and new items. Old vectors stay searchable. Takes a moment, whatever the size."""
     from fixstar.workspace.workspace import checked_queries
 
     with fixstar.Workspace(workspace, "cpu") as space:
@@ -358,7 +358,7 @@ def rollback(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Return to the version deployed before, at once. No vector is changed, and all stay searchable."""
+    """Return to the previously deployed version, at once. No vector changes, and all stay searchable."""
     with fixstar.Workspace(workspace, "cpu") as space:
         move = space.rollback(by=operator_name(), to=to)
         left = space.rollout.left_by(move)
@@ -386,7 +386,7 @@ def rollback(
 
 
 def print_searched_by(state: Status) -> None:
-    """Whose queries search the vectors of each other version, and what that costs."""
+    """Print which models embed queries for the vectors of each other version, and the cost."""
     all_models = {model for models in state.searched_by.values() for model in models}
     for name, models in state.searched_by.items():
         if name != state.deployed:
@@ -400,7 +400,7 @@ def _print_left_out(left_out: Mapping[str, int], version: str) -> None:
 
 
 def _reaching(left_out: Mapping[str, int], version: str) -> list[NextStep]:
-    """What connects vectors with a version: a translation, fitted on vectors by both models."""
+    """The step that connects vectors with a version: fit a translation on vectors by both models."""
     if not left_out:
         return []
     note = f"vectors of both models let {version} search those of {' and '.join(sorted(left_out))}"
@@ -411,7 +411,7 @@ def operator_name() -> str:
     """The user's name, for the history of deployments; the user id if there is no name, as in some containers."""
     try:
         return getpass.getuser()
-    except (ImportError, KeyError, OSError):  # which of them depends on the system and on Python's version
+    except (ImportError, KeyError, OSError):  # depending on the system and the version of Python
         if not hasattr(os, "getuid"):
             return "unknown"
         return f"uid {os.getuid()}"
@@ -462,7 +462,7 @@ def backfill(
     from fixstar.workspace.backfill.planning import draw_curves, require_gain
     from fixstar.workspace.backfill.run import Pace
 
-    Pace(rate)  # refuses an impossible rate, even if nothing is left to do
+    Pace(rate)  # refuses an invalid rate, even if there is nothing to do
     with fixstar.Workspace(workspace, device) as space:
         options = BackfillOptions(
             budget=budget,
@@ -497,7 +497,7 @@ def backfill(
         is_drawn = planned.predicted is not None or is_measured
         print_json(_backfill_json(planned, done, picture if is_drawn else None))
     elif done is not None:
-        is_new = planned.predicted is None and is_measured  # else it was named with the plan
+        is_new = planned.predicted is None and is_measured  # otherwise it was printed with the plan
         _print_backfilled(done, picture if is_new else None)
     elif planned.plan.ids:
         print("Nothing was embedded. Run the same command without --plan-only to do it")
@@ -535,7 +535,7 @@ def _print_plan(
     print(f"Picture: {picture}")
     if planned.loss is not None and not planned.loses:
         print_wrapped(f"This plan is predicted to {planned.loss}. That may be chance")
-    elif planned.loss is not None and plan_only:  # otherwise it is refused, with the same message
+    elif planned.loss is not None and plan_only:  # otherwise it is refused with the same message
         print_wrapped(f"This plan is predicted to {planned.loss}: choose a larger budget, or no backfill")
 
 
@@ -556,7 +556,7 @@ def _print_prediction(planned_backfill: PlannedBackfill, predicted: PredictedCur
 
 
 def shown_shares(measured: list[float], share: float) -> list[float]:
-    """The rows of the table: 0, and the plan's share in place of a measured one that would print the same.
+    """The rows of the table: 0, and the plan's share instead of a measured one that would print the same.
 
     >>> shown_shares([0.0, 0.05, 0.1, 0.2], 0.098)
     [0.0, 0.05, 0.098, 0.2]

@@ -1,4 +1,4 @@
-"""fixstar serve, keys: a workspace behind HTTP, with a page, and who may use it."""
+"""fixstar serve, keys: serve a workspace over HTTP, with a page and API keys."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def serve(
     batch: Annotated[int, typer.Option(help="Maximum number of queries embedded together.")] = 32,
     header_seconds: Annotated[float, typer.Option(help="Seconds allowed for the headers of a request.")] = 20.0,
     snapshots: Annotated[
-        Path | None, typer.Option(help="Where POST /v1/snapshot goes: a folder, or FILE.tar.", show_default="none")
+        Path | None, typer.Option(help="Target of POST /v1/snapshot: a folder, or FILE.tar.", show_default="none")
     ] = None,
     training_images: Annotated[
         Path | None,
@@ -58,7 +58,7 @@ def serve(
     ] = None,
     read_through: Annotated[
         float | None,
-        typer.Option(help="Embed again what searches meet: so many items an hour.", show_default="none"),
+        typer.Option(help="Re-embed items that searches meet: maximum number per hour.", show_default="none"),
     ] = None,
     access_log: Annotated[bool, typer.Option("--access-log", help="Log one line per request.")] = False,
     shared: Annotated[
@@ -103,7 +103,7 @@ def serve(
 
 
 def _galleries(given: list[str]) -> dict[str, Path]:
-    """Directories by the names of their galleries; a single one without a name has none."""
+    """Directories by gallery name; a single directory needs no name."""
     found: dict[str, Path] = {}
     for text in given:
         name, equals, path = text.partition("=")
@@ -135,11 +135,11 @@ def add_key(
     days: Annotated[float | None, typer.Option(help="Days until it expires.", show_default="never")] = None,
     workspace: Annotated[
         list[Path] | None,
-        typer.Option("--workspace", "-w", help="A workspace that it opens. Repeatable.", show_default="."),
+        typer.Option("--workspace", "-w", help="A workspace that the key is valid for. Repeatable.", show_default="."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a key. It is printed once; only its hash is kept."""
+    """Create a key. It is printed once; only its hash is stored."""
     key = None
     kept = None
     done = []
@@ -148,7 +148,7 @@ def add_key(
             key = book.add(name, cast("Role", role), days=days, token=key)
             kept = book.find(key)
             done.append(book)
-    except FixstarError:  # for all of them, or for none
+    except FixstarError:  # valid for all of them or none
         for book in done:
             book.remove(name)
         raise
@@ -164,7 +164,7 @@ def add_key(
 
 @verb("fixstar keys list -w shop", group=keys, name="list")
 def list_keys(workspace: WorkspacePath = Path(), as_json: AsJson = False) -> None:
-    """List the keys, whose they are, and when they expire."""
+    """List the keys with their names, roles and expiry dates."""
     found = _keys(workspace).all()
     content = [{field: getattr(key, field) for field in ("name", "role", "created", "expires")} for key in found]
     lines = [f"{key.name}: {key.role}, since {key.created}, {_expiry(key)}" for key in found]

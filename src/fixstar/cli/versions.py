@@ -55,20 +55,22 @@ class ImageOptions:
     """How a model's images are prepared."""
 
     size: Annotated[
-        str | None, typer.Option(help="Height and width of its images: 224, or 224x192. Models of your own need it.")
+        str | None, typer.Option(help="Height and width of its images: 224, or 224x192. Your own models need it.")
     ] = None
     mean: Annotated[
         str | None, typer.Option(help="Subtracted from pixels in 0..1, per channel.", show_default="0.485,0.456,0.406")
     ] = None
-    std: Annotated[str | None, typer.Option(help="Divides them then.", show_default="0.229,0.224,0.225")] = None
+    std: Annotated[
+        str | None, typer.Option(help="Pixels are then divided by this.", show_default="0.229,0.224,0.225")
+    ] = None
     fit: Annotated[str, typer.Option(help="Images of another shape: crop, squash or pad.")] = "crop"
     crop_fraction: Annotated[
-        float, typer.Option(help="With crop: the share of the shorter side that is kept, such as 0.875.")
+        float, typer.Option(help="With crop: the share of the shorter side to keep, such as 0.875.")
     ] = 1.0
     interpolation: Annotated[str, typer.Option(help="nearest, bilinear, bicubic or lanczos.")] = "bicubic"
 
     def preprocessing(self) -> Preprocessing | None:
-        """What the options say about images; None without a size."""
+        """The preprocessing from these options; None without a size."""
         from fixstar.images.preprocessing import Preprocessing
 
         if self.size is None:
@@ -78,7 +80,7 @@ class ImageOptions:
         sides = self.size.lower().split("x")
         if not all(side.isdigit() for side in sides) or len(sides) not in (1, 2):
             raise InputError(
-                f"--size is a number of pixels such as 224, or height x width such as 224x192; got {self.size!r}"
+                f"--size must be a number of pixels such as 224, or height x width such as 224x192; got {self.size!r}"
             )
         means = _numbers("--mean", self.mean or "0.485,0.456,0.406")
         stds = _numbers("--std", self.std or "0.229,0.224,0.225")
@@ -95,36 +97,34 @@ class ImageOptions:
 
 @dataclass
 class RecipeOptions:
-    """What differs from a recipe."""
+    """Changes of a recipe."""
 
     optimizer: Annotated[str | None, typer.Option(help="sgd, adam or adamw.", show_default="sgd")] = None
     schedule: Annotated[
         str | None,
-        typer.Option(help="How the learning rate falls: steps (twice, to a tenth) or cosine.", show_default="steps"),
+        typer.Option(help="Learning rate decay: steps (to a tenth, twice) or cosine.", show_default="steps"),
     ] = None
     warmup: Annotated[
         float | None,
-        typer.Option(help="Epochs in which the learning rate rises from zero; 0.5 is half an epoch.", show_default="0"),
+        typer.Option(help="Epochs of linear warm-up of the learning rate; 0.5 is half an epoch.", show_default="0"),
     ] = None
     weight_decay: Annotated[
         float | None,
         typer.Option(help="Weight decay.", show_default="as in the method's paper; 0 with adam, 0.01 with adamw"),
     ] = None
     decay_norms: Annotated[
-        bool | None, typer.Option(help="Weight decay on norms and biases too.", show_default="yes")
+        bool | None, typer.Option(help="Also apply weight decay to norms and biases.", show_default="yes")
     ] = None
     clip: Annotated[
-        float | None, typer.Option(help="Scale gradients down to this norm where they are larger.", show_default="off")
+        float | None, typer.Option(help="Maximum norm of gradients; larger ones are scaled down.", show_default="off")
     ] = None
     backbone_rate: Annotated[
         float | None,
-        typer.Option(
-            help="The backbone's learning rate, as a factor of that of the layers after it.", show_default="1"
-        ),
+        typer.Option(help="The backbone's learning rate, relative to that of the layers after it.", show_default="1"),
     ] = None
 
     def changed(self, recipe: Recipe, epochs: int | None, **more: Any) -> Recipe:
-        """A recipe with these options, and ``more`` that are not None; the recipe itself refuses wrong values."""
+        """A recipe with these options, and those in ``more`` that are not None. The recipe validates the values."""
         given = {**vars(self), **more}
         optimizer = given.pop("optimizer")
         if epochs is not None:
@@ -147,7 +147,7 @@ def train(
         str,
         typer.Option(
             help="See: fixstar backbones; efficientnet-lite0 is pre-trained, the others start from random weights. Or "
-            "a model of your own: hf:NAME_OR_FOLDER, FILE.onnx, package.module:name."
+            "your own model: hf:NAME_OR_FOLDER, FILE.onnx, package.module:name."
         ),
     ] = "resnet18",
     frozen: Annotated[
@@ -203,7 +203,7 @@ def train(
     _require_trust(workspace, backbone, trust)
     wanted = _method_options(option)
     if frozen and method in ("vega", "polaris"):
-        wanted = {"rotated": False, **wanted}  # each turn would be embedded too
+        wanted = {"rotated": False, **wanted}  # every rotation would need to be embedded too
     chosen = create_method(method, **wanted)
     recipe = changes.changed(
         FROZEN if frozen else paper_recipe(chosen.scenario),
@@ -240,7 +240,7 @@ def train(
 
 
 def _held_out_share(wanted: float | None, keeps_images: bool) -> float:
-    """The share asked for; else a tenth, or nothing if no images may be kept."""
+    """The requested share; default: a tenth, or 0 if no images may be kept."""
     if wanted is not None:
         return wanted
     if keeps_images:
@@ -257,7 +257,7 @@ def upgrade(
     data: DataPath,
     workspace: WorkspacePath = Path(),
     label: LabelOption = None,
-    method: Annotated[str | None, typer.Option(help="Another method than the last version's.")] = None,
+    method: Annotated[str | None, typer.Option(help="The method, if not that of the last version.")] = None,
     option: MethodOption = None,
     start: Annotated[
         str | None, typer.Option("--from", help="The version to continue from.", show_default="the newest")
@@ -269,7 +269,7 @@ def upgrade(
         str | None,
         typer.Option(
             help="Start from another model: a backbone (see train), or the directory of a saved one. --size, --mean "
-            "and so on are those of its images."
+            "and so on describe its images."
         ),
     ] = None,
     backbone: Annotated[str | None, typer.Option(hidden=True)] = None,
@@ -280,14 +280,12 @@ def upgrade(
     images: ImageOptions,
     epochs: Annotated[
         int | None,
-        typer.Option(
-            help="Another number of epochs. vega trains an upgrade twice as long as that; --option longer=1 does not."
-        ),
+        typer.Option(help="Number of epochs. vega trains an upgrade twice as long, unless you pass --option longer=1."),
     ] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="Another initial learning rate.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Initial learning rate.")] = None,
     changes: RecipeOptions,
     seed: Annotated[int | None, typer.Option(help="Another seed.")] = None,
-    precision: Annotated[str | None, typer.Option(help="Another precision of the backbone; see train.")] = None,
+    precision: Annotated[str | None, typer.Option(help="Precision of the backbone; see train.")] = None,
     keep_images: Annotated[
         str, typer.Option(help="yes: replay kept images and keep some of the new ones. no: neither, now and later.")
     ] = "yes",
@@ -299,8 +297,8 @@ def upgrade(
         str,
         typer.Option(
             "--try",
-            help="Settings that short runs compare on held-out images first: auto (for a third of the training time at "
-            "most), a number, or off. What you set yourself is not varied.",
+            help="Number of settings that short runs compare on held-out images first: auto (at most a third of the "
+            "training time), a number, or off. Options that you set are not varied.",
         ),
     ] = "auto",
     bad_images: BadImages = "refuse",
@@ -310,7 +308,7 @@ def upgrade(
 ) -> None:
     """Train the next version on new images so that it can search the old vectors. The same command resumes.
 
-    Short runs compare a few settings first, and the best one is trained in full. What they measured is printed.
+    Short runs compare a few settings first, and the best one is trained in full. Their results are printed.
     """
     from fixstar.data import open_images
     from fixstar.workspace import UpgradeOptions
@@ -322,7 +320,7 @@ def upgrade(
         )
     space = fixstar.Workspace(workspace)
     if keep_images.lower() not in ("yes", "no"):
-        raise InputError(f"--keep-images is yes or no, got {keep_images!r}")
+        raise InputError(f"--keep-images must be yes or no, got {keep_images!r}")
     _require_trust(workspace, replace or "", trust)
     settings = space.settings(start)
     keep = keep_images.lower() == "yes"
@@ -361,7 +359,7 @@ def upgrade(
 
 
 def _say_how_long(method: Method, epochs: int) -> None:
-    """Say before an upgrade that its method trains for another number of epochs than the recipe has."""
+    """Announce that the upgrade's method trains for a different number of epochs than the recipe."""
     longer = cast(float, method.options.get("longer", 1.0))
     if longer != 1:
         say(
@@ -371,7 +369,7 @@ def _say_how_long(method: Method, epochs: int) -> None:
 
 
 def _checked_at_once(space: Workspace, version: Version) -> Check | None:
-    """The check on held-out images, which are there if trials were run; None if the gallery cannot be opened."""
+    """The check on held-out images, which exist if trials were run; None if the gallery cannot be opened."""
     try:
         with space:
             return space.check(version.name, progress=False)
@@ -387,7 +385,7 @@ def _parsed_trials(text: str) -> int | Literal["auto"]:
         return 0
     if text.isascii() and text.isdigit():
         return int(text)
-    raise InputError(f"--try is auto, off, or the number of settings to compare, 2 or more; got {text!r}")
+    raise InputError(f"--try must be auto, off, or the number of settings to compare, 2 or more; got {text!r}")
 
 
 def _print_trials(version: Version) -> None:
@@ -419,27 +417,25 @@ def _print_trials(version: Version) -> None:
 
 @dataclass
 class TextOptions:
-    """How the texts of a model are prepared, and how a server is asked."""
+    """Preparation of a model's texts, and access to a server."""
 
     tokenizer: Annotated[
-        Path | None, typer.Option(help="For an ONNX model of texts: its tokenizer.json.", rich_help_panel="Texts")
+        Path | None, typer.Option(help="For an ONNX text model: its tokenizer.json.", rich_help_panel="Texts")
     ] = None
     pooling: Annotated[
         str | None, typer.Option(help="How token states become one vector: mean, cls or last.", show_default="its own")
     ] = None
-    item_prompt: Annotated[
-        str | None, typer.Option(help="What the model wants before a stored text, such as 'passage: '.")
-    ] = None
-    query_prompt: Annotated[str | None, typer.Option(help="What it wants before a question, such as 'query: '.")] = None
+    item_prompt: Annotated[str | None, typer.Option(help="Prefix for stored texts, such as 'passage: '.")] = None
+    query_prompt: Annotated[str | None, typer.Option(help="Prefix for queries, such as 'query: '.")] = None
     key: Annotated[
         str | None,
         typer.Option("--key-variable", help="The environment variable of a server's key.", show_default="see docs"),
     ] = None
-    price: Annotated[float | None, typer.Option(help="What a server charges per million tokens.")] = None
-    per_minute: Annotated[float | None, typer.Option(help="The most requests that a server gets per minute.")] = None
+    price: Annotated[float | None, typer.Option(help="Price of a server per million tokens.")] = None
+    per_minute: Annotated[float | None, typer.Option(help="Maximum number of requests to a server per minute.")] = None
 
     def prompts(self) -> Prompts | None:
-        """What goes before texts; None if nothing was given."""
+        """The prefixes of texts; None if none is given."""
         from fixstar.texts import Prompts
 
         if self.item_prompt is None and self.query_prompt is None:
@@ -447,7 +443,7 @@ class TextOptions:
         return Prompts(item=self.item_prompt or "", query=self.query_prompt or "")
 
     def options(self) -> dict[str, Any]:
-        """The others, as ``Encoder.wrap`` takes them."""
+        """The other options, for ``Encoder.wrap``."""
         given = {name: getattr(self, name) for name in ("tokenizer", "pooling", "key", "price", "per_minute")}
         return {name: value for name, value in given.items() if value is not None}
 
@@ -492,26 +488,26 @@ def add(
     trust: Trust = None,
     as_json: AsJson = False,
 ) -> None:
-    """Add a model trained elsewhere as the next version; or stored vectors alone, under a name of their own."""
+    """Add a model trained elsewhere as the next version; or add stored vectors alone, under their own name."""
     from fixstar.models.backbones import PRETRAINED
     from fixstar.workspace.training import after_adding
 
     if Path(model).suffix.lower() in (".npy", ".npz", ".parquet", ".jsonl"):
         if name is None:
             raise InputError(
-                f"{model} holds vectors, not a model. Vectors enter the gallery under a name of their own",
+                f"{model} holds vectors, not a model. Vectors need their own name in the gallery",
                 NextStep("import-vectors", {"file": model, "name": ...}),
             )
         if images.size or output or weights or argument:
             raise InputError(
-                f"{model} holds vectors: there is no model that --size, --output, --weights or --argument fit"
+                f"{model} holds vectors: there is no model that --size, --output, --weights or --argument apply to"
             )
         if compatible_with:
             name = named_in_space(name, compatible_with)
         import_vectors(model, name, workspace, as_json=as_json)
         return
     if name is not None:
-        raise InputError(f"--as names vectors, and {model} is a model: versions are numbered")
+        raise InputError(f"--as is for vectors, but {model} is a model; versions are numbered automatically")
     prepared = images.preprocessing() or texts.prompts()
     says_it = model.startswith(("hf:", "open_clip:", "st:", *ADDRESSES)) or texts.tokenizer is not None
     unprepared = prepared is None and model not in PRETRAINED and not says_it
@@ -522,7 +518,7 @@ def add(
         )
     if unprepared:
         raise InputError(
-            f"{model} does not say how its images are prepared, and vectors mean nothing without that: give --size, "
+            f"{model} does not say how its images are prepared, and vectors are meaningless without that: give --size, "
             "and --mean and --std if they are not ImageNet's; or --tokenizer if it reads texts"
         )
     space = fixstar.Workspace(workspace)
@@ -554,7 +550,7 @@ def add(
 
 
 def _require_trust(workspace: Path, model: str, trust: list[str] | None) -> None:
-    """Ask once whether the code of a version may run, now and whenever the workspace is used."""
+    """Ask once whether the code of a version may run, now and in later uses of the workspace."""
     for module in trust or ():
         remember(workspace, module)
     if Path(model).exists():
@@ -580,7 +576,7 @@ def _numbers(option: str, text: str) -> tuple[float, ...]:
     try:
         return tuple(float(part) for part in text.split(","))
     except ValueError:
-        raise InputError(f"{option} is one number per channel, such as 0.5,0.5,0.5; got {text!r}") from None
+        raise InputError(f"{option} must be one number per channel, such as 0.5,0.5,0.5; got {text!r}") from None
 
 
 def _method_options(given: list[str] | None) -> dict[str, Any]:
@@ -590,7 +586,7 @@ def _method_options(given: list[str] | None) -> dict[str, Any]:
 def _changed_method(
     space: Workspace, start: str | None, *, name: str | None, option: list[str] | None
 ) -> Method | None:
-    """The method asked for, or the last version's with other options; None if neither was."""
+    """The requested method, or the last version's with changed options; None without a change."""
     from fixstar.methods import create_method
 
     if name is None and not option:
@@ -602,13 +598,13 @@ def _changed_method(
 
 
 def _lead_to_pretrained(backbone: str, workspace: Path) -> None:
-    """Say before a training from random weights that photos rarely need one, and what is at hand instead."""
+    """Before training from random weights, point to pre-trained networks, which suit photos better."""
     from fixstar.models import backbone_names
     from fixstar.models.backbones.pretrained import EXTRA, PRETRAINED, at_hand
 
     if backbone not in backbone_names():
         return
-    print(f"{backbone} starts from random weights. That pays for drawings and imagery of your own", file=sys.stderr)
+    print(f"{backbone} starts from random weights. That pays for drawings and unusual images", file=sys.stderr)
     for name in PRETRAINED:
         command = command_of(NextStep("add", {"model": name}), workspace)
         if not at_hand(name):
@@ -618,7 +614,7 @@ def _lead_to_pretrained(backbone: str, workspace: Path) -> None:
 
 
 def _announced(images: ImageSet) -> ImageSet:
-    """The images, after printing what was found: the class names show if the folder is one level too high."""
+    """Print a summary and return the images; the class names show if the folder is one level too high."""
     names = [visible(name) for name in images.classes[:5]]
     if len(images.classes) > 5:
         names.append("...")
@@ -659,7 +655,7 @@ def drop(
 ) -> None:
     """Delete a version that owns no vectors and is not deployed, such as one that the gate refused.
 
-    The first version can go too, as long as it is the only one and nothing is indexed with it: then train again.
+    The first version can be deleted too if it is the only one and nothing is indexed with it; then train again.
     """
     with fixstar.Workspace(workspace, "cpu") as space:
         space.drop(version)
@@ -677,7 +673,7 @@ def drop(
 
 @verb("fixstar grow 1000 -w shop")
 def grow(
-    count: Annotated[int, typer.Argument(help="How many classes to make room for.")],
+    count: Annotated[int, typer.Argument(help="Number of classes to add capacity for.")],
     workspace: WorkspacePath = Path(),
     as_json: AsJson = False,
 ) -> None:

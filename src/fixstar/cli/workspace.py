@@ -1,4 +1,4 @@
-"""fixstar demo, init, index, search, status, snapshot, restore: a workspace and what is in it."""
+"""fixstar demo, init, index, search, status, snapshot, restore: a workspace and its content."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ if TYPE_CHECKING:
     from fixstar.workspace import CatalogueItem, Check, Indexed, Status, Workspace
     from fixstar.workspace.items import Embedder
 
-_SHOWN = 10  # ids that are named
-_SNIPPET = 72  # characters of a text that was found, where there is room
+_SHOWN = 10  # maximum number of ids that are named
+_SNIPPET = 72  # maximum characters of a found text
 _LEAST_SNIPPET = 24
-_ENOUGH = 100  # queries of a check, below which it is no measure of what has no match
+_ENOUGH = 100  # with fewer queries, a check does not show what has no match
 _COLOURS = {"pass": "green", "refuse": "red", "missing evidence": "yellow"}
 
 
@@ -124,7 +124,7 @@ def init(
 
 
 def _unfinished(version: str) -> str:
-    """For a version whose training has left a checkpoint and no result."""
+    """The message for a version whose training has a checkpoint but no result."""
     return f"The training of {version} is running, or was interrupted: then the same command resumes it"
 
 
@@ -148,7 +148,7 @@ def index(
     key: Annotated[str | None, typer.Option("--id", help="The field that holds the id.", show_default="id")] = None,
     label: LabelOption = None,
     replace: Annotated[
-        bool, typer.Option("--replace", help="Replace items that have the same id and another image, without asking.")
+        bool, typer.Option("--replace", help="Replace items with the same id and a different image, without asking.")
     ] = False,
     sync: Annotated[
         bool, typer.Option("--sync", help="Also delete items whose image is no longer in the folder; lists them first.")
@@ -164,8 +164,8 @@ def index(
 ) -> None:
     """Embed images or texts with the deployed version. Items that are indexed already and unchanged are skipped.
 
-    An id that the gallery holds with another image is replaced only with --replace, or if you say so when asked.
-    Images that cannot be read, and broken rows of a file of texts, are named and left out. Exit code 1 if none is good.
+    An item with a known id and a different image is replaced only with --replace, or if you confirm it.
+    Unreadable images and broken rows of a file of texts are listed and skipped. Exit code 1 if none is usable.
     """
     from fixstar.workspace.items import vanished_items
 
@@ -174,7 +174,7 @@ def index(
 
     with fixstar.Workspace(workspace, device) as space:
         broken: list[DataError] = []
-        version = space.deployed()  # once: embedder and gallery must agree, whatever is deployed meanwhile
+        version = space.deployed()  # read once: embedder and gallery must use the same version
         if labelled:
             found = _labelled(space, items, prefix=prefix, label=label)
         else:
@@ -209,7 +209,7 @@ def index(
 
 
 def _skipped_rows(broken: Sequence[DataError]) -> list[ItemError]:
-    """Broken rows of a file, as items that were left out: each says its file and line."""
+    """Broken rows of a file as skipped items, with file and line."""
     found = []
     for error in broken:
         place, _, reason = str(error).partition(": ")
@@ -218,7 +218,7 @@ def _skipped_rows(broken: Sequence[DataError]) -> list[ItemError]:
 
 
 def _spent(encoder: Encoder) -> str:
-    """What a server was asked for, and what that costs; nothing for other models."""
+    """The tokens that a server counted, and their price; empty for other models."""
     from fixstar.models.backbones.endpoint import EndpointBackbone
 
     backbone = encoder.backbone
@@ -228,7 +228,7 @@ def _spent(encoder: Encoder) -> str:
     cost = backbone.cost(backbone.tokens)
     if cost is None:
         return counted
-    return f"{counted}, {cost:.6g} by the price per million tokens that was given"
+    return f"{counted}, {cost:.6g} at the given price per million tokens"
 
 
 def _catalogue(
@@ -241,7 +241,7 @@ def _catalogue(
     key: str | None,
     on_bad: Callable[[DataError], None],
 ) -> list[CatalogueItem]:
-    """The items of a file or folder: images, or texts where the models read texts."""
+    """The items of a file or folder: images, or texts if the models read texts."""
     from fixstar.data.texts import TABLES, TEXT_EXTENSIONS
     from fixstar.workspace.items import catalogue, text_catalogue
 
@@ -254,13 +254,13 @@ def _catalogue(
     if items.is_file() and items.suffix.lower() in (TABLES | TEXT_EXTENSIONS) - {".csv"}:
         raise InputError(
             f"{items} holds texts, and the models of {space.path} read images",
-            NextStep("init", {"path": ...}, "a workspace for texts; then add a model of texts"),
+            NextStep("init", {"path": ...}, "a workspace for texts; then add a text model"),
         )
     return list(catalogue(items, prefix, label))
 
 
 def _ask_to_replace(space: Workspace, found: list[CatalogueItem]) -> None:
-    """Continue only with consent if the gallery holds other images under some of these ids."""
+    """Ask for confirmation if the gallery has different images under some of these ids."""
     from fixstar.workspace.items import IMAGE, replaced_items
 
     twice = replaced_items(space.gallery, found)
@@ -291,7 +291,7 @@ def _listed(names: list[str]) -> list[str]:
 
 
 def _labelled(space: Workspace, data: Path, *, prefix: str, label: str | None) -> list[CatalogueItem]:
-    """The items of a dataset. Pixels without a file are kept in the workspace, to be embedded again later."""
+    """The items of a dataset. Pixels without a file are stored in the workspace, for later re-embedding."""
     from fixstar.data import open_images
     from fixstar.workspace import labelled_items
     from fixstar.workspace.items import STAMP
@@ -306,7 +306,7 @@ def _labelled(space: Workspace, data: Path, *, prefix: str, label: str | None) -
 
 
 def _embedder(space: Workspace, version: str, cluster: str | None) -> AbstractContextManager[Embedder | None]:
-    """What embeds; None stands for this process."""
+    """The embedder for a cluster; None: embed in this process."""
     if cluster is None:
         return nullcontext()
     from fixstar.workspace.cluster import RayEmbedder
@@ -359,7 +359,7 @@ def _print_indexed(done: Indexed, deleted: int, total: int, space: Workspace) ->
 )
 def search(
     images: Annotated[
-        list[str] | None, typer.Argument(help="One image file or more; for a model of texts, one text or more.")
+        list[str] | None, typer.Argument(help="One or more image files; for a text model, one or more texts.")
     ] = None,
     workspace: WorkspacePath = Path(),
     k: Annotated[int, typer.Option("-k", help="Results per image.")] = 10,
@@ -450,17 +450,17 @@ def search(
 
 
 def _queries(space: Workspace, names: list[str]) -> list[ImageSource]:
-    """What was given, as the deployed version reads it: texts, or the paths of images."""
+    """The queries as inputs of the deployed version: texts, or paths of images."""
     if space.registry.reads() == "texts":
         return list(names)
     for name in names:
         if "://" in name:
-            raise InputError(f"{name} is an address, and search takes image files; save the image and search with that")
+            raise InputError(f"{name} is an address, but search takes image files; download the image first")
     return [Path(name) for name in names]
 
 
 def parse_where(words: list[str] | None) -> dict[str, Any] | None:
-    """Conditions written FIELD=VALUE; a value that is JSON is read as such, anything else is a string.
+    """Parse conditions FIELD=VALUE. A value that is JSON is read as JSON, anything else as a string.
 
     >>> parse_where(["shop=paris", "size=5", "price={\\"lt\\": 20}"])
     {'shop': 'paris', 'size': {'in': ['5', 5]}, 'price': {'lt': 20}}
@@ -491,7 +491,7 @@ def _hits_json(name: str, hits: list[Hit], answer: SearchResult) -> dict[str, An
 
 
 def _left_out(name: str, version: str, trained: bool, workspace: Path) -> str:
-    """What to do about vectors that were not searched; ``trained`` if ``version`` is one of the workspace's own."""
+    """The hint for vectors that were not searched; ``trained``: ``version`` is a version of the workspace."""
     if not trained:
         return f"not searched: vectors of {name}. {version} items are compared only with {version} items"
     return (
@@ -531,7 +531,7 @@ def _print_hits(names: list[str], answer: SearchResult) -> None:
 
 
 def _room_for_text(heads: Sequence[str], found: Sequence[Hit]) -> int:
-    """How many characters of a text fit beside the other columns of a table of hits."""
+    """The number of characters left for a text beside the other columns of a table of hits."""
     places = len(str(len(found)))
     scores = max([len(heads[1]), *(len(rounded(hit.score, 3)) for hit in found)])
     ids = max([len(heads[2]), *(len(visible(hit.id)) for hit in found)])
@@ -604,7 +604,7 @@ def _print_status(space: Workspace, state: Status) -> None:
 
 
 def _status_row(space: Workspace, state: Status, *, name: str, measured: Check | None) -> tuple[Cell, ...]:
-    """A version; ``measured`` is its check on the images that all figures are of."""
+    """The row of a version; ``measured`` is its check on the common set of images."""
     card = space.registry.card(name)
     check = space.last_check(name)
     made = datetime.fromtimestamp(space.registry.card_file(name).stat().st_mtime, UTC)
@@ -642,7 +642,7 @@ def snapshot(
     workspace: WorkspacePath = Path(),
     as_json: AsJson = False,
 ) -> None:
-    """Copy a workspace as it is now, also while it serves. Images that a folder has already are not copied again."""
+    """Copy a workspace, also while it is being served. Images that the folder already has are not copied again."""
     from fixstar.workspace.files import read_mark
     from fixstar.workspace.snapshot import take_snapshot
 
@@ -658,12 +658,12 @@ def restore(
     source: Annotated[Path, typer.Argument(metavar="SNAPSHOT", help="A folder or FILE.tar of fixstar snapshot.")],
     workspace: WorkspacePath = Path(),
     replace: Annotated[
-        bool, typer.Option("--replace", help="Replace the workspace that is there; it must not be served.")
+        bool, typer.Option("--replace", help="Replace the existing workspace; it must not be served.")
     ] = False,
     trust: Trust = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a snapshot a workspace again. Everything is checked first; a damaged snapshot changes nothing."""
+    """Restore a workspace from a snapshot. Everything is checked first; a damaged snapshot changes nothing."""
     from fixstar.workspace.registry import Registry
     from fixstar.workspace.snapshot import restore_snapshot
 

@@ -1,3 +1,3 @@
-"""A workspace inside other libraries: LangChain, LlamaIndex. Each has a module of its own, and an extra."""
+"""A workspace inside other libraries: LangChain, LlamaIndex. Each has its own module and extra."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""What the connectors ask of a workspace: one in this process, or one behind HTTP. Both answer alike."""
+"""The operations of connectors on a workspace, in this process or behind HTTP."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ def add_texts(backend: Backend, texts: Mapping[str, str], payloads: Iterable[Map
 
 
 def add_images(backend: Backend, images: Mapping[str, Picture], payloads: Iterable[Mapping[str, Any]]) -> None:
-    """Embed and store images by id with the deployed version. One that cannot be read raises; the others are stored."""
-    ours = {IMAGE, STAMP, VERSION}  # an item that was found can be added again
+    """Embed and store images by id with the deployed version. An unreadable one raises after the others are stored."""
+    ours = {IMAGE, STAMP, VERSION}  # so that a found item can be added again
     fields = [{key: value for key, value in payload.items() if key not in ours} for payload in payloads]
     rows = [(name, image, payload) for (name, image), payload in zip(images.items(), fields, strict=True)]
     if isinstance(backend, Workspace):
@@ -103,7 +103,7 @@ def add_images(backend: Backend, images: Mapping[str, Picture], payloads: Iterab
 
 
 def _item(space: Workspace, name: str, image: Picture, payload: Mapping[str, Any]) -> CatalogueItem:
-    """An item whose payload says where its image is, so that a later backfill finds it."""
+    """An item whose payload has the path of its image, for a later backfill."""
     if isinstance(image, (str, Path)):
         (item,) = catalogue(Path(image))
         return replace(item, id=name, payload={**payload, **item.payload})
@@ -112,12 +112,12 @@ def _item(space: Workspace, name: str, image: Picture, payload: Mapping[str, Any
 
 
 def delete_items(backend: Backend, ids: Sequence[str]) -> int:
-    """Delete items; how many there were."""
+    """Delete items; returns how many existed."""
     return backend.gallery.delete(ids) if isinstance(backend, Workspace) else backend.delete(*ids)
 
 
 def get_items(backend: Backend, ids: Sequence[str] | None = None, where: Where | None = None) -> list[Hit]:
-    """Stored items, by id or by payload, with a score of 1; ids that are not there are left out."""
+    """Stored items, by id or by payload, with a score of 1; unknown ids are left out."""
     if isinstance(backend, Workspace):
         found: Iterable[Any] = backend.gallery.iterate() if ids is None else backend.gallery.get(ids).values()
     elif ids is None:
@@ -140,7 +140,7 @@ def _found(client: Client, ids: Sequence[str]) -> Iterator[Any]:
 
 
 def image_path(backend: Backend, hit: Hit) -> Path | None:
-    """Where the image of a hit is on this machine; a service does not tell."""
+    """The local path of a hit's image; None with a service."""
     if not isinstance(backend, Workspace) or IMAGE not in hit.payload:
         return None
     return backend.path.absolute() / str(hit.payload[IMAGE])
@@ -155,7 +155,7 @@ def stored_text(backend: Backend, hit: Hit) -> str | None:
 
 
 def metadata(backend: Backend, hit: Hit) -> dict[str, Any]:
-    """The payload that the user gave, and the version that made the vector."""
+    """The user's payload, and the version of the vector."""
     ours = {IMAGE, STAMP}
     if reads(backend) == "texts":
         ours.add(TEXT)

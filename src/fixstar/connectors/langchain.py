@@ -86,13 +86,13 @@ class FixstarVectorStore(VectorStore):
         return list(named)
 
     def delete(self, ids: Sequence[str] | None = None) -> bool:
-        """Delete items by id; whether all were there."""
+        """Delete items by id; returns whether all existed."""
         if ids is None:
-            raise InputError("name the ids to delete; a whole gallery is not deleted from here")
+            raise InputError("name the ids to delete; a whole gallery cannot be deleted here")
         return delete_items(self.backend, ids) == len(set(ids))
 
     def get_by_ids(self, ids: Sequence[str], /) -> list[Document]:
-        """The documents of these ids that are stored."""
+        """The stored documents with these ids."""
         return [self._document(item) for item in get_items(self.backend, ids)]
 
     def similarity_search(self, query: Picture, k: int = 4, **options: Any) -> list[Document]:

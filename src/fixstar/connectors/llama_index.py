@@ -60,7 +60,7 @@ _CONDITIONS = {
 
 
 def to_where(filters: MetadataFilters | None) -> Where:
-    """LlamaIndex's filters as fixstar's; those that fixstar does not have are refused."""
+    """Convert LlamaIndex's filters; unsupported ones are refused."""
     where: dict[str, dict[str, Any]] = {}
     filters = filters or MetadataFilters(filters=[])
     for one in filters.filters:

@@ -1,6 +1,6 @@
 """Batches of new and replayed images, in an order that depends only on (seed, epoch).
 
-An interrupted run therefore resumes exactly as it would have continued.
+So an interrupted run resumes exactly as it would have continued.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fixstar.kernels.crops import cut as cut_crops
 class Batch(NamedTuple):
     """uint8 pixels [B, C, H, W] (or frozen features [B, m]), target slots [B], and which images are replayed [B].
 
-    ``turns`` [B] are quarter turns, where the second view of each image is rotated: 0 in the first view.
+    ``turns`` [B] are quarter turns if the second view of each image is rotated; 0 in the first view.
     """
 
     pixels: Tensor
@@ -62,7 +62,7 @@ class Batches:
         if batch_size < 2 or not 1 <= len(sources) <= 2:
             raise InputError(f"a batch has at least 2 images of one or two sources, got {batch_size} of {len(sources)}")
         if rotated and views != 2:
-            raise InputError(f"the second of two views is rotated, got views={views}")
+            raise InputError(f"only the second of two views can be rotated, got views={views}")
         self._sources = sources
         self._augmentation = augmentation
         self._seed = seed
@@ -100,7 +100,7 @@ class Batches:
 
     @property
     def resident(self) -> bool:
-        """Whether all pixels are on the device, so that batches can be cut there by ``cut_at``."""
+        """Whether all pixels are on the device, so that ``cut_at`` can cut batches there."""
         return all(isinstance(source.pixels, ResidentPixels | ResidentFeatures) for source in self._sources)
 
     def plan_on_device(self, number: int) -> list[Tensor]:
@@ -182,14 +182,14 @@ class Batches:
 
 
 def _turned(batch: Batch, turns: Tensor) -> Batch:
-    """The batch with its second view rotated by ``turns`` [B] quarter turns; index arithmetic alone."""
+    """The batch with its second view rotated by ``turns`` [B] quarter turns; by index arithmetic."""
     both = torch.cat([torch.zeros_like(turns), turns])
     if batch.pixels.ndim == 3:  # features [2 B, 4, m] of all turns
         rows = torch.arange(len(both), device=both.device)
         return batch._replace(pixels=batch.pixels[rows, both], turns=both)
     first, second = batch.pixels.chunk(2)
     if second.shape[2] != second.shape[3]:
-        raise InputError(f"only square images are rotated, got {second.shape[2]} x {second.shape[3]} pixels")
+        raise InputError(f"only square images can be rotated, got {second.shape[2]} x {second.shape[3]} pixels")
     k = turns[:, None, None, None]
     quarter = second.rot90(1, (2, 3))
     three = second.rot90(3, (2, 3))
@@ -204,6 +204,6 @@ def _joined(parts: list[Tensor]) -> Tensor:
 
 
 def _cyclic_order(n: int, total: int, rng: np.random.Generator) -> np.ndarray[Any, Any]:
-    """Shuffled passes over n images, cut at ``total``: no image is repeated before all were used."""
+    """Shuffled passes over n images, cut at ``total``: no image is repeated before all have been used."""
     passes = [rng.permutation(n) for _ in range(-(-total // n))]
     return np.concatenate(passes)[:total]

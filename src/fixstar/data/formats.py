@@ -29,14 +29,14 @@ IMAGE_EXTENSIONS = frozenset(
         *((".heic", ".heif") if READS_HEIC else ()),
     )
 )
-LABELS = ("top", "parent", "path")  # the folders above an image that are its label: the first, the last, or all
+LABELS = ("top", "parent", "path")  # which parent folders give the label of an image: the first, the last, or all
 OMNIGLOT_PARTS = {"train": "images_background", "test": "images_evaluation"}
 
 _SHOWN = 10  # lines that an error lists
-_OTHER_IMAGES = {  # images that are not read, and what to do about it
+_OTHER_IMAGES = {  # unsupported image formats, and what to do about them
     **dict.fromkeys((".heic", ".heif"), "HEIC needs pillow-heif (the extra heic)"),
     ".svg": "a drawing without pixels; convert it to PNG",
-    **dict.fromkeys((".eps", ".jp2", ".jxl", ".psd"), "this format is not read; convert it to PNG or JPEG"),
+    **dict.fromkeys((".eps", ".jp2", ".jxl", ".psd"), "this format is not supported; convert it to PNG or JPEG"),
     **dict.fromkeys((".arw", ".cr2", ".cr3", ".dng", ".nef", ".orf", ".raf"), "a raw file; develop it to JPEG"),
 }
 _SPLITS = ("test", "train", "val", "valid", "validation")
@@ -55,7 +55,7 @@ _CHUNK = 1 << 24  # bytes
 class _Layout(NamedTuple):
     description: str
     recognise: Callable[[Path], object]
-    open: Callable[..., ImageSet]  # path and split; labels by folder too if it has none of its own
+    open: Callable[..., ImageSet]  # of path and split, and of the label folder if ``by_folder``
     by_folder: bool = False
 
 
@@ -97,7 +97,7 @@ def open_images(path: str | Path, split: str = "train", label: str | None = None
 
 
 def open_images_within(folder: str | Path) -> ImageSet:
-    """The same, for a folder that others fill: refused if a link, or a path in a list, leads out of it."""
+    """The same for a folder with untrusted content: refused if a link, or a path in a list, points outside of it."""
     root = Path(folder).absolute()
     outside = [Path(os.path.relpath(link, root)) for link in _links_out(root, os.path.realpath(root))]
     if not outside:
@@ -112,7 +112,7 @@ def open_images_within(folder: str | Path) -> ImageSet:
 
 
 def _links_out(folder: Path | str, root: str) -> Iterator[str]:
-    """The links below a folder, hidden ones too, to anything that is not below ``root``."""
+    """The links below a folder, also hidden ones, to anything outside of ``root``."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_symlink():
@@ -131,11 +131,11 @@ def _is_below(root: Path, source: Path) -> bool:
 
 def _refuse_label(path: Path, label: str | None) -> None:
     if label is not None:
-        raise DataError(f"{path} names the class of every image itself; label={label!r} is for a folder of images")
+        raise DataError(f"{path} names the class of every image itself; label={label!r} is only for a folder of images")
 
 
 def check_split(split: str) -> None:
-    """Raises unless ``split`` is "train" or "test": published datasets have no other."""
+    """Raise unless ``split`` is "train" or "test": published datasets have no other."""
     if split not in ("train", "test"):
         raise UnknownNameError("split", split, ("train", "test"))
 
@@ -171,8 +171,8 @@ def _listed(lines: Sequence[str]) -> str:
 def image_folder(path: str | Path, label: str | None = "top") -> ImageSet:
     """The images below ``path``, at any depth, labelled by folder, sorted by name.
 
-    The label of 2024/shoes/1.jpg is "2024" by ``top``, "shoes" by ``parent``, and "2024/shoes" by ``path``. None takes
-    the top folder, unless another could be meant: then the error says what there is.
+    The label of 2024/shoes/1.jpg is "2024" with ``top``, "shoes" with ``parent``, and "2024/shoes" with ``path``. None
+    takes the top folder, but raises with the alternatives if another level could be intended.
     """
     root = _existing_folder(path)
     if loose := [entry.name for entry in _visible(root) if _has_image_extension(entry.name) and entry.is_file()]:
@@ -203,7 +203,7 @@ def image_folder(path: str | Path, label: str | None = "top") -> ImageSet:
 
 
 def below(root: Path, image: Path) -> tuple[str, ...]:
-    """The parts of an image's path below a folder."""
+    """The parts of an image's path relative to a folder."""
     return image.relative_to(root).parts
 
 
@@ -219,7 +219,7 @@ def folder_label(parts: Sequence[str], label: str) -> str:
 
 
 def other_labels(root: Path, images: Sequence[Path]) -> str | None:
-    """What else than the top folder may be the label, in words; None if nothing is."""
+    """Other possible labels than the top folder, in words; None if there are none."""
     parts = [found for image in images if len(found := below(root, image)) > 1]
     plain = {found[0] for found in parts if len(found) == 2}
     nested = [found for found in parts if found[0] not in plain]
@@ -254,7 +254,7 @@ def _labelled_files(files: dict[str, list[Path]], name: str) -> ImageSet:
 
 
 def _is_text(name: str) -> bool:
-    """Whether a name can be written: one of a file that is not UTF-8 has lone surrogates."""
+    """Whether a name is valid text: a file name that is not UTF-8 has lone surrogates."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -263,7 +263,7 @@ def _is_text(name: str) -> bool:
 
 
 def class_folders(root: Path) -> list[Path]:
-    """The visible folders directly in ``root``, sorted by name. A link to a folder above is none of them."""
+    """The visible folders directly in ``root``, sorted by name. Links to parent folders are skipped."""
     return [entry for entry in _visible(root) if entry.is_dir() and not _leads_up(entry, frozenset())]
 
 
@@ -273,7 +273,7 @@ def find_images(folder: str | Path) -> list[Path]:
 
 
 def list_images(root: Path) -> tuple[list[Path], list[Path]]:
-    """The files below a folder with an image's extension, sorted by their path; and the other ones."""
+    """The files below a folder, sorted by path: those with an image's extension, and the others."""
     images = list[Path]()
     others = list[Path]()
     for path in _files(root):
@@ -285,14 +285,14 @@ def list_images(root: Path) -> tuple[list[Path], list[Path]]:
 
 
 def warn_skipped(root: Path, others: Sequence[Path]) -> None:
-    """Name the files among ``others`` that are images and are not read, and links that lead nowhere."""
+    """Warn of files among ``others`` that are unsupported images, and of broken links."""
     lines = []
     for path in others:
         why = _OTHER_IMAGES.get(path.suffix.lower())
         if not path.suffix and _is_image(path):
             why = "an image without an extension; give it one, such as .jpg"
         elif path.is_symlink() and not path.exists():
-            why = "a link to a folder or file that is not there"
+            why = "a link to a folder or file that does not exist"
         if why:
             lines.append(f"{'/'.join(below(root, path))}: {why}")
     if lines:
@@ -311,7 +311,7 @@ def _has_images(root: Path) -> bool:
 
 
 def _files(folder: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
-    """Every visible file below a folder, sorted by its path. Links are followed, except those that lead up again."""
+    """Every visible file below a folder, sorted by its path. Links are followed, except to parent folders."""
     above |= {folder.resolve()}
     for entry in _visible(folder):
         if not entry.is_dir():
@@ -321,7 +321,7 @@ def _files(folder: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]
 
 
 def _leads_up(entry: Path, above: frozenset[Path]) -> bool:
-    """Whether an entry is a link to a folder that it is in, or to one of ``above``, through which the way led."""
+    """Whether an entry is a link to a folder that contains it, or to one of ``above``, the folders on the way."""
     if not entry.is_symlink():
         return False
     target = entry.resolve()
@@ -341,7 +341,7 @@ def _has_image_extension(name: str) -> bool:
 
 
 def _split_folders(root: Path) -> list[str]:
-    """The splits of a dataset such as train/shoes/1.jpg, test/shoes/2.jpg. A class may be called "train", too."""
+    """The splits of a dataset such as train/shoes/1.jpg, test/shoes/2.jpg. A class may also be called "train"."""
     folders = class_folders(root)
     splits = [folder.name for folder in folders if folder.name in _SPLITS and class_folders(folder)]
     if len(splits) > 1 or len(splits) == len(folders):
@@ -370,7 +370,7 @@ class _CsvRow(NamedTuple):
 def image_list(csv_path: str | Path, root: str | Path | None = None) -> ImageSet:
     """The images of a CSV with the columns ``path`` and ``label`` (others are ignored), grouped by class.
 
-    Paths are relative to ``root``, by default the CSV's own folder. Mistakes are reported with their lines.
+    Paths are relative to ``root``, by default the CSV's own folder. Mistakes are reported with line numbers.
     """
     source = Path(csv_path)
     root = source.parent if root is None else Path(root)
@@ -401,7 +401,7 @@ def image_list(csv_path: str | Path, root: str | Path | None = None) -> ImageSet
 
 
 def _rows(source: Path) -> list[_CsvRow]:
-    """All lines that are not blank, with the number of their last line."""
+    """All rows that are not blank, with the number of their last line."""
     try:
         text = source.read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -588,7 +588,7 @@ def idx_images(folder: str | Path, split: str) -> ImageSet:
 
 
 def _idx_stem(root: Path, split: str) -> tuple[str, str]:
-    """The prefix ("emnist-letters-" or nothing) and what the image and label files of a split begin with."""
+    """The prefix ("emnist-letters-" or nothing) and the common start of the image and label files of a split."""
     wanted = ("train",) if split == "train" else ("t10k", "test")
     found = _find_idx(root)
     stems = sorted({(match["prefix"], match["prefix"] + match["split"]) for match in found if match["split"] in wanted})
@@ -624,7 +624,7 @@ def _read_idx(file: Path, dimensions: int) -> npt.NDArray[np.uint8]:
         raise DataError(f"{file}: damaged or truncated ({error})") from error
     if len(data) != expected:
         seen = f"only {len(data)}" if len(data) < expected else "more"
-        raise DataError(f"{file}: the header promises {expected} bytes for {list(shape)}, but there are {seen}")
+        raise DataError(f"{file}: the header announces {expected} bytes for {list(shape)}, but there are {seen}")
     return np.frombuffer(data, np.uint8).reshape(shape)
 
 

@@ -92,7 +92,7 @@ def glyph_pixels(
 
 
 def _check(characters: Sequence[str], **numbers: tuple[int, int]) -> None:
-    """Check the arguments before any work is done; ``numbers`` are (value, least allowed)."""
+    """Check the arguments before any work is done; ``numbers`` are (value, minimum)."""
     if not characters:
         raise InputError("characters is empty; try SCRIPTS['greek']")
     for position, character in enumerate(characters):
@@ -108,7 +108,7 @@ def _check(characters: Sequence[str], **numbers: tuple[int, int]) -> None:
 
 @lru_cache(maxsize=1)
 def _fonts() -> tuple[tuple[ImageFont.FreeTypeFont, frozenset[str]], ...]:
-    """Every font found, with the characters that it really has: anything else it would draw as an empty box."""
+    """Every font found, with the characters that it has: others would be drawn as an empty box."""
     import matplotlib  # takes 0.3 s: imported only to draw
     from matplotlib.ft2font import FT2Font
 

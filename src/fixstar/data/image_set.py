@@ -1,7 +1,7 @@
-"""Labelled images or texts: what every dataset is before anything else looks at it.
+"""Labelled images or texts: the common form of all datasets.
 
 An ``ImageSet`` holds pixels (one uint8 array, "resident"), the files they come from, or texts. ``load`` decodes files
-to pixels at a model's size, once; training then never touches the disk.
+once, to pixels at a model's size; training then does not read from disk.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Bad = Literal["refuse", "skip"]
 
 
 class ReadImages(NamedTuple):
-    """The images that can be read, and an error for each of the others."""
+    """The readable images, and an error for each of the others."""
 
     images: ImageSet
     bad: tuple[ItemError, ...]
@@ -73,7 +73,7 @@ class ImageSet:
 
     @property
     def has_texts(self) -> bool:
-        """Whether these are texts."""
+        """Whether the items are texts."""
         return isinstance(self.images, tuple) and bool(self.images) and isinstance(self.images[0], str)
 
     def counts(self) -> dict[str, int]:
@@ -106,12 +106,12 @@ class ImageSet:
         return ImageSet(kept.images, labels[labels >= 0], tuple(names), self.name)
 
     def load(self, inputs: Preprocessing | Prompts, bad: Bad = "refuse", progress: Advance = silent) -> ReadImages:
-        """All images in one array; of unreadable ones ``bad="refuse"`` lists all, ``"skip"`` returns the errors.
+        """All images in one array. If some are unreadable, ``bad="refuse"`` raises, ``"skip"`` returns the errors.
 
-        Texts stay as they are, without those that cannot be embedded.
+        Texts are not changed; those that cannot be embedded count as unreadable.
         """
         if bad not in ("refuse", "skip"):
-            raise InputError(f"bad is 'refuse' or 'skip', got {bad!r}")
+            raise InputError(f"bad must be 'refuse' or 'skip', got {bad!r}")
         preprocessing = self._fitting(inputs)
         if preprocessing is None:
             return self._checked_texts(bad, progress)
@@ -127,7 +127,7 @@ class ImageSet:
         return ReadImages(ImageSet(pixels[: len(labels)], labels, self.classes, self.name), unreadable)
 
     def readable(self, inputs: Preprocessing | Prompts, bad: Bad = "refuse", progress: Advance = silent) -> ReadImages:
-        """The images that can be read, not kept in memory: ``load`` for sets that do not fit there."""
+        """The readable images, not loaded: a ``load`` for sets that do not fit into memory."""
         preprocessing = self._fitting(inputs)
         if preprocessing is None:
             return self._checked_texts(bad, progress)
@@ -139,7 +139,7 @@ class ImageSet:
         return ReadImages(self.take(kept), unreadable)
 
     def _fitting(self, inputs: Preprocessing | Prompts) -> Preprocessing | None:
-        """How the images are to be prepared, None for texts; refused if the model reads the other kind."""
+        """The preprocessing of images, None for texts; raises if the model reads the other kind."""
         if isinstance(inputs, Prompts) == self.has_texts:
             if isinstance(inputs, Prompts):
                 return None
@@ -165,7 +165,7 @@ class ImageSet:
     def _decode(
         self, preprocessing: Preprocessing, bad: str, progress: Advance, out: npt.NDArray[np.uint8] | None = None
     ) -> tuple[ItemError, ...]:
-        """Decodes every image, into ``out`` one after the other, and returns the errors of the others."""
+        """Decode all images into ``out``, one after the other; returns the errors of unreadable images."""
         unreadable: list[ItemError] = []
         assert not self.has_texts
         with contextlib.closing(decode_ahead(self.images, preprocessing)) as results:
@@ -182,8 +182,8 @@ class ImageSet:
     def fingerprint(self, read: bool = False) -> str:
         """A SHA-256 of classes, labels and content that is the same on every machine and in every folder.
 
-        Of files it takes relative names and, with ``read``, their bytes; else their sizes, which is much faster, but an
-        edit in place to the same size goes unnoticed.
+        For files it uses relative names and, with ``read``, their bytes. Without ``read`` it uses their sizes, which is
+        much faster but misses an edit that keeps the size.
         """
         digest = hashlib.sha256(json.dumps(self.classes).encode())
         digest.update(self.labels.astype("<i8").tobytes())
@@ -216,7 +216,7 @@ def _file_bytes(paths: tuple[Path, ...], read: bool) -> Iterator[bytes]:
         try:
             seen: int | str = hashlib.sha256(content(path)).hexdigest() if read else path.stat().st_size
         except OSError:
-            seen = "absent"  # reading it raises, with its name, or leaves it out
+            seen = "absent"  # reading it later raises with its name, or skips it
         yield f"\n{path.relative_to(root).as_posix()} {seen}".encode(errors="surrogateescape")
 
 
@@ -238,7 +238,7 @@ def from_arrays(
     if given.dtype == object and all(isinstance(label, str) for label in given.flat):
         given = given.astype(str)
     if given.ndim != 1 or given.dtype.kind not in "iuU":
-        raise InputError(f"labels are a list of integers or strings, got {given.dtype} of shape {given.shape}")
+        raise InputError(f"labels must be a list of integers or strings, got {given.dtype} of shape {given.shape}")
     if classes is None:
         values, indices = np.unique(given, return_inverse=True)
         return ImageSet(_as_pixels(images), indices.astype(np.int64), tuple(map(str, values)), name)
@@ -276,22 +276,22 @@ def _joined(parts: list[Any]) -> Any:
 def _image_mistakes(images: Any) -> Iterator[str]:
     if isinstance(images, np.ndarray):
         if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] not in (1, 3):
-            yield f"pixels are uint8 [N, H, W, 1 or 3], got {images.dtype} {list(images.shape)}; see from_arrays"
+            yield f"pixels must be uint8 [N, H, W, 1 or 3], got {images.dtype} {list(images.shape)}; see from_arrays"
     elif not (isinstance(images, tuple) and any(all(isinstance(one, kind) for one in images) for kind in (Path, str))):
-        yield f"images are a uint8 array, a tuple of texts or a tuple of Path, got {type(images).__name__}"
+        yield f"images must be a uint8 array, a tuple of texts or a tuple of Path, got {type(images).__name__}"
 
 
 def _label_mistakes(labels: Any, classes: Any) -> Iterator[str]:
     if not (isinstance(classes, tuple) and all(isinstance(name, str) for name in classes)):
-        yield "classes are a tuple of names"
+        yield "classes must be a tuple of names"
         return
     if twice := sorted(name for name, times in Counter(classes).items() if times > 1):
         yield f"duplicate class names: {', '.join(twice)}"
     if not (isinstance(labels, np.ndarray) and labels.dtype == np.int64 and labels.ndim == 1):
-        yield "labels are an int64 array [N]; see from_arrays"
+        yield "labels must be an int64 array [N]; see from_arrays"
     elif len(labels) and not (labels.min() >= 0 and labels.max() < len(classes)):
         seen = f"{labels.min()} to {labels.max()}"
-        yield f"labels of {plural(len(classes), 'class')} are 0 to {len(classes) - 1}, got {seen}"
+        yield f"labels of {plural(len(classes), 'class')} must be 0 to {len(classes) - 1}, got {seen}"
 
 
 def _positions(indices: Sequence[int] | npt.NDArray[Any], count: int) -> npt.NDArray[np.int64]:
@@ -317,7 +317,7 @@ def _as_pixels(images: Any) -> npt.NDArray[np.uint8]:
     array = np.asarray(images)
     array = array[..., None] if array.ndim == 3 else array
     if array.ndim != 4 or array.shape[-1] not in (1, 3, 4) or 0 in array.shape[1:]:
-        raise InputError(f"images are [N, H, W] or [N, H, W, C] with 1, 3 or 4 channels, got {list(array.shape)}")
+        raise InputError(f"images must be [N, H, W] or [N, H, W, C] with 1, 3 or 4 channels, got {list(array.shape)}")
     channels = 1 if array.shape[-1] == 1 else 3
     if array.dtype == np.uint8 and array.shape[-1] == channels:
         return array
@@ -339,7 +339,7 @@ def _allocate(shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
 
 
 def unreadable_error(unreadable: Sequence[ItemError], count: int) -> DataError:
-    """One error for all images of a set that cannot be read."""
+    """One error for all unreadable images of a set."""
     lines = [f"{len(unreadable):,} of {plural(count, 'image')} cannot be read:"]
     lines += [f"  {image}" for image in unreadable[:_SHOWN]]
     lines += [f"  ... and {len(unreadable) - _SHOWN} more"] if len(unreadable) > _SHOWN else []

@@ -1,7 +1,7 @@
-"""Pixels on the device: resident if they fit, else streamed from files; cropped batch by batch.
+"""Pixels on the device: resident if they fit, else streamed from files. Crops are made batch by batch.
 
-On a CPU a crop is a NumPy window on padded uint8 images; on a GPU it is one gather by index arithmetic, or a kernel
-(``fixstar.kernels.crops``) where the step is recorded. All cut the same pixels.
+On a CPU a crop is a NumPy window on padded uint8 images. On a GPU it is one gather by index arithmetic, or a kernel
+(``fixstar.kernels.crops``) if the step is recorded. All give the same pixels.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class ResidentPixels:
 
 
 class StreamedPixels:
-    """Images decoded from their files in threads, ahead of their use."""
+    """Images decoded from their files in threads, before they are needed."""
 
     def __init__(
         self, images: ImageSet, preprocessing: Preprocessing, augmentation: Augmentation, device: torch.device
@@ -155,7 +155,7 @@ def augmented_views(images: Array, augmentation: Augmentation, count: int, seed:
 
 def _readable(item: Array | ImageError) -> Array:
     if isinstance(item, ImageError):
-        raise DataError(f"{item.name} was readable before and is not now: {item.reason}. Repair it and train again")
+        raise DataError(f"{item.name} was readable before but is not now: {item.reason}. Repair it and train again")
     return item
 
 
@@ -214,7 +214,7 @@ def _free_memory() -> int:
 
 
 def resident_budget(device: torch.device) -> int:
-    """Bytes of padded pixels that may stay on the device: a third of free memory, half of a GPU's at most."""
+    """Maximum bytes of padded pixels on the device: a third of free memory, at most half of a GPU's memory."""
     host = available_memory() // 3
     if device.type != "cuda":
         return host

@@ -34,7 +34,7 @@ def herding(features: Features, count: int) -> np.ndarray[Any, np.dtype[np.int64
 
 
 class HeldOut(NamedTuple):
-    """New images and memory without those held out, and the held-out ones: equally many per class."""
+    """New images and memory without held-out images, and the held-out images: equally many per class."""
 
     images: ImageSet
     memory: ImageSet | None
@@ -44,7 +44,7 @@ class HeldOut(NamedTuple):
 def hold_out(
     images: ImageSet, memory: ImageSet | None, share: float, seed: int, load: Callable[[ImageSet], ImageSet]
 ) -> HeldOut:
-    """Hold out ``share`` of each remembered class, and as many images of each new class; never a class's last."""
+    """Hold out ``share`` of each remembered class, and as many images of each new class; never the last of a class."""
     if not share or memory is None or not len(memory):
         return HeldOut(images, memory, None)
     remembered = {name: count for name, count in memory.counts().items() if count}
@@ -61,7 +61,7 @@ def hold_out(
 
 
 def _divided(images: ImageSet, names: Iterable[str], count: int, rng: np.random.Generator) -> tuple[ImageSet, ImageSet]:
-    """The set without ``count`` images of each class in ``names``, and those."""
+    """Split off ``count`` images of each class in ``names``: the rest, and the images split off."""
     order = rng.permutation(len(images))
     held = np.zeros(len(images), bool)
     for name in names:
@@ -77,7 +77,7 @@ class ReplayMemory:
     images: ImageSet | None = None
 
     def __post_init__(self) -> None:
-        if self.per_class < 0:  # the end of a slice: a negative one would keep nearly all
+        if self.per_class < 0:  # used as the end of a slice: a negative value would keep nearly all
             raise InputError(f"per_class={self.per_class} must be at least 0 (0: no memory)")
 
     def __len__(self) -> int:
@@ -93,7 +93,7 @@ class ReplayMemory:
         seed: int = 0,
         features: Callable[[ImageSet], Features] | None = None,
     ) -> ReplayMemory:
-        """The memory with images of the classes that it lacks; ``herding`` needs ``features`` -> [N, d]."""
+        """The memory with images of missing classes added; ``herding`` needs ``features`` -> [N, d]."""
         if selection not in ("random", "herding") or (selection == "herding" and features is None):
             raise InputError(f"selection={selection!r} must be random, or herding with a features function")
         held = self.images.counts() if self.images is not None else {}
@@ -110,12 +110,12 @@ class ReplayMemory:
             else:
                 rows.append(rng.permutation(mine)[: self.per_class])
         chosen = images.take(np.concatenate(rows)).of_classes(new).load(preprocessing).images
-        if self.images is not None:  # a replacement model may take images of another size
+        if self.images is not None:  # a replacement model may have another input size
             chosen = concatenate([self.images.load(preprocessing).images, chosen])
         return ReplayMemory(self.per_class, chosen)
 
     def save(self, path: Path) -> None:
-        """Write the memory to one file, all or nothing."""
+        """Write the memory to one file, atomically."""
         classes: tuple[str, ...] = ()
         arrays: dict[str, np.ndarray[Any, Any]] = {"labels": np.zeros(0, np.int64)}
         if self.images is not None:

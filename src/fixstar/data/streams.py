@@ -48,7 +48,7 @@ class TaskStream:
 
 
 def class_order(classes: Sequence[str], seed: int | None) -> tuple[str, ...]:
-    """The classes as they are (``None``), or shuffled by ``torch.randperm`` with a CPU generator of that seed."""
+    """The classes in their order (``None``), or shuffled by ``torch.randperm`` with a CPU generator of that seed."""
     if seed is None:
         return tuple(classes)
     order = torch.randperm(len(classes), generator=torch.Generator().manual_seed(seed))
@@ -98,7 +98,7 @@ def class_and_sample_stream(
 def _split_samples(
     images: ImageSet, fractions: Sequence[float], seed: int
 ) -> list[np.ndarray[tuple[int], np.dtype[np.int64]]]:
-    """Row numbers of each part; every class is split in these proportions, at random."""
+    """Row numbers of each part; every class is split at random in these proportions."""
     if seed < 0:
         raise InputError(f"seed must be at least 0, got {seed}")
     rng = np.random.default_rng(seed)

@@ -5,9 +5,9 @@ holds the **self-tests**, the cells below it the **cross-tests**. Cells above it
 are ignored. Version t is **compatible** with an older version k when C[t, k] > C[k, k], strictly (eq. 6). The published
 code of CoReS and CL2R also counts equal accuracies: ``ties=True``.
 
-All values are fractions from 0 to 1, and 0 never means "missing". ``up_to=tau`` uses the first tau versions only:
+All values are fractions from 0 to 1; 0 never means "missing". ``up_to=tau`` uses the first tau versions only:
 AC_tau, AA_tau, BC(t) of the papers. Report several runs where you can: over 20 runs CoReS has AC 0.51 with a deviation
-of 0.10. The deviation is that of a single run (divisor n - 1), not the error of the mean.
+of 0.10. This is the deviation of single runs (divisor n - 1), not the error of the mean.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def is_compatible(cross: float, old: float) -> bool:
 
 
 def update_gain(cross: float, old: float, new: float) -> float | None:
-    """(cross - old) / (new - old): the share of a full re-embedding's gain that comes without one (eq. 9 of BCT).
+    """(cross - old) / (new - old): the share of the gain of re-embedding that is reached without it (eq. 9 of BCT).
 
     ``new`` is the self-test of the best new model, the paragon phi*. None where the gain is meaningless: the
     criterion fails (cross <= old), or re-embedding gains nothing (new <= old).
@@ -111,7 +111,7 @@ def update_gain(cross: float, old: float, new: float) -> float | None:
 
 
 def compatible_cells(C: ArrayLike, ties: bool = False) -> NDArray[np.bool_]:
-    """[T, T], True in the cross-tests that satisfy eq. 6; False elsewhere, so also on and above the diagonal.
+    """[T, T], True for cross-tests that satisfy eq. 6; False elsewhere, including on and above the diagonal.
 
     >>> compatible_cells([[0.30, 0], [0.35, 0.50]]).tolist()
     [[False, False], [True, False]]
@@ -186,7 +186,7 @@ def summarise(runs: Sequence[Mapping[str, float]]) -> dict[str, Spread]:
 def summarise_matrices(matrices: Sequence[ArrayLike]) -> MatrixSpread:
     """Mean and deviation of each cell over runs with matrices of the same shape.
 
-    NaN means not measured, and all runs must agree on that: a mean of some runs would look like a mean of all.
+    NaN means not measured, which must be the same in all runs: a mean over some runs would look like one over all.
 
     >>> summarise_matrices([[[0.25, np.nan], [0.5, 0.5]], [[0.75, np.nan], [0.5, 1.0]]]).mean
     array([[0.5 ,  nan],
@@ -226,7 +226,7 @@ def _lower_triangle(C: ArrayLike, up_to: int | None = None) -> Matrix:
     try:
         matrix: Matrix = np.asarray(C, dtype=np.float64)
     except (TypeError, ValueError) as error:
-        raise InputError(f"a compatibility matrix is T rows of T numbers; got {C!r}") from error
+        raise InputError(f"a compatibility matrix has T rows of T numbers; got {C!r}") from error
     T = matrix.shape[0] if matrix.ndim else 0
     if T == 0 or matrix.shape != (T, T):
         raise InputError(f"a compatibility matrix is square, [T, T] with T >= 1; got shape {matrix.shape}")

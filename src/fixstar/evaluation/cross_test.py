@@ -1,7 +1,7 @@
-"""The cross-test: every version's queries against every older version's gallery, giving the compatibility matrix.
+"""The cross-test: every version's queries on every older version's gallery. The result is the compatibility matrix.
 
-``MEASURES`` lists what a cell C[t, k] can mean. Each gives one answer per query (verification: per pair), and a cell is
-the mean of its answers, so evidence, metrics and pictures work for all of them.
+``MEASURES`` lists the possible measures of a cell C[t, k]. Each gives one answer per query (verification: per pair),
+and a cell is their mean, so evidence, metrics and pictures work for all measures.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ MEASURES = {
     "TAR@FAR=F": "genuine pairs that are accepted where a share F of the impostors is, such as TAR@FAR=1e-4",
     "TPIR@FPIR=F": "queries answered rightly where a share F of those without an answer gets one: TPIR@FPIR=1e-2",
 }
-"""What a cell can hold, by name; K is a number, F a fraction."""
+"""The measures of a cell by name; K is a number, F a fraction."""
 
 
 @dataclass(frozen=True, eq=False)
 class CrossTest:
-    """``matrix[t, k]``: accuracy of queries by version t on gallery k, NaN if not measured; ``hits``: its answers."""
+    """``matrix[t, k]``: accuracy of queries by version t on gallery k, NaN if not measured; ``hits``: the answers."""
 
     names: tuple[str, ...]
     protocol: str
@@ -111,7 +111,7 @@ def cross_test(
     check_images(versions, truth, labels)
     if takes_pairs(protocol) and pairs is None:
         raise InputError(f"{protocol} needs pairs; draw them with sample_pairs(labels)")
-    # Every gallery is prepared once, and forgotten when an ``adapt`` has moved it.
+    # Every gallery is prepared once, and discarded when an ``adapt`` has moved it.
     searches: WeakKeyDictionary[VersionFeatures, Callable[[Floats, Labels], Outcomes]] = WeakKeyDictionary()
     T = len(versions)
     total = T * T if upper else T * (T + 1) // 2
@@ -125,7 +125,7 @@ def cross_test(
             else:
                 hits[cell] = kfold_accuracy(scores, pairs.same).right
         else:
-            # The threshold of an open-set search is for all queries: those carried over keep their length.
+            # An open-set search has one threshold for all queries, so carried queries keep their length.
             open_set = kind == "TPIR@FPIR"
             queries = query.queries_in(gallery) if open_set else query.searching(gallery)
             if kind in PROTOCOLS:
@@ -173,7 +173,7 @@ def check_protocol(name: str) -> None:
 
 
 def takes_pairs(protocol: str) -> bool:
-    """Whether a measure is of pairs of images, not of queries."""
+    """Whether a measure uses pairs of images instead of queries."""
     return protocol.startswith(("verification", "TAR@FAR="))
 
 
@@ -206,7 +206,7 @@ def _cells(
 
 def _pair_cosines(query: VersionFeatures, gallery: VersionFeatures, pairs: VerificationPairs) -> NDArray[np.float64]:
     queries = query.queries_in(gallery)
-    lengths = np.linalg.norm(queries, axis=1)  # of the part that the old space can hold; pair_scores divides by it
+    lengths = np.linalg.norm(queries, axis=1)  # of the part in the old space; pair_scores divides by it
     return np.asarray(pair_scores(queries, gallery.gallery, pairs) * lengths[pairs.first])
 
 
@@ -237,7 +237,7 @@ def _answers(
         values = average_precisions(queries, truth, gallery, labels, at=K or None, **views)
     if np.isnan(values).all():
         raise InputError(f"none of the {len(values)} queries has an image of its class in the gallery")
-    return values[~np.isnan(values)]  # the same queries in every cell: it depends on the labels alone
+    return values[~np.isnan(values)]  # the same queries in every cell, as this depends only on the labels
 
 
 def _check(versions: Sequence[VersionFeatures], upper: bool) -> None:

@@ -33,7 +33,7 @@ ENTRY = 0.18  # inches: a line of a legend
 # inches per character of a legend and of the title, rounded up
 LETTER = 0.073
 CAPITAL = 0.12
-BEHIND = "#d3d9df"  # curves of the other groups
+BEHIND = "#d3d9df"  # colour of the curves of other groups
 
 Floats = NDArray[np.float64]
 Metric = Callable[..., float]
@@ -96,7 +96,7 @@ def backfill_curves(
 ) -> Figure:
     """Draw the accuracy over the share of the gallery that is re-embedded (figure 3 of BCT).
 
-    ``self_tests``, by curve, are those of the old and the new version: a dotted and a dashed line.
+    ``self_tests``, by curve, belong to the old and the new version: a dotted and a dashed line.
     """
     if not curves:
         raise InputError("backfill_curves needs at least one curve: {name: backfill_curve(...)}")
@@ -163,14 +163,14 @@ def accuracy_panels(
         axes.set_ylabel("" if number % columns else f"{metric} (%)", size=TEXT, color=GREY)
     for axes in planes.flat[len(series) :]:
         axes.remove()
-    figure.draw_without_rendering()  # the legends below the panels are placed by a second layout
+    figure.draw_without_rendering()  # a second layout places the legends below the panels
     if path is not None:
         figure.savefig(path, dpi=DPI)
     return figure
 
 
 def _draw_panel(axes: Axes, group: str, series: Mapping[str, Mapping[str, Floats]]) -> None:
-    """The curves of one group with their legend below; those of the others behind them."""
+    """The curves of one group with their legend below, and the other curves in the background."""
     _style_axes(axes)
     axes.tick_params(labelbottom=True, labelleft=True)
     axes.set_xlabel("version", size=TEXT - 1, color=GREY, labelpad=1)
@@ -185,7 +185,7 @@ def _draw_panel(axes: Axes, group: str, series: Mapping[str, Mapping[str, Floats
 
 
 def _checked_series(name: str, values: ArrayLike) -> Floats:
-    """The values of a curve as an array of fractions, or an error that names the curve."""
+    """The values of a curve as an array of fractions; raises with the name of the curve."""
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != 1 or not len(array):
         raise InputError(f"{name!r} needs a non-empty list of fractions; got shape {array.shape}")
@@ -235,7 +235,7 @@ def _draw_legend(place: Figure | Axes, axes: Axes, **style: Any) -> None:
     look: dict[str, Any] = {"frameon": False, "fontsize": TEXT, "labelcolor": INK, "borderpad": 0}
     legend = place.legend(lines, [str(line.get_label()) for line in lines], **look, **style)
     for text in legend.get_texts():
-        text.set_parse_math(False)  # a dollar in a name is a dollar
+        text.set_parse_math(False)  # a dollar in a name is no formula
 
 
 def _finished(figure: Figure, axes: Axes, path: str | Path | None, note: str) -> Figure:

@@ -1,14 +1,15 @@
-"""Is a cross-test better than the old self-test, or was it chance? Paired bootstrap over queries, and flips.
+"""Whether a cross-test is better than the old self-test beyond chance: paired bootstrap over queries, and flips.
 
-The difference per query is resampled. For hits it is -1, 0 or 1: drawing N rows with replacement then means drawing
-three counts from one multinomial, at the same cost for a thousand queries and for millions. **The interval** is the
-percentile interval, widened as a t interval is (Hesterberg, "What Teachers Should Know About the Bootstrap", 2015):
+The differences per query are resampled. For hits they are -1, 0 or 1, so drawing N rows with replacement is the same as
+drawing three counts from a multinomial, at the same cost for a thousand queries and for millions. **The interval** is
+the percentile interval, widened like a t interval (Hesterberg, "What Teachers Should Know About the Bootstrap", 2015):
 the plain one is too narrow with few clusters, such as ten classes.
 
-**The verdict** follows eq. 6 of HOC, which is strict: "compatible" where the interval lies above 0, "incompatible"
-where no part of it does, else "not decided"; that too if so few queries (or clusters) changed that even unanimous ones
-would prove nothing: n coins agree with probability 2^(1-n), so 95 % needs six. A **negative flip** is a query that the
-self-test of the gallery's version answers rightly, ``hits[k, k]``, and the cross-test ``hits[t, k]`` does not.
+**The verdict** follows eq. 6 of HOC, which is strict: "compatible" if the interval lies above 0, "incompatible" if no
+part of it does, else "not decided". It is also "not decided" if so few queries (or clusters) changed that even
+unanimous changes prove nothing: n coins agree with probability 2^(1-n), so 95 % needs six. A **negative flip** is a
+query that the self-test of the gallery's version answers correctly, ``hits[k, k]``, but the cross-test ``hits[t, k]``
+does not.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ Verdict = Literal["compatible", "incompatible", "not decided"]
 
 FAMILIES = ("cell", "matrix")
 
-_FEW_VALUES = 64  # up to this many distinct values, counts are drawn instead of rows
-_BLOCK = 2**22  # row numbers drawn at a time
+_FEW_VALUES = 64  # with up to this many distinct values, counts are drawn instead of rows
+_BLOCK = 2**22  # row numbers per draw
 _BEYOND = 5  # resamples that must lie beyond each end of the interval
 
 
@@ -50,7 +51,7 @@ class Difference:
 
 
 class CellEvidence(NamedTuple):
-    """How many cross-tests are compatible, incompatible and not decided."""
+    """The number of cross-tests that are compatible, incompatible and not decided."""
 
     compatible: int
     incompatible: int
@@ -58,7 +59,7 @@ class CellEvidence(NamedTuple):
 
     @property
     def ac_range(self) -> tuple[float, float]:
-        """The lowest and the highest AC that the evidence leaves open (eq. 7 of CoReS)."""
+        """The lowest and the highest AC that the evidence allows (eq. 7 of CoReS)."""
         cells = sum(self)
         return self.compatible / cells, 1 - self.incompatible / cells
 
@@ -74,8 +75,8 @@ def paired_bootstrap(
 ) -> Difference:
     """How far a cross-test is above the old self-test, from outcomes [N] of the same queries: hits or fractions.
 
-    ``clusters`` [N], such as the class of each query, resamples whole clusters, for claims about other classes than
-    those tested; the interval is usually much wider. ``resamples`` are as many as the confidence needs, at least 2,000.
+    ``clusters`` [N], such as the class of each query, resamples whole clusters, for claims about classes that were not
+    tested; the interval is usually much wider. ``resamples`` defaults to what the confidence needs, at least 2,000.
 
     >>> old = np.arange(1000) % 10 < 6  # 0.6 right
     >>> paired_bootstrap(np.arange(1000) % 10 < 7, old).verdict
@@ -113,7 +114,7 @@ def verdicts(
 ) -> dict[tuple[int, int], Difference]:
     """``paired_bootstrap`` of every cross-test (t, k), t > k, against the self-test (k, k) of its gallery.
 
-    ``family="matrix"`` makes *all* verdicts right at once with that confidence, by wider intervals (Bonferroni).
+    ``family="matrix"`` gives the confidence for *all* verdicts together, by wider intervals (Bonferroni).
     """
     if family not in FAMILIES:
         raise UnknownNameError("family", family, FAMILIES)
@@ -141,7 +142,7 @@ def cell_evidence(cells: Mapping[tuple[int, int], Difference]) -> CellEvidence:
 
 
 def needed_resamples(confidence: float, fewest: int = 2000) -> int:
-    """The number of resamples that an interval of this confidence needs: 2,000, or more for a high confidence."""
+    """The number of resamples for an interval of this confidence: 2,000, or more for a high confidence."""
     if not 0 < confidence < 1:
         raise InputError(f"confidence is a fraction between 0 and 1, such as 0.95; got {confidence:g}")
     return max(fewest, math.ceil(2 * _BEYOND / (1 - confidence) - 1e-6))
@@ -163,7 +164,7 @@ class ClassFlips(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Flips:
-    """``negative`` and ``positive`` are query numbers, ascending; ``classes`` counts them, heaviest net loss first."""
+    """``negative`` and ``positive`` are query numbers, ascending; ``classes`` counts them, largest net loss first."""
 
     queries: int
     negative: Indices
@@ -220,7 +221,7 @@ def found_before_after(
     new: VersionFeatures,
     k: int = 1,
 ) -> FoundRows:
-    """What some queries, such as ``Flips.negative``, find in the old gallery by the old and the new version."""
+    """The rows that some queries, such as ``Flips.negative``, find in the old gallery by both versions."""
     rows = np.asarray(queries)
     if rows.ndim != 1 or (len(rows) and rows.dtype.kind not in "iu"):
         raise InputError(f"queries is a list of query numbers; got {_seen(rows)}")
@@ -282,7 +283,7 @@ def _means_over_queries(differences: NDArray[Any], resamples: int, rng: np.rando
     values, counts = np.unique(differences, return_counts=True)
     if len(values) > _FEW_VALUES:
         return _means_over_clusters(differences, np.ones(N), resamples, rng)
-    drawn = rng.multinomial(N, counts / N, size=resamples)  # how often each value, [resamples, values]
+    drawn = rng.multinomial(N, counts / N, size=resamples)  # counts of each value, [resamples, values]
     means: Floats = drawn @ values.astype(np.float64) / N
     return means
 
@@ -306,7 +307,7 @@ def _interval(means: Floats, units: int, confidence: float) -> tuple[float, floa
 
 
 def _tail(units: int, confidence: float) -> float:
-    """The share of resamples beyond each end: (1 - confidence) / 2, made smaller as a t interval is wider.
+    """The share of resamples beyond each end: (1 - confidence) / 2, reduced as a t interval is wider.
 
     The bootstrap sees the sample's spread with divisor n, hence sqrt(n / (n - 1)); t has n - 1 degrees of freedom.
     """

@@ -1,11 +1,11 @@
-"""The feature vectors of a version: how versions are compared, and how vectors are read from NumPy files.
+"""The feature vectors of a version, their comparison between versions, and reading them from NumPy files.
 
-A gallery stays as it was stored, as in a real upgrade. It is the query that is carried into the space of the older
-version. Only a version with ``adapt`` (FAN) moves the stored vectors instead.
+As in a real upgrade, stored galleries do not change. The query is carried into the space of the older version. Only a
+version with ``adapt`` (FAN) changes the stored vectors instead.
 
 **Files.** Each is one ``.npz`` file, or one ``.npy`` file per array. A version: ``queries`` [N, d] and ``gallery``
 [M, d] (and ``projection`` [d, m] for short forms). Labels: ``query_labels`` [N] and ``gallery_labels`` [M], integers
-or strings. Stored vectors with their classes (all that may be left of an old system): ``vectors`` [N, d] and
+or strings. Stored vectors with their classes (possibly all that is left of an old system): ``vectors`` [N, d] and
 ``classes`` [N], ``.npz`` only. All versions embed the same images in the same order. Nothing is ever unpickled.
 """
 
@@ -36,7 +36,7 @@ Floats = NDArray[np.floating[Any]]
 Labels = NDArray[np.integer[Any]]
 
 _DAMAGED_ARCHIVE = (EOFError, zipfile.BadZipFile, zlib.error)
-_SHORTEST = 1e-12  # ``geometry.unit`` leaves shorter rows as they are
+_SHORTEST = 1e-12  # ``geometry.unit`` does not normalise shorter rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,10 +45,10 @@ class VersionFeatures:
 
     With ``projection`` P [d, m] they are short forms (see ``fixstar.geometry``), [images, min(d, m)], else plain
     features. ``adapt`` (FAN) maps vectors stored under the predecessor into this version's space. ``parts`` are the
-    widths of the simplices that make up the full feature: a version whose first parts are all of another's has grown
-    from it. With ``shared_components`` it is compared with versions of another width over the first components that
-    both have, as BCT does. ``asked`` are other queries [N, s] for some galleries, by the name of their version: those
-    of a translation (``fixstar.translation.score``).
+    widths of the simplices in the full feature: a version whose first parts are those of another one has grown from it.
+    With ``shared_components`` it is compared with versions of another width over their common first components, as in
+    BCT. ``asked`` holds other queries [N, s] for some galleries, by the name of their version: the queries of a
+    translation (``fixstar.translation.score``).
     """
 
     name: str
@@ -104,7 +104,7 @@ class VersionFeatures:
         return geometry.carry(queries, self.basis, to.basis, to.width)
 
     def queries_in(self, to: VersionFeatures) -> Floats:
-        """The unit queries in the space of another version, [N, s]: shorter than 1 where it cannot hold them."""
+        """The unit queries in the space of another version, [N, s]; shorter than 1 if they do not fully lie in it."""
         if to.name in self.asked:
             return self.asked[to.name]
         return self.carry(geometry.unit(np.asarray(self.queries).astype(np.float32, copy=False)), to)
@@ -116,7 +116,7 @@ class VersionFeatures:
         return self.carry(self.queries, to)
 
     def take(self, queries: NDArray[Any], gallery: NDArray[Any] | None = None) -> VersionFeatures:
-        """Some of the queries, and some of the gallery or all of it."""
+        """A subset of the queries, and optionally of the gallery."""
         stored = self.gallery if gallery is None else self.gallery[gallery]
         asked = {name: other[queries] for name, other in self.asked.items()}
         return replace(self, queries=self.queries[queries], gallery=stored, asked=asked)
@@ -143,7 +143,7 @@ def _check_vectors(vectors: Array, name: str) -> None:
         )
     if not vectors.size:
         return  # a search reports it
-    # NaN wins both
+    # NaN propagates to both
     lowest = vectors.min(axis=1)
     highest = vectors.max(axis=1)
     for wrong, what in (
@@ -165,7 +165,7 @@ def version_features(
     progress: bool = False,
     made: Callable[[Encoder, Any], Any] | None = None,
 ) -> VersionFeatures:
-    """A version's short forms of images; ``made`` gives its frozen backbone's features of them, where it is frozen."""
+    """A version's short forms of images; ``made`` gives the features of a frozen backbone, if it is frozen."""
     sets: list[tuple[ImageSet, Role]] = [(queries, "query")]
     if queries is not gallery or encoder.reads == "texts":
         sets.append((gallery, "item"))
@@ -191,7 +191,7 @@ def incomparable_widths(versions: Sequence[VersionFeatures]) -> InputError:
 
 
 def stored_over_time(versions: Iterable[VersionFeatures]) -> Iterator[list[VersionFeatures]]:
-    """After each version, all versions so far with their galleries as then stored, moved if one has ``adapt``."""
+    """After each version: all versions so far, with their galleries as stored at that time (``adapt`` moves them)."""
     stored: list[VersionFeatures] = []
     for version in versions:
         if version.adapt is not None:
@@ -233,7 +233,7 @@ def check_images(versions: Sequence[VersionFeatures], query_labels: Labels, gall
 
 
 class LabelFile(NamedTuple):
-    """The class numbers of the queries [N] and of the gallery [M], and the class names, where there are any."""
+    """The class numbers of the queries [N] and of the gallery [M], and the class names, if any."""
 
     queries: NDArray[np.int64]
     gallery: NDArray[np.int64]
@@ -319,7 +319,7 @@ def save_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
     """Write arrays to one .npz file, atomically."""
 
     def write(partial: Path) -> None:
-        with partial.open("wb") as file:  # an open file: NumPy adds .npz to bare names
+        with partial.open("wb") as file:  # an open file, as NumPy adds .npz to names
             np.savez(file, **arrays)
 
     replace_file(path, write)

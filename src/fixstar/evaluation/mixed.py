@@ -1,11 +1,11 @@
 """Mixed galleries: while a gallery is re-embedded, some images hold an old vector and some a new one.
 
 A query is compared with every vector in that vector's own space, so all images compete by the cosines of full features.
-With ``scores`` (slope and offset by version name) slope * cosine + offset competes instead.
+With ``scores`` (slope and offset by version name) slope * cosine + offset is compared instead.
 
-Templates are means over the full unit features of a class, renormalised, and never built: with s_v the sum of a class's
-vectors of version v, a template's dot product with a query is the sum over v of (query carried to v) . s_v, and its
-squared length the sum over v and w of s_v . (s_w carried to v). Both are exact.
+Templates are normalised means over the full unit features of a class. They are never built: with s_v the sum of a
+class's vectors of version v, a template's dot product with a query is the sum over v of (query carried to v) . s_v,
+and its squared length the sum over v and w of s_v . (s_w carried to v). Both are exact.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ def mixed_gallery_search(
     winners: list[Indices] = []
     for rows in blocks(len(truth), BLOCK):
         dots: Floats = reduce(np.add, (q[rows] @ s.T for q, s in zip(queries, sums.values(), strict=True)))
-        winners.append(dots.argmax(axis=1))  # the first of equals
+        winners.append(dots.argmax(axis=1))  # ties go to the first
     return np.equal(classes[np.concatenate(winners)], truth)
 
 
 def mixed_nearest(versions: Sequence[VersionFeatures], held: Labels, *, scores: Scores | None = None) -> Best:
-    """The nearest gallery image of each query, [N], and its cosine or score, [N]. Equal ones go to the lowest index."""
+    """The nearest gallery image of each query, [N], and its cosine or score, [N]. Ties go to the lowest index."""
     stored = stored_galleries(versions)
     held = _checked_held(held, len(stored[-1].gallery), len(stored))
     found = (
@@ -116,8 +116,8 @@ def backfill_curve(
 ) -> BackfillCurve:
     """Accuracy while the gallery is re-embedded with the new version, queries by the new one.
 
-    ``order`` is a permutation of the gallery's rows; "images", a random one; or "classes", whole classes as in the
-    figure. The curve averages ``orders`` of them.
+    ``order`` is a permutation of the gallery's rows; "images", a random permutation; or "classes", class by class as in
+    the figure. The curve is the mean over ``orders`` of them.
     """
     shares = _checked_shares(shares)
     if protocol not in PROTOCOLS:
@@ -148,9 +148,9 @@ def _found_along(
     stops: Indices,
     scores: Scores | None,
 ) -> dict[int, Indices]:
-    """The nearest gallery image [N] at each stop, when all rows with ``steps`` below it are new.
+    """The nearest gallery image [N] at each stop, where all rows with ``steps`` below it are new.
 
-    The gallery is cut at the stops; each piece is searched once by its new and once by its old vectors.
+    The gallery is split at the stops; each piece is searched once with its new and once with its old vectors.
     """
     old = stored_galleries([old, new])[0]
     to_new = new.queries_in(new)
@@ -179,7 +179,7 @@ def _nearest_of_rows(queries: Floats, version: VersionFeatures, rows: Indices, s
 
 
 def _better_of(one: Best, two: Best) -> Best:
-    """For each query the higher value; of equals the lower index."""
+    """For each query the higher value; ties go to the lower index."""
     second = (two[1] > one[1]) | ((two[1] == one[1]) & (two[0] < one[0]))
     return np.where(second, two[0], one[0]), np.where(second, two[1], one[1])
 

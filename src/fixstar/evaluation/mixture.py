@@ -1,12 +1,12 @@
-"""Are vectors of two models mixed in one collection? From the vectors alone, without labels.
+"""Detects vectors of two models in one collection, from the vectors alone, without labels.
 
-Two models of one width have unrelated axes. A model spreads its vectors along some directions much more than along
-others, and topics of one model share most of these. So the vectors are put into small clusters, which are of one model
-each, and the clusters into two groups, A and B. With S the covariance within clusters, in d dimensions,
+Two models of the same width have unrelated axes. A model spreads its vectors along some directions much more than along
+others, and topics of the same model share most of these directions. So the vectors are divided into small clusters,
+each from one model, and the clusters into two groups, A and B. With S the covariance within clusters, in d dimensions,
 
     alignment(A, B) = d tr(S_A S_B) / (tr S_A tr S_B)
 
-is 1 if the axes of A tell nothing about those of B, and well above 1 for two topics of one model. Measured on vectors
+is 1 if the axes of A and B are unrelated, and well above 1 for two topics of one model. Measured on vectors
 of seven models (docs/how-to/migrate.md).
 """
 
@@ -22,12 +22,12 @@ from fixstar.errors import InputError
 CLUSTERS = 16
 SAMPLE = 4000
 LEAST = 400
-"""Vectors that are needed to tell anything."""
+"""Minimum number of vectors for a verdict."""
 UNRELATED = 1.1
 """Below this alignment two groups are of two models."""
 OWN = 1.25
 """Above this alignment with itself a group has axes that can be compared."""
-_SMALLEST = 20  # vectors of a cluster that is looked at
+_SMALLEST = 20  # minimum number of vectors of a cluster
 _ROUNDS = 20
 
 Vectors = NDArray[np.floating]
@@ -35,7 +35,7 @@ Labels = NDArray[np.int64]
 
 
 class Mixture(NamedTuple):
-    """What was found: ``alignment`` of the two groups that fit each other least, and ``share`` of the smaller one."""
+    """The result: ``alignment`` of the two least aligned groups, and the ``share`` of the smaller one."""
 
     verdict: Literal["one model", "mixed", "cannot be told"]
     alignment: float
@@ -44,7 +44,7 @@ class Mixture(NamedTuple):
 
 
 def find_mixture(vectors: Vectors, seed: int = 0) -> Mixture:
-    """Whether vectors [N, d] are of two models; a sample of them is looked at."""
+    """Whether vectors [N, d] are from two models, judged by a sample of them."""
     array = np.asarray(vectors, np.float64)
     if array.ndim != 2 or not np.isfinite(array).all():
         raise InputError(f"vectors are a matrix of finite numbers, got shape {array.shape}")
@@ -68,18 +68,18 @@ def find_mixture(vectors: Vectors, seed: int = 0) -> Mixture:
 class _Spread(NamedTuple):
     """Of all clusters: sums of squared inner products between two [k, k], of squared lengths [k], and sizes [k].
 
-    The deviations of a cluster's vectors from its mean are what is multiplied.
+    The products are of deviations from the mean of a cluster.
     """
 
     products: NDArray[np.float64]
     lengths: NDArray[np.float64]
     sizes: NDArray[np.int64]
-    own: NDArray[np.float64]  # [k]: a vector with itself, which says nothing about axes
+    own: NDArray[np.float64]  # [k]: products of a vector with itself, which carry no information about axes
     width: int
 
     @classmethod
     def of(cls, rows: Vectors, clusters: Labels) -> _Spread:
-        """Of rows [N, d] and their clusters [N]."""
+        """Compute the sums for rows [N, d] and their clusters [N]."""
         members = np.eye(int(clusters.max()) + 1)[clusters]
         sizes = members.sum(axis=0)
         means = (members.T @ rows) / sizes[:, None]
@@ -108,7 +108,7 @@ class _Spread(NamedTuple):
 
 
 def _least_aligned(spread: _Spread, count: int) -> Mixture:
-    """The worst of all groups that joining the best aligned clusters one by one makes, against the others."""
+    """Join the best aligned clusters one by one; returns the group that is least aligned with the rest."""
     everything = range(len(spread.sizes))
     found = Mixture("one model", float("inf"), 0.0, count)
     for group in _groups(spread):
@@ -127,7 +127,7 @@ def _least_aligned(spread: _Spread, count: int) -> Mixture:
 
 
 def _groups(spread: _Spread) -> list[list[int]]:
-    """Single clusters, and what is made by joining the two best aligned groups until two are left."""
+    """Single clusters, and the groups from joining the two best aligned ones until two are left."""
     parts = [[cluster] for cluster in range(len(spread.sizes))]
     found = list(parts)
     while len(parts) > 2:

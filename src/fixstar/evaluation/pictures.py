@@ -1,7 +1,7 @@
 """Pictures: compatibility matrices as the papers draw them (figure 4 of HOC), and search results.
 
-Rows are the version of the query, columns that of the gallery. No reader depends on colour: cross-tests that fail have
-a cross, undecided ones a question mark. Cells are of a size that keeps 2 and 31 versions both readable.
+Rows are the version of the query, columns that of the gallery. They do not depend on colour: failed cross-tests have a
+cross, undecided ones a question mark. The cell size keeps both 2 and 31 versions readable.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def side_by_side(
     shown = [kind for kind in RAMPS if kind != "not decided" or verdicts]
     _draw_scale(figure.add_subplot(grid[0, -1]), scale, shown)
     _draw_legend(figure, shown)
-    lay_out(figure)  # marks and numbers are drawn in cells of a known size
+    lay_out(figure)  # marks and numbers need cells of a known size
     for axes, (title, C) in zip(planes, panels.items(), strict=True):
         _draw_cells(axes, C, kinds[title], scale, axes.get_window_extent().width / figure.dpi / len(C))
     if path is not None:
@@ -113,7 +113,7 @@ def laid_out_figure(size: tuple[float, float]) -> Figure:
 
 
 def lay_out(figure: Figure) -> None:
-    """Place the axes once: matplotlib would do it again each time the figure is drawn, which takes as long."""
+    """Place the axes once: matplotlib would repeat it for every drawing, which doubles the time."""
     layout = figure.get_layout_engine()
     if layout is None:
         return
@@ -124,7 +124,7 @@ def lay_out(figure: Figure) -> None:
 
 
 def _shown_names(names: Sequence[str] | None, T: int) -> list[str]:
-    """The version names as printed, long ones cut; 1 to T without names."""
+    """The displayed version names, long ones truncated; 1 to T without names."""
     if names is None:
         return [str(version) for version in range(1, T + 1)]
     shown = []
@@ -151,14 +151,14 @@ class _Scale:
         values = np.concatenate([C[np.tril_indices(len(C))] for C in matrices])
         low = float(values.min())
         high = float(values.max())
-        spare = max(0.0, 0.02 - (high - low)) / 2  # equal values get a neutral colour
+        spare = max(0.0, 0.02 - (high - low)) / 2  # a neutral colour for equal values
         return cls(low - spare, high + spare)
 
     def colour(self, value: float, kind: str) -> tuple[float, float, float, float]:
         return _ramp(RAMPS[kind])((value - self.low) / (self.high - self.low))
 
     def ink(self, value: float, kind: str) -> str:
-        """Black or white, whichever can be read on the cell; dark red where eq. 6 fails."""
+        """Black or white, whichever is readable on the cell; dark red if eq. 6 fails."""
         if kind == "fails":
             return RED_INK
         red, green, blue, _ = self.colour(value, kind)
@@ -176,7 +176,7 @@ def _checked(C: ArrayLike, names: Sequence[str] | None) -> Matrix:
 
 
 def _kinds(C: Matrix, verdicts: Verdicts | None, title: str) -> dict[Cell, str]:
-    """What each cell is, a key of ``RAMPS``: by its verdict, or by eq. 6 without verdicts."""
+    """The kind of each cell, a key of ``RAMPS``: by its verdict, or by eq. 6 without verdicts."""
     passed = compatibility.compatible_cells(C)
     kinds = {}
     for t, k in np.argwhere(np.tri(len(C))).tolist():
@@ -221,7 +221,7 @@ def _frame(axes: Axes, title: str, C: Matrix, names: Sequence[str], side: float)
     above: dict[str, Any] = {"xytext": (0, 26), "xycoords": "axes fraction", "textcoords": "offset points"}
     head = axes.annotate("\n".join(_wrapped(title, side)), (0, 1), **above, **look)
     for text in (head, *axes.get_xticklabels(), *axes.get_yticklabels()):
-        text.set_parse_math(False)  # a dollar in a name is a dollar
+        text.set_parse_math(False)  # a dollar in a name is no formula
 
 
 def _draw_cells(axes: Axes, C: Matrix, kinds: Mapping[Cell, str], scale: _Scale, cell: float) -> None:
@@ -239,7 +239,7 @@ def _draw_cells(axes: Axes, C: Matrix, kinds: Mapping[Cell, str], scale: _Scale,
 
 
 def _square(axes: Axes, x: float, y: float, colour: Colour, cell: float, kind: str) -> None:
-    """The square of one test; ``kind`` is kept as its gid."""
+    """The square of one test; ``kind`` is stored as its gid."""
     from matplotlib.patches import Rectangle
 
     framed = kind == "self-test"

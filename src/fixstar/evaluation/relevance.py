@@ -1,12 +1,12 @@
-"""Which items are relevant for which query, with grades ("qrels"): read from files, and matched with vectors by id.
+"""Relevant items by query, with grades ("qrels"): read from files, and matched with vectors by id.
 
-A line of a file judges one item for one query. Columns are parted by tabs, commas, or spaces:
+A line of a file judges one item for one query. Columns are separated by tabs, commas, or spaces:
 
-    query-id  corpus-id  score       BEIR, with its header; with or without it
+    query-id  corpus-id  score       BEIR, with or without its header
     query  0  item  grade            TREC
-    query  item                      a plain list, such as a search log: all are relevant, and a pair may be repeated
+    query  item                      a plain list, such as a search log: all are relevant, and pairs may repeat
 
-A grade above 0 is relevant, and a higher one more so. The names of queries may come from BEIR's ``queries.jsonl``.
+A grade above 0 means relevant; higher is more relevant. The ids of queries may come from BEIR's ``queries.jsonl``.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from fixstar.errors import DataError, InputError, plural
 
 Indices = NDArray[np.int64]
 Grades = dict[str, dict[str, float]]
-"""By query, the grade of each item that was judged."""
+"""The grade of each judged item, by query."""
 Relevance = Mapping[str, Collection[str] | Mapping[str, float]] | str | Path | Sequence[str | Path]
-"""The items that each query should find, as a list or with grades; or a file; or BEIR's queries.jsonl and a file."""
+"""The relevant items of each query, as a list or with grades; or a file; or BEIR's queries.jsonl and a file."""
 
 _HEADS = (("query", "item"), ("query", "item", "grade"), ("query-id", "corpus-id", "score"))
 _ALLOWED = (
     "a line has query, item and grade parted by tabs (BEIR's query-id, corpus-id, score), TREC's four columns (query 0 "
     "item grade), or only query and item"
 )
-_LONGEST = 1 << 24  # characters of a line
+_LONGEST = 1 << 24  # maximum characters of a line
 
 
 def read_relevance(relevant: Relevance) -> Grades:
-    """Grades by query and item; those of 0 and below are kept, and count as not relevant.
+    """Grades by query and item; those of 0 and below are kept and mean not relevant.
 
     >>> read_relevance({"q1": ["a", "b"], "q2": {"a": 2}})
     {'q1': {'a': 1.0, 'b': 1.0}, 'q2': {'a': 2.0}}
@@ -58,7 +58,7 @@ def read_relevance(relevant: Relevance) -> Grades:
 
 
 def query_ids(relevant: Relevance | None) -> list[str] | None:
-    """The ids of BEIR's ``queries.jsonl``, in its order, if that is given beside what is relevant."""
+    """The ids of BEIR's ``queries.jsonl``, in its order, if it is among the files."""
     if relevant is None or isinstance(relevant, Mapping):
         return None
     texts = _files(relevant)[1]
@@ -84,7 +84,7 @@ def query_texts(relevant: Sequence[str | Path]) -> dict[str, str]:
 
 
 def _files(relevant: str | Path | Sequence[str | Path]) -> tuple[Path, Path | None]:
-    """The file that says what is relevant, and that of the queries."""
+    """The file of relevant items, and the file of queries."""
     if isinstance(relevant, (str, Path)):
         given = [Path(relevant)]
     else:
@@ -93,14 +93,14 @@ def _files(relevant: str | Path | Sequence[str | Path]) -> tuple[Path, Path | No
     judged = [path for path in given if path.suffix != ".jsonl"]
     if len(judged) != 1 or len(texts) > 1:
         raise InputError(
-            "what is relevant is one file, such as qrels/test.tsv, and may come with one queries.jsonl; got "
+            "relevant items are in one file, such as qrels/test.tsv, and may come with one queries.jsonl; got "
             f"{', '.join(map(str, given)) or 'none'}"
         )
     return judged[0], texts[0] if texts else None
 
 
 def _read_queries(place: Path) -> dict[str, dict[str, Any]]:
-    """A JSON object with ``_id`` per line, by that id."""
+    """One JSON object per line, by its ``_id``."""
     first: dict[str, int] = {}
     found: dict[str, dict[str, Any]] = {}
     for number, line in _lines(place):
@@ -123,10 +123,10 @@ def _read_queries(place: Path) -> dict[str, dict[str, Any]]:
 
 
 class Relevant(NamedTuple):
-    """Relevant gallery rows of each query that counts, with their grades; and what could not be used.
+    """Relevant gallery rows of each usable query, with their grades; and counts of what could not be used.
 
-    ``queries`` are rows of those that were matched. ``unknown`` counts judged queries that have no vector, ``alone``
-    those whose relevant items are all missing from the gallery, and ``missing`` relevant items that are not there.
+    ``queries`` are the rows of matched queries. ``unknown`` counts judged queries without a vector, ``alone`` queries
+    whose relevant items are all missing from the gallery, and ``missing`` the missing relevant items.
     """
 
     queries: Indices
@@ -137,7 +137,7 @@ class Relevant(NamedTuple):
     missing: int
 
     def matrix(self, rows: Indices, width: int) -> NDArray[np.float32]:
-        """Grades [n, width] of some of the queries, 0 where nothing is known; ``rows`` count within ``queries``."""
+        """Grades [n, width] of some queries, 0 if not judged; ``rows`` are positions in ``queries``."""
         grades = np.zeros((len(rows), width), np.float32)
         for place, row in enumerate(rows.tolist()):
             grades[place, self.items[row]] = self.grades[row]
@@ -145,7 +145,7 @@ class Relevant(NamedTuple):
 
 
 def matched(wanted: Grades, queries: Sequence[str], gallery: Sequence[str]) -> Relevant:
-    """What is relevant, by rows of these queries and of this gallery; at least one query must count.
+    """Relevant items as rows of these queries and of this gallery; raises unless at least one query is usable.
 
     >>> matched({"q": {"a": 1, "x": 1}, "r": {"x": 2}, "s": {"a": 1}}, ["q", "r"], ["b", "a"])[3:]
     (1, 1, 2)

@@ -1,4 +1,4 @@
-"""A report: can the new version be deployed over the old gallery, and how is that known?"""
+"""A report: whether the new version can be deployed over the old gallery, with the evidence."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ Cell = tuple[int, int]
 CellDifferences = Mapping[Cell, Difference]
 Roc = tuple[ArrayLike, ArrayLike]
 
-SHOWN = 8  # lost queries with their pictures
-FEW_CELLS = 15  # more cross-tests than this are folded away
+SHOWN = 8  # number of lost queries with pictures
+FEW_CELLS = 15  # a longer list of cross-tests is collapsed
 FEW_CLASSES = 12  # classes with flips that are listed
 THUMBNAIL = 96  # pixels
-LONGEST_LIST = 6  # names that are listed in full
+LONGEST_LIST = 6  # maximum number of names that are listed in full
 VISIBLE_DROP = 0.005  # a drop of a backfill curve that is worth a warning
 MARKS = {"compatible": "", "incompatible": "x", "not decided": "?"}
-"""How a cell is marked beside its number."""
+"""The mark of a cell beside its number."""
 CAPTIONS = {
     "AA.png": "Average accuracy over the first versions, AA",
     "BC.png": "Backward compatibility, BC: the gain of a version on all older galleries; negative means forgetting",
@@ -90,8 +90,8 @@ class RateTable:
 class Report:
     """The report of one cross-test, or of several by method.
 
-    ``by_class`` bootstraps over classes; ``lost`` and ``backfill`` are by method, ``rocs`` by any name, ``facts`` say
-    how it was measured. ``evidence`` and ``flips[method][t, k]`` of the newest version t are computed.
+    ``by_class`` bootstraps over classes; ``lost`` and ``backfill`` are by method, ``rocs`` by any name. ``facts``
+    describe the measurement. ``evidence`` and ``flips[method][t, k]`` of the newest version t are computed.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class Report:
 
     @property
     def protocol(self) -> str:
-        """What was measured, the same for all methods."""
+        """The measure, which is the same for all methods."""
         return next(iter(self.tests.values())).protocol
 
     def class_name(self, label: int) -> str:
@@ -183,7 +183,7 @@ class Report:
 def lost_queries(
     found: Flips, query_labels: Labels, old: VersionFeatures, new: VersionFeatures, shown: int = SHOWN
 ) -> list[LostQuery]:
-    """Up to ``shown`` negative flips with what was found: one of each class in turn, heaviest net loss first."""
+    """Up to ``shown`` negative flips with what was found: one of each class in turn, largest net loss first."""
     labels = np.asarray(query_labels)[found.negative]
     place = {row.label: number for number, row in enumerate(found.classes)}
     turn: dict[int, int] = {}
@@ -210,7 +210,7 @@ def _check(tests: Mapping[str, CrossTest], query_labels: Labels | None, by_class
 
 
 def _newest_flips(test: CrossTest, query_labels: Labels | None) -> dict[Cell, Flips]:
-    """The flips of the newest version on every older gallery, where answers are right or wrong."""
+    """The flips of the newest version on every older gallery, for measures with right and wrong answers."""
     newest = len(test.names) - 1
     if query_labels is None or takes_pairs(test.protocol) or test.hits[newest, newest].dtype != np.bool_:
         return {}
@@ -286,7 +286,7 @@ def backfill_sentence(curve: BackfillCurve) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Names separated by commas and "and"; of many, the first three and the last."""
+    """Names separated by commas and "and"; of many names, the first three and the last."""
     if len(names) > LONGEST_LIST:
         names = [*names[:3], f"{len(names) - 4} others'", names[-1]]
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
@@ -365,7 +365,7 @@ def _lost_images(report: Report, name: str, test: CrossTest) -> list[list[tuple[
 
 
 def _facts(report: Report) -> dict[str, str]:
-    """How it was measured: what the report knows itself, then the facts it was given."""
+    """The description of the measurement: known facts first, then the given ones."""
     protocol = report.protocol
     if "=" in protocol:
         kind = protocol.partition("=")[0] + "=F"

@@ -1,6 +1,6 @@
-"""How good a ranked answer is, where some gallery items are relevant for a query: nDCG, recall, reciprocal rank, top-1.
+"""Measures of ranked answers with known relevant items: nDCG, recall, reciprocal rank, top-1.
 
-Relevance has **grades**: 0 (or less) is not relevant, higher is better; 1 for all is a plain list. Per query:
+Relevance has **grades**: 0 (or less) is not relevant, higher is better. A plain list has grade 1 for all. Per query:
 
     nDCG@k    DCG / (DCG of the best order), DCG = sum over the first k places i of grade_i / log2(i + 1)
     Recall@k  relevant items among the first k / all relevant items
@@ -8,10 +8,10 @@ Relevance has **grades**: 0 (or less) is not relevant, higher is better; 1 for a
     top-1     whether the first item is relevant
 
 The gain is the grade itself, as in trec_eval, pytrec_eval and BEIR, not 2^grade - 1. A relevant item that is not in the
-gallery does not count: no search could find it. Of equal scores the first item counts, where trec_eval orders by id.
+gallery does not count: no search could find it. Ties go to the first item, whereas trec_eval orders by id.
 
-All take scores [n, M] of n queries among M items and grades [n, M], and return one fraction per query, [n]: what
-``paired_bootstrap`` and the verdicts compare.
+All take scores [n, M] of n queries among M items and grades [n, M], and return one fraction per query, [n], for
+``paired_bootstrap`` and the verdicts.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ Floats = NDArray[np.floating[Any]]
 Fractions = NDArray[np.float64]
 Indices = NDArray[np.int64]
 RetrievalMeasure = Callable[[Floats, Floats], Fractions]
-"""Scores [n, M] and grades [n, M] -> how good the answer to each query is, [n]."""
+"""Scores [n, M] and grades [n, M] -> the quality of the answer to each query, [n]."""
 
 MEASURED = ("nDCG@10", "Recall@10", "MRR", "top-1")
-"""The measures that a judgement shows."""
+"""The measures that a judgement reports."""
 _NAMED = re.compile(r"(?P<what>ndcg|recall|mrr)@(?P<places>[1-9]\d{0,5})")
 
 
@@ -108,7 +108,7 @@ def top_1(scores: Floats, grades: Floats) -> Fractions:
 
 
 def first_places(scores: Floats, k: int) -> Indices:
-    """The k best items of each query, [n, k], best first; of equal scores the first item. Fewer if there are fewer.
+    """The k best items of each query, [n, k], best first; ties go to the first item. Fewer if there are fewer items.
 
     >>> first_places(np.array([[0.1, 0.7, 0.7, 0.9]]), 2).tolist()
     [[3, 1]]

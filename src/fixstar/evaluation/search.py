@@ -1,4 +1,4 @@
-"""1:N search: is the nearest gallery entry, by cosine, of the right class? Also Rank-k, kNN and average precision.
+"""1:N search: whether the nearest gallery entry by cosine has the right class. Also Rank-k, kNN, average precision.
 
 Exact, in blocks: only ``block`` x ``block`` of the similarity matrix [N, M] is in memory at a time. Features are
 normalised here and multiplied in float32; equal cosines go to the lowest index. Two **protocols** decide what a gallery
@@ -6,9 +6,9 @@ entry is: an image ("image"), or the mean of a class ("template"). Each gives on
 
 **Average precision**: AP = 1/D sum over positives of (positives up to its place) / (its place), not interpolated.
 D is the number of positives; for the first k places it is min(k, positives), as for GLDv2, so that a perfect list has
-AP 1. Some gallery images are **ignored** for a query: they take no place and are not positives. Market-1501 ignores
-the query's class under the query's own camera. Where queries are in the gallery themselves, give every image a camera
-number of its own.
+AP 1. Some gallery images are **ignored** for a query: they have no rank and are not positives. Market-1501 ignores
+images of the query's class from the query's own camera. If the queries are also in the gallery, give every image a
+different camera number.
 """
 
 from __future__ import annotations
@@ -74,12 +74,12 @@ def templates(gallery: Floats, labels: Labels, media: Labels | None = None) -> t
         _, medium, frames = np.unique(keys, axis=1, return_inverse=True, return_counts=True)
         by_class = by_class / frames[medium.ravel()][order, None]
     starts = np.cumsum(counts) - counts
-    sums = np.add.reduceat(by_class, starts, axis=0, dtype=np.float64)  # normalised below: sums do as well as means
+    sums = np.add.reduceat(by_class, starts, axis=0, dtype=np.float64)  # normalised below, so sums are as good as means
     return geometry.unit(sums).astype(np.float32), classes
 
 
 def gallery_entries(gallery: Floats, gallery_labels: Labels, protocol: str) -> tuple[Floats, Labels]:
-    """What a protocol searches, and the classes: the images, or the class templates."""
+    """The entries that a protocol searches (images or class templates), and their classes."""
     if protocol not in PROTOCOLS:
         raise UnknownNameError("protocol", protocol, PROTOCOLS)
     if protocol == "template":
@@ -248,13 +248,13 @@ def knn_hits(queries: Floats, query_labels: Labels, gallery: Floats, gallery_lab
 
 
 def knn_classes(queries: Floats, gallery: Floats, gallery_labels: Labels, k: int) -> Labels:
-    """[N]: the class of most of the k nearest gallery images; of equal ones, that of the nearest."""
+    """[N]: the class of most of the k nearest gallery images; ties go to the nearest."""
     labels = checked_labels(gallery_labels, gallery, "gallery")
     classes = labels[nearest(queries, gallery, k)[0]]
     votes = np.zeros(classes.shape, np.int64)  # for the class of each of the k
     for place in range(k):
         votes += classes == classes[:, place, None]
-    winner = votes.argmax(axis=1)  # the first of equals is the nearest
+    winner = votes.argmax(axis=1)  # ties go to the nearest
     return np.asarray(np.take_along_axis(classes, winner[:, None], axis=1)[:, 0])
 
 
@@ -314,7 +314,7 @@ def average_precisions(
     query_views, views = _views(truth, labels, query_cameras, gallery_cameras)
     same_view = _occurrences(query_views, views)
     depth = len(labels)
-    if at is not None:  # ignored images may precede the first k that count
+    if at is not None:  # ignored images may come before the first k counted ones
         depth = min(depth, at + int(same_view.max(initial=0)))
     sums = np.empty(len(truth))
     for rows, indices in rankings(queries, gallery, depth):
@@ -387,8 +387,8 @@ def _views(
     return views[: len(truth)], views[len(truth) :]
 
 
-# Exact top-k in blocks. A rank is one int64 that sorts by cosine first and by lower gallery index second, so that
-# partial sorts need no second look at ties: the float32's bits, made monotonic, above the complement of the index.
+# Exact top-k in blocks. A rank is one int64 that sorts by cosine first and by lower gallery index second, so partial
+# sorts handle ties: the bits of the float32, made monotonic, above the complement of the index.
 
 _INDEX = np.int64(0xFFFF_FFFF)
 _MAGNITUDE = np.int32(0x7FFF_FFFF)
@@ -455,7 +455,7 @@ def _to_device(features: NDArray[np.float32], device: str | None) -> Any:
 
 
 def _nearest_on_device(q: Any, g: Any, cells: int = 1 << 28) -> Indices:
-    """[N]: the nearest row of g [M, s] for each of q [N, s], the lowest of equals; ``cells`` cosines at once."""
+    """[N]: the nearest row of g [M, s] for each of q [N, s], ties go to the lowest; ``cells`` cosines at a time."""
     import torch
 
     order = torch.arange(len(g), device=g.device)

@@ -1,7 +1,7 @@
-"""Verdicts: is one way to search better than another, by how much evidence, and what would decide if it is not clear?
+"""Verdicts: whether one way to search is better than another, and what more evidence an open verdict needs.
 
 A verdict compares two searches query by query (paired bootstrap). It is "compatible" if the interval of the difference
-lies above -tolerance, "incompatible" if it lies wholly at or below it, else "not decided".
+lies above -tolerance, "incompatible" if it lies at or below it, else "not decided".
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Outcomes = NDArray[Any]  # per query: hits, or shares such as nDCG
 Labels = NDArray[np.integer[Any]]
 Indices = NDArray[np.int64]
 
-_SMALL_TOLERANCE = 0.05  # the largest tolerance worth suggesting
+_SMALL_TOLERANCE = 0.05  # maximum tolerance to suggest
 _POINT = 0.01
 
 
@@ -29,7 +29,7 @@ _POINT = 0.01
 class GateRules:
     """The confidence of the verdict, and how much of the old self-test may be lost: fractions.
 
-    ``weight`` is a translation's w that all queries judge; by default half of them choose one.
+    ``weight`` fixes the w of translations, so that all queries judge; by default half of the queries choose w.
     """
 
     confidence: float = 0.95
@@ -43,12 +43,12 @@ class GateRules:
         if not 0 <= self.tolerance < 1:
             raise InputError(f"tolerance is a fraction from 0 to 1, such as 0.01 for a point; got {self.tolerance:g}")
         if self.seed < 0:
-            raise InputError(f"seed is a number from 0 on, got {self.seed}")
+            raise InputError(f"seed must be at least 0, got {self.seed}")
         if self.weight is not None and not 0 <= self.weight <= 1:
             raise InputError(f"the weight of a translation lies between 0 and 1; got {self.weight:g}")
 
     def shared(self, cells: int) -> float:
-        """The confidence of each of several intervals that are to hold together (Bonferroni)."""
+        """The confidence of each of several intervals that must hold together (Bonferroni)."""
         return 1 - (1 - self.confidence) / max(cells, 1)
 
 
@@ -88,7 +88,7 @@ def highest_rate(seen: int, of: int, confidence: float) -> float:
 
 
 def halves(labels: Labels, seed: int) -> tuple[Indices, Indices]:
-    """Rows of queries, half of each class each; the second has one less where the number is odd."""
+    """Split the rows of queries in half within each class; for odd numbers the second half is smaller by one."""
     shuffled = np.random.default_rng(seed).permutation(len(labels))
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
     return np.sort(by_class[::2]), np.sort(by_class[1::2])
@@ -98,15 +98,15 @@ def halves(labels: Labels, seed: int) -> tuple[Indices, Indices]:
 
 
 def least_differing(confidence: float) -> int:
-    """The fewest differing queries that are evidence if all agree: n coins agree with probability 2^(1-n)."""
+    """The minimum number of differing queries for evidence if all agree: n coins agree with probability 2^(1-n)."""
     return math.ceil(1 - math.log2(1 - confidence) - 1e-9)
 
 
 def needed_queries(found: Difference, queries: int, confidence: float, tolerance: float = 0.0) -> int | None:
-    """About how many queries would decide if the difference stays what it is, rounded up to two digits.
+    """The approximate number of queries for a decision at the same difference, rounded up to two digits.
 
     An interval narrows with the square root of the queries: n (half width / distance from -tolerance)^2; if almost none
-    differ, with the queries themselves. None if no number would do.
+    differ, with the number itself. None if no number is enough.
 
     >>> needed_queries(Difference(0.02, -0.02, 0.06, "not decided", 30), 200, 0.95)
     800
@@ -129,9 +129,9 @@ def needed_queries(found: Difference, queries: int, confidence: float, tolerance
 def achievable_tolerance(
     found: Difference, queries: int, confidence: float, tolerance: float = 0.0
 ) -> tuple[float, int | None] | None:
-    """The least tolerance in whole points that these queries show to be kept, if small, and None.
+    """The smallest tolerance in whole points that these queries already prove, if it is small, and None.
 
-    Otherwise one point, or twice the present tolerance, and the queries it takes. None if that would be refused.
+    Otherwise one point, or twice the current tolerance, and the number of queries for it. None if it would be refused.
 
     >>> achievable_tolerance(Difference(-0.001, -0.013, 0.011, "not decided", 411), 3290, 0.95)
     (0.02, None)
@@ -156,9 +156,9 @@ def missing_evidence(
     unit: str,
     chosen_by: bool = False,
 ) -> tuple[list[str], list[NextStep]]:
-    """What would decide an undecided cell, in sentences and as steps.
+    """The evidence that an undecided cell needs, in sentences and as steps.
 
-    Two of ``unit`` make one query, since half of them are the gallery; four where as many other queries chose the
+    One query takes two of ``unit``, since half of them are the gallery. It takes four if other queries chose the
     translation (``chosen_by``).
     """
     each = 4 if chosen_by else 2

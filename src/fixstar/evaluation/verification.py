@@ -4,8 +4,8 @@ A pair is accepted as one class when its cosine reaches a threshold; its first i
 second by the old one (section 7.1 of CL2R). TAR is the share of genuine pairs that are accepted, FAR of impostors.
 In open-set search, queries whose class is not in the gallery are **non-mated** and must be rejected.
 
-Rates are read strictly: the largest TAR whose measured FAR does not exceed the given one, nothing interpolated. N
-impostors resolve no FAR below 1/N: a smaller one gives the TAR without a single false accept.
+Rates are strict: the largest TAR whose measured FAR does not exceed the given one, without interpolation. N impostors
+cannot resolve a FAR below 1/N: a smaller one gives the TAR without any false accept.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Scores = NDArray[np.float64]
 
 
 class _RowFile:
-    """Row numbers that are kept in one .npz file. ``argument`` takes the file, ``others`` go with it."""
+    """Row numbers stored in one .npz file. ``argument`` takes the file, together with ``others``."""
 
     content: ClassVar[str]
     argument: ClassVar[str]
@@ -59,7 +59,7 @@ class _RowFile:
             raise DataError(str(error), remake) from error
         if not isinstance(arrays, dict):
             raise DataError(f"{path} holds one bare array, not {cls.content}", remake)
-        if arrays.keys() != cls._names():  # never advise deleting a good file of something else
+        if arrays.keys() != cls._names():  # never suggest deleting a valid file of another kind
             steps = [cls._evaluate(..., "with another file; a missing file is created")]
             other = next((kind for kind in (VerificationPairs, Split) if arrays.keys() == kind._names()), None)
             found = ", ".join(sorted(arrays)) or "nothing"
@@ -138,7 +138,7 @@ def sample_pairs(labels: Labels, genuine: int = 3000, impostor: int = 3000, seed
     classes = _classes(labels)
     order = np.argsort(classes, kind="stable")
     position = np.arange(len(order))
-    end = np.searchsorted(classes[order], classes[order], side="right")  # where the class of each position ends
+    end = np.searchsorted(classes[order], classes[order], side="right")  # the end of the class of each position
     rng = np.random.default_rng(seed)
     drawn = [
         # The later images of the same class, and all images of later classes: every pair has one number.
@@ -257,10 +257,10 @@ def pair_scores(first: Floats, second: Floats, pairs: VerificationPairs) -> Scor
 
 
 def kfold_accuracy(scores: Floats, same: Same, folds: int = 10, *, stratified: bool = True) -> FoldAccuracy:
-    """Accuracy of each fold at the threshold that is best on the other folds, the highest of equals.
+    """Accuracy of each fold at the threshold that is best on the other folds; ties go to the highest.
 
-    Genuine pairs and impostors are cut into ``folds`` runs each, so LFW's own list gives LFW's own folds; with
-    ``stratified=False`` the list is cut as it is.
+    Genuine pairs and impostors are each split into ``folds`` consecutive parts, so LFW's list gives LFW's folds. With
+    ``stratified=False`` the whole list is split.
 
     >>> result = kfold_accuracy(np.array([0.9, 0.8, 0.2, 0.1]), np.array([True, True, False, False]), folds=2)
     >>> result.mean, result.thresholds
@@ -300,7 +300,7 @@ def threshold_at_far(scores: Floats, same: Same, far: float) -> float:
     allowed = int((np.arange(1, len(impostors) + 1) / len(impostors) <= far).sum())
     if allowed == len(impostors):
         return float("-inf")
-    # Just above the first impostor that is too many, in the precision of the scores.
+    # Just above the first impostor too many, in the precision of the scores.
     kind = np.result_type(np.asarray(scores), np.float16).type
     return float(np.nextafter(kind(impostors[allowed]), kind(np.inf)))
 

@@ -9,17 +9,17 @@ qdrant://host:6333, or qdrant+https://... for an encrypted connection
     grpc_port          use gRPC, which is faster for large batches
     timeout            seconds to wait for an answer, 60 by default
 milvus://host:19530/database?items=ADDRESS, or milvus+https://... for an encrypted connection
-    items              the SQLite file or the PostgreSQL gallery that holds what is true; its own & and ? as %26 and %3F
-    gallery            the beginning of the names of its collections, "fixstar" by default
-    index              FLAT, the default, which is exact, or HNSW
+    items              the SQLite file or PostgreSQL gallery that holds the items, with & and ? written as %26 and %3F
+    gallery            the prefix of its collection names, "fixstar" by default
+    index              FLAT (the default, exact) or HNSW
     token_env          the environment variable that holds the token, MILVUS_TOKEN by default
     timeout            seconds to wait for an answer, 60 by default
 chroma://host:8000, chroma+https://... for an encrypted connection, or chroma:///folder without a server
     api_key_env        the environment variable that holds the token, CHROMA_API_KEY by default
-    tenant, database   Chroma's own, if they are not the default ones
+    tenant, database   Chroma's tenant and database, if not the default ones
 lancedb:///folder, or lancedb://folder below the current one
 
-What people see never contains a password, nor anything that may be part of one.
+Displayed addresses never contain a password, nor anything that may be part of one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from fixstar.errors import GalleryError
 
 _DEFAULT_SCHEMA = "fixstar"
 _LONGEST = 63  # bytes of a name in PostgreSQL
-_RESERVED = ("pg_", "$user")  # beginnings of schema names
+_RESERVED = ("pg_", "$user")  # reserved prefixes of schema names
 _SECRET = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key", "api_key", "token")
 _HIDDEN = "***"
 MILVUS_SCHEMES = {"milvus": "http", "milvus+https": "https"}
@@ -55,7 +55,7 @@ _NOT_UNDERSTOOD = (
 
 
 def without_secret(address: str) -> str:
-    """An address as people may see it; a path, or an address without a password or key, stays unchanged.
+    """An address for display, without password and key; paths and other addresses are unchanged.
 
     >>> without_secret("postgresql://me:sesame@host/db?gallery=shop&password=sesame")
     'postgresql://me:***@host/db?gallery=shop&password=***'
@@ -76,7 +76,7 @@ def has_secret(address: str) -> bool:
 
 
 def _end_of_user(rest: str) -> int:
-    """Where user and password end: at the last @ before the query, or where libpq ends them, at an @ before any /."""
+    """The end of user and password: the last @ before the query, or as in libpq the @ before any /."""
     last = rest.partition("?")[0].rfind("@")
     if last >= 0:
         return last
@@ -100,7 +100,7 @@ def _hidden(part: str) -> str:
 
 @dataclass(frozen=True)
 class PostgresAddress:
-    """What libpq needs (``conninfo``, secret), the schema, and what people may see (``shown``)."""
+    """The secret ``conninfo`` for libpq, the schema, and ``shown`` for display."""
 
     conninfo: str = field(repr=False)
     schema: str
@@ -115,7 +115,7 @@ def parse_postgres_address(url: str) -> PostgresAddress:
     names = [unquote(part.removeprefix("gallery=")) for part in parts if part.startswith("gallery=")]
     rest = [part for part in parts if not part.startswith("gallery=")]
     schema = _checked_schema(names[-1] if names else _DEFAULT_SCHEMA)
-    if "@" not in query:  # else it may be part of the password, which is not shown
+    if "@" not in query:  # otherwise it may be part of the password
         _check_names([unquote(part.partition("=")[0]) for part in rest])
     settings = _settings(head + ("?" + "&".join(rest) if rest else ""))
     host, port, database = (settings.get(name, "") for name in ("host", "port", "dbname"))
@@ -129,7 +129,7 @@ def parse_postgres_address(url: str) -> PostgresAddress:
 
 
 def _check_names(names: Sequence[str]) -> None:
-    """Refuse parameters that neither a gallery nor libpq knows."""
+    """Refuse parameters that are unknown to both galleries and libpq."""
     from psycopg.pq import Conninfo
 
     known = ["gallery", *sorted(option.keyword.decode() for option in Conninfo.get_defaults())]
@@ -144,7 +144,7 @@ def _check_names(names: Sequence[str]) -> None:
 
 
 def _settings(url: str) -> dict[str, str]:
-    """What libpq reads in a URL. Its errors may quote a password, so they are not passed on."""
+    """Parse a URL with libpq. Its errors may contain a password, so they are not passed on."""
     from psycopg import ProgrammingError
     from psycopg.conninfo import conninfo_to_dict
 
@@ -154,7 +154,7 @@ def _settings(url: str) -> dict[str, str]:
         raise GalleryError(_NOT_UNDERSTOOD) from None
     port = settings.get("port", "")
     places = settings.get("host", "") + settings.get("dbname", "")
-    if "@" in places or (port and not port.replace(",", "").isdigit()):  # a password with @ or / was cut in two
+    if "@" in places or (port and not port.replace(",", "").isdigit()):  # a password with @ or / was split
         raise GalleryError(_NOT_UNDERSTOOD)
     return settings
 
@@ -216,7 +216,7 @@ def parse_qdrant_address(url: str) -> QdrantAddress:
 
 @dataclass(frozen=True)
 class MilvusServerAddress:
-    """http(s)://host:port and the database of a Milvus server, and what people may see (``shown``)."""
+    """http(s)://host:port and the database of a Milvus server, and ``shown`` for display."""
 
     url: str
     database: str
@@ -227,7 +227,7 @@ class MilvusServerAddress:
 
 @dataclass(frozen=True)
 class MilvusAddress:
-    """http(s)://host:port and the database, the gallery that holds the items, and what people may see (``shown``)."""
+    """http(s)://host:port and the database, the gallery with the items, and ``shown`` for display."""
 
     url: str
     database: str
@@ -271,7 +271,7 @@ def parse_milvus_server(url: str) -> MilvusServerAddress:
 
 
 def _milvus_server(url: str, options: Sequence[str], form: str) -> tuple[MilvusServerAddress, dict[str, str]]:
-    """The server, and what else was given."""
+    """The server, and the other options."""
     parts = urlsplit(url)
     place = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
     form = form.format(parts.scheme)
@@ -331,7 +331,7 @@ def _index_name(place: str, name: str) -> str:
 
 @dataclass(frozen=True)
 class ChromaAddress:
-    """A server, or the folder of a database without one; ``shown`` is what people may see."""
+    """A server, or the folder of a database; ``shown`` is for display."""
 
     shown: str
     folder: Path | None = None
@@ -399,7 +399,7 @@ def parse_lance_address(url: str) -> Path:
 
 def _number(shown: str, name: str, text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise GalleryError(f"{shown}: {name} is a number, at least 1; got {text!r}")
+        raise GalleryError(f"{shown}: {name} must be a number of at least 1; got {text!r}")
     return int(text)
 
 

@@ -1,15 +1,15 @@
-"""Filters: which payloads a search may find.
+"""Filters on the payloads of a search.
 
 A filter maps top-level fields of the payload to conditions; all of them must hold.
 
     {"shop": "paris"}                          equal to a string, a number, true, false or null
     {"price": {"ge": 10, "lt": 20}}            gt, ge, lt, le: numbers with numbers, strings with strings
-    {"colour": {"in": ["red", "blue"]}}        equal to one of these
+    {"colour": {"in": ["red", "blue"]}}        equal to one of the values
     {"colour": {"ne": "red"}}                  present, and different
     {"sold": {"exists": False}}                present, or not
 
 An absent field satisfies only ``{"exists": False}``. True is not 1. A list in the payload is compared as a whole.
-What a filter may cost is limited: the number of its conditions and values, and the time that it takes.
+The cost of a filter is limited: the number of conditions and values, and the time it takes.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _ORDERS: dict[str, Callable[[Any, Any], Any]] = {
 }
 _CONDITIONS = sorted([*_ORDERS, "eq", "exists", "in", "ne"])
 _MAX_CONDITIONS = 100
-_MAX_VALUES = 10_000  # in all lists of a filter
-_SECONDS = 10.0  # of the thread's CPU time, for all payloads that a test is asked about; a server's time is its own
-_OFTEN = 256  # payloads between two looks at the clock
+_MAX_VALUES = 10_000  # in all lists of a filter together
+_SECONDS = 10.0  # CPU time of the thread for all payloads of one test; the time of a server is not included
+_OFTEN = 256  # payloads between two checks of the clock
 
 
 def payload_test(where: Where) -> Callable[[Payload], bool]:
-    """A function that tests payloads; raises if the filter is invalid. Its time runs from now on.
+    """A function that tests payloads; raises if the filter is invalid. The time limit starts now.
 
     >>> cheap = payload_test({"price": {"lt": 20}})
     >>> cheap({"price": 10}), cheap({"price": 30}), cheap({})
@@ -115,14 +115,14 @@ def _operation(field: str, name: str, operand: Any) -> _Test:
 
 
 def _kind(value: Any) -> type:
-    """All numbers are of one kind, true and false of another."""
+    """The type for comparisons: all numbers have one, true and false another."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return float
     return type(value)
 
 
 def _key(value: Any) -> Hashable:
-    """Kind and value: equal for values that are the same, inside lists and objects too."""
+    """Type and value, equal for equal values, also inside lists and objects."""
     if isinstance(value, (list, tuple)):
         return list, tuple(map(_key, value))
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""A gallery in memory: plain NumPy, exact, the reference for every other one."""
+"""A gallery in memory: plain NumPy, exact, the reference for all other galleries."""
 
 from __future__ import annotations
 
@@ -125,11 +125,11 @@ class MemoryGallery(Gallery):
         return self._changes
 
     def flush(self) -> None:
-        """Nothing to do: memory is where this gallery lives."""
+        """Nothing to do: this gallery exists only in memory."""
         self._open()
 
     def close(self) -> None:
-        """Forget everything."""
+        """Discard everything."""
         with self._lock:
             if self._exact is not None:
                 self._exact.close()

@@ -1,4 +1,4 @@
-"""Which gallery a path or URL stands for."""
+"""Open a gallery by a path or URL."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from fixstar.gallery.postgres import PostgresGallery
 from fixstar.gallery.sqlite import SqliteGallery
 from fixstar.gallery.store import Gallery
 
-MAP_VECTORS = "FIXSTAR_MAP_VECTORS"  # how much memory there is depends on the machine, not on the gallery
+MAP_VECTORS = "FIXSTAR_MAP_VECTORS"  # an environment variable, as available memory depends on the machine
 
 
 def open_gallery(url: str | Path, create: bool = True, read_only: bool = False) -> Gallery:
-    """Open a gallery: a path is an SQLite file, created if it does not exist; ":memory:" is kept nowhere.
-    If the environment variable FIXSTAR_MAP_VECTORS names a folder, an SQLite gallery's vectors are in files there and
-    not in memory.
+    """Open a gallery: a path is an SQLite file, created if it does not exist; ":memory:" is not stored.
+    If the environment variable FIXSTAR_MAP_VECTORS names a folder, an SQLite gallery keeps its vectors in files there
+    and not in memory.
 
     postgresql://user:password@host:port/database?gallery=NAME is a schema of a PostgreSQL database.
-    milvus://host:19530/database?items=ADDRESS is one of these two, searched by a Milvus server.
+    milvus://host:19530/database?items=ADDRESS is a gallery of either kind, searched by a Milvus server.
 
     >>> with open_gallery(":memory:") as gallery:
     ...     gallery.create_version("v1", 3)
@@ -52,4 +52,4 @@ def open_gallery(url: str | Path, create: bool = True, read_only: bool = False) 
             f"a gallery as {source}, or bridge from it to another model",
             NextStep("import-vectors", {"file": source, "name": ...}, "copies the collection's vectors"),
         )
-    raise GalleryError(f"{scheme}://... is not a gallery; use {kept}")  # the rest may hold a password
+    raise GalleryError(f"{scheme}://... is not a gallery; use {kept}")  # the rest may contain a password

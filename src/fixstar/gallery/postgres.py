@@ -1,26 +1,27 @@
 """A gallery on a PostgreSQL server with pgvector, shared by machines.
 
-Every call asks the server, so writes are visible to everyone at once. Threads may share a gallery; they share a few
-connections, which are reopened after the server restarted. One writes at a time, others wait; searches never wait.
+Every call queries the server, so writes are visible to all clients immediately. Threads may share a gallery; they share
+a few connections, which are reopened after a restart of the server. One client writes at a time and others wait;
+searches never wait.
 
 The server ranks by its own inner product, in float32, and returns a few more than k rows. Their cosines are computed
-again in float64 (``ranking.exact_products``). While the last row may still tie with the k-th, or the filter left too
-few, four times as many are requested; so ties and filters come out as in memory.
+again in float64 (``ranking.exact_products``). While the last row may tie with the k-th, or the filter left too few,
+four times as many are requested, so ties and filters give the same results as in memory.
 
 A question with a map is different: the server knows only the stored vectors. It finds max(100, 10 k) candidates by the
-question's own queries, and these are scored in full here. So an exact search of this kind misses an item that only the
-map would bring to the front.
+question's own queries, and they are scored in full here. So an exact search of this kind misses an item that ranks high
+only through the map.
 
 gallery     one row: the format, and ``written``, the number of the last change, which items get theirs from. Writers
             lock this row first, so one writes at a time and numbers grow in the order of writing; readers never wait
 versions    one row per version; ``items`` counts its vectors
-items       one row per item, whatever its version: an id cannot occur twice. ``payload`` is the JSON text as given,
+items       one row per item of any version, so ids are unique. ``payload`` is the original JSON text,
             ``fields`` the same as jsonb, parsed once, for filters; NUL, which jsonb cannot hold, is U+0001 there
 vectors_N   the vectors of version number N, by the item's number; inside the row if they fit in a page
 indexes     the recall measured when the approximate index of a version was built
 
 A vector travels as two 16-bit integers (its width, and 0) and its components as float32, all big-endian. The pgvector
-package does that too, row by row: in three trials as fast to a third slower to copy, and 6 to 70 % slower to read.
+package does the same row by row: in three trials, copying was equally fast to a third slower, reading 6 to 70 % slower.
 """
 
 from __future__ import annotations
@@ -71,14 +72,14 @@ if TYPE_CHECKING:
     Database = Connection[tuple[Any, ...]]
 
 READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"  # one snapshot: an item that moves is seen exactly once
-WRITE = "BEGIN ISOLATION LEVEL READ COMMITTED"  # what is read after waiting for another writer is new
+WRITE = "BEGIN ISOLATION LEVEL READ COMMITTED"  # reads after waiting for another writer see its changes
 _STARTING = ("starting up", "recovery mode", "not yet accepting connections", "shutting down")
 _PAUSE = 0.1
 _EF_SEARCH = 100  # vectors that an index search visits per scan
-_WIDEST = 16_000  # components of pgvector's vector
+_WIDEST = 16_000  # maximum number of components of pgvector's vector
 _LONGEST_ID = 2_600  # bytes: an entry of PostgreSQL's index holds 2,704, with its header and the version beside the id
 _IN_ROW = 2_000  # components that fit in a page of 8 KiB; wider vectors are kept beside the table
-_OLDEST = (0, 8)  # pgvector with iterative scans, without which a filter returns too few
+_OLDEST = (0, 8)  # the first pgvector with iterative scans, without which filters return too few
 _LOCK = 0x66787374  # "fxst", held while a gallery is created
 _SCHEMA = (
     "CREATE TABLE gallery (format integer NOT NULL, written bigint NOT NULL)",
@@ -115,7 +116,7 @@ _LOST = ("08", "57P")
 
 
 def require_psycopg(purpose: str) -> None:
-    """Raise an error that says what to install if psycopg is missing."""
+    """Raise with the package to install if psycopg is missing."""
     try:
         import psycopg  # noqa: F401
     except ImportError as error:
@@ -147,9 +148,9 @@ def _connect(address: PostgresAddress, wait: float) -> Database:
 def _setup(db: Database, schema: str, wait: float, read_only: bool) -> list[str]:
     """Statements that set up a transaction, sent in one round trip with its BEGIN.
 
-    They apply only to this transaction: behind a pooler the next one may run in another session. Tables are found in
-    the gallery's schema, types in pgvector's. Index scans continue until enough rows pass the filter; their order is
-    computed here. Commits wait for the disk, also where the server's default is not to.
+    They apply only to this transaction: behind a pooler the next one may run in another session. Tables are looked up
+    in the gallery's schema, types in pgvector's. Index scans continue until enough rows pass the filter; they are
+    sorted here. Commits wait for the disk, even if that is not the server's default.
     """
     ((path, commit),) = db.execute(
         "SELECT concat_ws(', ', quote_ident(%s), (SELECT quote_ident(nspname) FROM pg_extension "
@@ -178,9 +179,9 @@ def _check_place(db: Database, address: PostgresAddress) -> None:
 
 
 class Pool:
-    """At most ``size`` connections, opened when needed; a thread that finds none free waits.
+    """Up to ``size`` connections, opened on demand; threads wait for a free one.
 
-    Not psycopg_pool: it hides why a connection failed behind a timeout, and does not survive a fork.
+    Not psycopg_pool, which hides the reason of a failed connection behind a timeout and does not survive a fork.
     """
 
     def __init__(self, address: PostgresAddress, wait: float, read_only: bool, size: int) -> None:
@@ -238,7 +239,7 @@ class Pool:
         return db
 
     def close(self) -> None:
-        """Close idle connections; those in use are closed when they are given back."""
+        """Close idle connections; others are closed when they are returned."""
         self._closed = True
         if self._process == os.getpid():
             while self._idle:
@@ -271,7 +272,7 @@ class Pool:
 
 
 def meaning(error: Exception, address: PostgresAddress) -> str:
-    """What an error of the server means for the gallery."""
+    """The message for a server error, in terms of the gallery."""
     code = str(getattr(error, "sqlstate", None) or "")
     diagnosis = getattr(error, "diag", None)
     reason = without_password((diagnosis and diagnosis.message_primary) or str(error), address)
@@ -298,7 +299,7 @@ def _translated(address: PostgresAddress) -> Iterator[None]:
 
 
 def without_password(text: str, address: PostgresAddress) -> str:
-    """A message of the driver in one line, without the password."""
+    """A message of the driver on one line, without the password."""
     line = " ".join(text.split()).rstrip(".")
     if address.password:
         return line.replace(address.password, "***")
@@ -329,7 +330,7 @@ def _prepare(address: PostgresAddress, create: bool, read_only: bool, wait: floa
     if found != _FORMAT:
         raise GalleryError(
             f"the {address.shown} has format {found}; this fixstar reads format {_FORMAT}. Nothing was changed. "
-            "Use the fixstar that made it"
+            "Use the version of fixstar that created it"
         )
 
 
@@ -478,15 +479,15 @@ def _copy_vectors(db: Database, number: int, numbers: NDArray[np.int64], vectors
 
 _PAGE = 256  # items read at once by iterate, at most
 _FIRST_PAGE = 16
-_PAGE_CHARACTERS = 8 << 20  # of their payloads, before fewer are read
-_EXACT = 2**53  # below, every integer is a float
-_COMPARED = {"eq": "==", "gt": ">", "ge": ">=", "lt": "<", "le": "<="}  # by jsonpath
+_PAGE_CHARACTERS = 8 << 20  # characters of payloads above which fewer items are read
+_EXACT = 2**53  # smaller integers are exact floats
+_COMPARED = {"eq": "==", "gt": ">", "ge": ">=", "lt": "<", "le": "<="}  # jsonpath operators
 _MORE = 16  # vectors requested beyond k
 _GROWTH = 4
-_QUERIES = 64  # in one statement
-_NUMBERS = 1 << 22  # components in one answer: 16 MiB
+_QUERIES = 64  # per statement
+_NUMBERS = 1 << 22  # components per answer: 16 MiB
 _EF_MOST = 1000
-_FEW = 2000  # items that pass a filter: up to so many are compared one by one, index or not
+_FEW = 2000  # if at most this many items pass a filter, they are compared one by one, without the index
 _BUILDING = 0x66787369  # "fxsi": the lock of an index build, with the table's oid
 _SAMPLE = 100
 _INDEXES = (
@@ -500,11 +501,11 @@ Row = tuple[str, str, Floats | None, str, int]  # id, version, vector if it exis
 
 
 class Narrowing(NamedTuple):
-    """An SQL condition on ``fields`` (jsonb), and its parameters; empty if nothing is narrowed.
+    """An SQL condition on ``fields`` (jsonb), and its parameters; empty if it excludes nothing.
 
-    What it excludes is excluded; what it lets through is tested again in Python. So conditions that PostgreSQL sees
-    differently are left to Python: numbers of 2^53 and more (1e23 is not 10^23 in Python), objects (where Python takes
-    1 and true for equal) and strings that ``fields`` may not hold as they are.
+    Rows that pass are tested again in Python, so the condition may only be too weak. Values that PostgreSQL compares
+    differently are left to Python: numbers of 2^53 and more (1e23 is not 10^23 in Python), objects (where Python treats
+    1 and true as equal) and strings that ``fields`` may not store unchanged.
     """
 
     text: str
@@ -528,7 +529,7 @@ def narrowing(where: Where | None) -> Narrowing:
 
 
 def _condition(name: str, operation: str, operand: Any) -> tuple[str, list[Any]]:
-    if operation in _COMPARED and not isinstance(operand, (list, tuple)):  # only with its own kind, as in Python
+    if operation in _COMPARED and not isinstance(operand, (list, tuple)):  # only with the same type, as in Python
         return "fields @@ %s::jsonpath", [f"strict $.{json.dumps(name)} {_COMPARED[operation]} {json.dumps(operand)}"]
     if operation == "exists":
         return f"fields -> %s::text IS {'NOT ' if operand else ''}NULL", [name]
@@ -538,7 +539,7 @@ def _condition(name: str, operation: str, operand: Any) -> tuple[str, list[Any]]
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether it means the same in Python and PostgreSQL."""
+    """Whether a value compares the same in Python and PostgreSQL."""
     if isinstance(value, (list, tuple)):
         return all(map(_is_plain, value))
     if isinstance(value, str):
@@ -549,21 +550,21 @@ def _is_plain(value: Any) -> bool:
 
 
 class _Version(NamedTuple):
-    """A version, and the number that its table of vectors has."""
+    """A version, and the number of its vectors table."""
 
     number: int
     space: VersionSpace
 
 
 class _Filter(NamedTuple):
-    """A filter: what the server decides of it, and the whole of it."""
+    """A filter: the part that the server decides, and the whole filter."""
 
     narrowing: Narrowing
     test: Callable[[Payload], bool] | None
 
 
 class _VersionQuestion(NamedTuple):
-    """What the vectors of one version are asked: a question with queries in float64, and how many candidates."""
+    """A question to one version, with queries in float64, and the number of candidates."""
 
     version: _Version
     question: Question
@@ -571,7 +572,7 @@ class _VersionQuestion(NamedTuple):
 
 
 def _nearest(db: Database, asked: _VersionQuestion, where: _Filter, approximate: bool) -> list[Candidate]:
-    """The k nearest of each query among the vectors of one version, and some others."""
+    """The k nearest of each query among the vectors of one version, and possibly more."""
     found: list[Candidate] = []
     limit = asked.k + _MORE
     pending = list(range(len(asked.question.own)))
@@ -619,7 +620,7 @@ def _fetch(
         scores = full_scores(asked.question, vectors=vectors, query=query, number=numbers)
     ranks = asked.question.slope * scores.astype(np.float64) + asked.question.offset
     found: dict[int, list[Candidate]] = {place: [] for place in places}
-    near: dict[int, list[float]] = {place: [] for place in places}  # the cosines of those found
+    near: dict[int, list[float]] = {place: [] for place in places}  # the cosines of the found items
     returned = Counter(query.tolist())
     floor = dict.fromkeys(places, np.inf)  # the server's lowest score
     columns = zip(rows, cosines.tolist(), scores.tolist(), ranks.tolist(), strict=True)
@@ -644,7 +645,7 @@ def _fetch(
 def full_scores(question: Question, vectors: Floats, query: NDArray[np.intp], number: NDArray[np.int64]) -> Floats:
     """[pairs]: the scores of stored vectors [pairs, width], each for one of a question's queries.
 
-    ``number`` [pairs] says whose vectors they are: one that several queries found is mapped once.
+    ``number`` [pairs] identifies the vectors: a vector that several queries found is mapped once.
     """
     sums = (1 - question.weight) * exact_products(vectors, question.own, query)
     if question.map is not None and question.new is not None and len(vectors):
@@ -655,7 +656,7 @@ def full_scores(question: Question, vectors: Floats, query: NDArray[np.intp], nu
 
 
 def _answers(db: Database, asked: Sequence[_VersionQuestion], queries: int, request: SearchRequest) -> list[list[Hit]]:
-    """The best of all versions that are asked, for each query, in one snapshot: an item that moves is found once."""
+    """The best hits of all questions for each query, from one snapshot, so that a moving item is found once."""
     where = _Filter(narrowing(request.where), None if request.where is None else payload_test(request.where))
     if request.exact:
         indexed = set()
@@ -670,7 +671,7 @@ def _answers(db: Database, asked: Sequence[_VersionQuestion], queries: int, requ
 
 
 def _leaves_few(db: Database, number: int, narrowed: Narrowing) -> bool:
-    """Whether so few items pass a filter that an index, which finds others first, is the longer way."""
+    """Whether so few items pass a filter that comparing them is faster than an index search."""
     if not narrowed.text:
         return False
     passing = f"SELECT FROM items WHERE version = {number} AND {narrowed.text} LIMIT {_FEW + 1}"
@@ -681,11 +682,11 @@ def _leaves_few(db: Database, number: int, narrowed: Narrowing) -> bool:
 def candidates_query(
     number: int, width: int, queries: int, limit: int, narrowing: str = "", approximate: bool = False
 ) -> str:
-    """SQL that returns, for each query, its place and the number, score, id, payload and vector of the nearest items.
+    """SQL that returns for each query: its position, and number, score, id, payload and vector of the nearest items.
 
     Parameters are the queries, then those of the narrowing. Adding 0 to the inner product hides it from the index.
-    An exact search evaluates the narrowing once for all queries. An approximate one leaves it to the server whether to
-    test what the index finds, or to search what passes.
+    An exact search evaluates the narrowing once for all queries. In an approximate one the server decides whether
+    to filter what the index finds, or to search what passes the filter.
     """
     places = ", ".join(f"({place}, %s::vector)" for place in range(queries))
     if approximate:
@@ -704,12 +705,12 @@ def candidates_query(
 
 
 def _build(pool: Pool, number: int, width: int) -> None:
-    """Build pgvector's HNSW index of a version, on a connection of its own: it may take hours.
+    """Build pgvector's HNSW index of a version, on a separate connection, as it may take hours.
 
-    Others keep reading and writing (CONCURRENTLY). It gets a new name; then older indexes are dropped, and with them
-    what a killed build left behind. A transaction that is open meanwhile keeps other builders out. It has no snapshot
-    between its statements, so the build does not wait for it. Behind a pooler every statement of a connection outside
-    a transaction may run in another session, so there are no settings then, and all names have their schema.
+    Others keep reading and writing (CONCURRENTLY). It gets a new name; then older indexes are dropped, including
+    leftovers of killed builds. An open transaction keeps other builders out. It has no snapshot between its statements,
+    so the build does not wait for it. Behind a pooler, every statement outside of a transaction may run in another
+    session, so no settings are used then, and all names are qualified with their schema.
     """
     kind = _index_type(width).partition("(")[0]
     table = f"vectors_{number}"
@@ -720,11 +721,11 @@ def _build(pool: Pool, number: int, width: int) -> None:
             "JOIN pg_namespace n ON n.oid = typnamespace WHERE t.oid = 'vector'::regtype"
         )
         holder.execute("SET LOCAL idle_in_transaction_session_timeout TO 0")
-        # Do not wait here: a builder waits for everybody who waits in a statement, which would be forever.
+        # Do not wait here: an index build waits for every waiting statement, which would be a deadlock.
         locked = holder.execute(f"SELECT pg_try_advisory_xact_lock({_BUILDING}, '{table}'::regclass::oid::int)")
         if locked.fetchone() == (False,):
             raise GalleryError("the index of this version is already being built; wait for it, see indexes()")
-        if db.execute("SELECT pg_backend_pid()").fetchone() == (db.info.backend_pid,):  # the session is ours
+        if db.execute("SELECT pg_backend_pid()").fetchone() == (db.info.backend_pid,):  # our own session
             db.execute("SELECT set_config('lock_timeout', '0', false), set_config('statement_timeout', '0', false)")
         expression = "vector"
         if kind == "halfvec":
@@ -749,7 +750,7 @@ def _all_versions(db: Database) -> dict[str, _Version]:
 
 
 def _read_rows(db: Database, condition: str, values: Sequence[Any]) -> list[Row]:
-    """Items that match a condition, as stored: the others can still be read if one is damaged."""
+    """Rows that match a condition, undecoded, so that other items can be read if one is damaged."""
     rows = db.execute(f"SELECT id, version, number, payload::text FROM items WHERE {condition}", values).fetchall()
     vectors: dict[int, Floats] = {}
     names: dict[int, str] = {}
@@ -764,7 +765,7 @@ def _read_rows(db: Database, condition: str, values: Sequence[Any]) -> list[Row]
 
 
 def _next_limit(limit: int, page: Sequence[Row]) -> int:
-    """How many items to read at once after a page: fewer where payloads are large, more where they are small."""
+    """The number of items to read after a page: fewer if payloads are large, more if they are small."""
     size = sum(len(text) for _, _, _, text, _ in page)
     if size > _PAGE_CHARACTERS:
         return max(1, limit // 4)
@@ -774,7 +775,7 @@ def _next_limit(limit: int, page: Sequence[Row]) -> int:
 
 
 def _as_item(row: Row) -> Item:
-    """A stored row as an item, or what is wrong with it."""
+    """Decode a row; raises if it is damaged."""
     name, version, vector, text, revision = row
     if vector is None:
         raise DamagedItemError(name, version, "the vector is missing")
@@ -786,7 +787,7 @@ def _items_of(db: Database, names: list[str]) -> dict[str, Item]:
 
 
 def _remove_items(db: Database, names: list[str], revision: int | None = None) -> int:
-    """Remove items within a transaction that holds the lock. With a ``revision``, one item that must still have it."""
+    """Remove items within a transaction that holds the lock. With ``revision``, one item that must still have it."""
     rows = db.execute("DELETE FROM items WHERE id = ANY (%s) RETURNING version, number", (names,)).fetchall()
     if rows:
         require_revision(names[0], revision, rows[0][1])  # if it raises, nothing is removed
@@ -808,7 +809,7 @@ def _write_items(
 ) -> Sequence[int]:
     """Store items of a version, by its number, and remove older ones; ``last`` is the number of the last item.
 
-    Returns the numbers of all.
+    Returns the numbers of all items.
     """
     if not _remove_items(db, names, revision):
         require_revision(names[0], revision, None)
@@ -824,8 +825,8 @@ def _write_items(
 class PostgresGallery(Gallery):
     """See ``Gallery``. The URL is postgresql://user:password@host:port/database?gallery=NAME.
 
-    ``wait`` is how many seconds a write waits for another one, and any call for a server that is starting;
-    ``connections`` is how many connections the threads share.
+    ``wait`` is the maximum number of seconds that a write waits for another one, and any call for a starting server.
+    ``connections`` is the number of connections that threads share.
     """
 
     def __init__(
@@ -860,7 +861,7 @@ class PostgresGallery(Gallery):
             return [version.space for version in _all_versions(db).values()]
 
     def space(self, version: str) -> VersionSpace:
-        """One version; versions never change, so those seen before are not asked for again."""
+        """One version; versions never change, so they are cached."""
         return self._version(version).space
 
     def projection(self, version: str) -> Floats | None:
@@ -929,7 +930,7 @@ class PostgresGallery(Gallery):
             with self._pool.transaction(READ) as db:
                 self._known = _all_versions(db)
                 if chosen is None and len(self._known) > len(targets):
-                    continue  # a version was added since: its matrix is made while nothing is held on the server
+                    continue  # a version was added since: create its matrix outside of a transaction
                 return _answers(db, asked=asked, queries=len(unit_queries), request=request)
 
     def _ask(self, questions: list[Question], request: SearchRequest) -> list[list[Hit]]:
@@ -951,7 +952,7 @@ class PostgresGallery(Gallery):
             return _answers(db, asked=asked, queries=len(questions[0].own), request=request)
 
     def _version(self, name: str) -> _Version:
-        """A version as of the last look; versions are read again if this one is missing."""
+        """A version from the cache, which is read again if it is missing."""
         if not isinstance(name, str) or name not in self._known:
             with self._pool.transaction(READ) as db:
                 self._known = _all_versions(db)
@@ -969,7 +970,7 @@ class PostgresGallery(Gallery):
                 )
         for number, space in chosen:
             _build(self._pool, number, space.width)
-            with self._pool.transaction(READ) as db:  # some vectors, spread over the table, always the same ones
+            with self._pool.transaction(READ) as db:  # a fixed sample, spread over the table
                 ordered = f"ORDER BY hashint8(number), number LIMIT {_SAMPLE}"
                 rows = db.execute(f"SELECT vector_send(vector) FROM vectors_{number} {ordered}", binary=True).fetchall()
             queries = _read_vectors([row[0] for row in rows], space.width)
@@ -1011,7 +1012,7 @@ class PostgresGallery(Gallery):
             limit = _next_limit(limit, page)
 
     def created(self) -> str:
-        """When the first version was created; by it, items are told from those of another gallery. Empty before."""
+        """The creation time of the first version, which identifies this gallery; empty if there is no version."""
         text = "SELECT (created AT TIME ZONE 'UTC')::text FROM versions ORDER BY number LIMIT 1"
         with self._pool.transaction(READ) as db:
             row = db.execute(text).fetchone()
@@ -1041,7 +1042,7 @@ class PostgresGallery(Gallery):
         return int(written)
 
     def flush(self) -> None:
-        """Nothing to do: a write that returned is on the server's disk. Raises if the server is gone."""
+        """Nothing to do: finished writes are on the server's disk. Raises if the server is gone."""
         with self._pool.transaction(READ) as db:
             db.execute("SELECT 1")
 

@@ -1,8 +1,8 @@
-"""The embedded gallery: one SQLite file is the truth, exact matrices in memory answer searches.
+"""The embedded gallery: one SQLite file holds the data, exact matrices in memory answer searches.
 
-Every search first checks whether anything was written since the last one (microseconds if not) and reads what was, no
-matter who wrote it: this thread, another one, another process. Threads may share a gallery; each has its own
-connection. Any number of processes may open the same file. One writes at a time, the others wait; searches never do.
+Every search first checks for new writes (microseconds if there are none) and reads them, whether they come from this
+thread, another one or another process. Threads may share a gallery; each has its own connection. Any number of
+processes may open the same file. One writes at a time and the others wait; searches never wait.
 
 versions   one row per version; ``items`` counts its vectors; ``digest`` covers its name, widths and projection
 items      one row per item; ``digest`` covers its version, id, payload and vector, and is checked when it is read. Rows
@@ -58,12 +58,12 @@ from fixstar.gallery.store import (
 
 _FORMAT = 1
 _APPLICATION = 0x66787374  # "fxst", in the file's header
-_PAGE_SIZE = 1 << 16  # vectors fill the largest page best: 31 of 512 components; 8 KiB would waste a quarter
+_PAGE_SIZE = 1 << 16  # wastes least: 31 vectors of 512 components per page; 8 KiB would waste a quarter
 _WAL_PAGES = (16 << 20) // _PAGE_SIZE
 _REMOVED_KEPT = 100_000  # a process that missed more reads everything again
-_READ = 512  # rows read at once: so few that the garbage collector is not called for them
-_PAGE = 256  # items read at once by iterate, at most
-_PAGE_BYTES = 8 << 20  # of their vectors and payloads
+_READ = 512  # rows per read, few enough not to trigger the garbage collector
+_PAGE = 256  # maximum number of items that iterate reads at once
+_PAGE_BYTES = 8 << 20  # maximum bytes of their vectors and payloads
 _Row = tuple[  # id, version, its width and number, vector, payload, digest, number
     str, str | None, int, int, bytes, bytes, bytes, int
 ]
@@ -81,9 +81,9 @@ _TABLES = (
 
 
 class _Session:
-    """One thread's connection, and how much of the file it has seen.
+    """One thread's connection, and how much of the file it has read.
 
-    ``frozen`` returns the file's state where SQLite was told that it has no writers; changes are then detected here.
+    ``frozen`` returns the file's state if SQLite was told that there are no writers; changes are then detected here.
     """
 
     def __init__(self, db: sqlite3.Connection, frozen: Callable[[], object] | None = None) -> None:
@@ -95,11 +95,11 @@ class _Session:
         self._frozen = frozen and frozen()
 
     def position(self) -> tuple[int, int]:
-        """Changes with every write, by others (SQLite counts them) or by this connection."""
+        """A pair that changes with every write, by others (SQLite counts them) or by this connection."""
         return self.db.execute("PRAGMA data_version").fetchone()[0], self.written
 
     def is_stale(self) -> bool:
-        """Whether to reconnect: connections do not survive a fork, nor a change they cannot see."""
+        """Whether to reconnect, after a fork or a change that the connection cannot see."""
         return self._process != os.getpid() or (self._state is not None and self._state() != self._frozen)
 
 
@@ -116,7 +116,7 @@ def _connect(path: Path, read_only: bool, wait: float) -> tuple[sqlite3.Connecti
     log = path.with_name(path.name + "-wal")
     try:
         db.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    except sqlite3.OperationalError:  # no log can be created beside the file; without a log there is no writer
+    except sqlite3.OperationalError:  # no log can be created beside the file, so there is no writer either
         db.close()
         if log.exists() and log.stat().st_size:
             raise
@@ -148,12 +148,12 @@ def _prepare(path: Path, create: bool, read_only: bool, wait: float) -> None:
     _refuse_damaged_log(path)
     try:
         with closing(_connect(path, read_only, wait)[0]) as db:
-            db.execute("BEGIN")  # one snapshot: somebody may be creating the tables
+            db.execute("BEGIN")  # one snapshot: another process may be creating the tables
             asked = ("PRAGMA application_id", "PRAGMA user_version", "SELECT count(*) FROM sqlite_master")
             application, version, tables = (db.execute(one).fetchone()[0] for one in asked)
             db.execute("ROLLBACK")
             if (application, version, tables) == (0, 0, 0):
-                _fill(db)  # its creator was killed before this, or is about to do it
+                _fill(db)  # its creator was killed before this, or has not done it yet
                 return
     except sqlite3.DatabaseError as error:
         if getattr(error, "sqlite_errorname", "") != "SQLITE_NOTADB":
@@ -207,24 +207,24 @@ def _refuse_damaged_log(path: Path) -> None:
     """Refuse a gallery whose log has writes after a damaged one: SQLite silently ignores all of them.
 
     A log that simply ends, or ends within a write, was left by a killed process. If only the last write is damaged, it
-    was left by a power cut: parts of a write reach the disk in any order before it is synced, and acknowledged. To tell
-    the two apart would take a record that is synced after every write, which doubles its time.
+    was left by a power cut: parts of a write reach the disk in any order before it is synced, and acknowledged. Telling
+    the two apart would need a record that is synced after every write, which doubles its time.
     """
     log = path.with_name(path.name + "-wal")
     end = time.monotonic() + 1.0
     while (readable := _damaged_behind(log)) is not None:
-        if time.monotonic() > end:  # else another process may be writing just now
+        if time.monotonic() > end:  # otherwise another process may be writing at this moment
             raise GalleryUnavailableError(
                 f"{log} is damaged: acknowledged writes after its first {readable:,} bytes can no longer be read. "
-                "Restore the gallery from a backup, or truncate the file to these bytes to give up the rest"
+                "Restore the gallery from a backup, or truncate the file to these bytes to discard the rest"
             )
         time.sleep(0.05)
 
 
 def _damaged_behind(log: Path) -> int | None:
-    """How many bytes of a log SQLite can read, if complete writes follow them (sqlite.org/walformat.html).
+    """How many bytes of a log SQLite can read, if complete writes follow after them (sqlite.org/walformat.html).
 
-    The log has no locks, so it may be opened here. A file that has locks must only be opened by SQLite: when a
+    The log has no locks, so it may be opened here. A file with locks must only be opened by SQLite: when a
     process closes such a file, it loses all its locks on it.
     """
     try:
@@ -246,7 +246,7 @@ def _damaged_behind(log: Path) -> int | None:
                     total = _log_sum(written[:8] + written[24:], order, *total)
                     whole = written[8:24] == salts + struct.pack(">2I", *total)
                 if any(written[4:8]) and (written[8:12] == salts[:4] or written[12:16] == salts[4:]):
-                    if whole:  # the end of a write, since the log last began
+                    if whole:  # the end of a write since the log was last restarted
                         readable = file.tell()
                     elif damaged:
                         return readable
@@ -258,7 +258,7 @@ def _damaged_behind(log: Path) -> int | None:
 
 
 def _log_sum(content: bytes, order: str, first: int = 0, second: int = 0) -> tuple[int, int]:
-    """SQLite's checksum of words x: t_k = t_(k-1) + t_(k-2) + x_k modulo 2^32, from the last two; the new last two.
+    """SQLite's checksum of words x: t_k = t_(k-1) + t_(k-2) + x_k modulo 2^32, given the last two; the new last two.
 
     The recurrence is a sum with Fibonacci weights, so NumPy can compute it: a full log of 16 MiB took 0.4 to 0.8 s on
     two busy cores, and 4.1 to 4.7 s with a loop over its words.
@@ -307,7 +307,7 @@ def _translated(path: Path) -> Iterator[None]:
 
 
 def _read_rows(db: sqlite3.Connection, condition: str, values: Mapping[str, object]) -> sqlite3.Cursor:
-    """Items that match a condition, as stored: the others can still be read if one is damaged."""
+    """Rows that match a condition, undecoded, so that other items can be read if one is damaged."""
     return db.execute(
         "SELECT id, name, width, version, CAST(vector AS BLOB), CAST(payload AS BLOB), items.digest, items.number "
         "FROM items "
@@ -317,7 +317,7 @@ def _read_rows(db: sqlite3.Connection, condition: str, values: Mapping[str, obje
 
 
 def _first(rows: Iterable[_Row]) -> list[_Row]:
-    """As many rows as fit into a page: payloads may be large."""
+    """The rows that fit into a page, as payloads may be large."""
     page: list[_Row] = []
     size = 0
     for row in rows:
@@ -341,10 +341,10 @@ def _version_digest(space: VersionSpace, projection: bytes | None) -> bytes:
 
 
 def _as_item(row: _Row) -> Item:
-    """A stored row as an item, or what is wrong with it."""
+    """Decode a row; raises if it is damaged."""
     name, version, width, owner, vector, payload, digest, revision = row
     if version is None:
-        raise DamagedItemError(name, version, "it belongs to no version of this gallery")
+        raise DamagedItemError(name, version, "it does not belong to any version of this gallery")
     if len(vector) % 4:
         raise DamagedItemError(name, version, f"the vector is damaged ({len(vector)} bytes)")
     vector_read = np.frombuffer(vector, "<f4").astype(np.float32)
@@ -353,9 +353,9 @@ def _as_item(row: _Row) -> Item:
 
 
 def _remove_items(db: sqlite3.Connection, names: list[str], revision: int | None = None) -> int:
-    """Remove items within a transaction, and note their numbers for processes that hold them in memory.
+    """Remove items within a transaction, and record their numbers for processes that hold them in memory.
 
-    With a ``revision``, one item, which must still have it.
+    With ``revision``, a single item, which must still have that revision.
     """
     rows = db.execute(
         "SELECT version, number FROM items WHERE id IN (SELECT value FROM json_each(?))",
@@ -403,7 +403,7 @@ def _write_items(
     )
     db.execute("UPDATE versions SET items = items + ? WHERE number = ?", (len(names), number))
     (last,) = db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'items'").fetchone()
-    return range(last - len(names) + 1, last + 1)  # nobody else writes within this transaction
+    return range(last - len(names) + 1, last + 1)  # there is no other writer during this transaction
 
 
 def _checked_projection(space: VersionSpace, blob: bytes | None, digest: bytes) -> Floats | None:
@@ -413,7 +413,7 @@ def _checked_projection(space: VersionSpace, blob: bytes | None, digest: bytes) 
 
 
 class _StoredMatrices:
-    """Exact search over what is in the file, as of the last ``refresh``."""
+    """Exact search over the content of the file at the last ``refresh``."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self.exact = ExactSearch(folder)
@@ -425,7 +425,7 @@ class _StoredMatrices:
     def refresh(self, db: sqlite3.Connection) -> None:
         """Read everything that was committed before this call, from one snapshot of the file.
 
-        It takes effect at once: no search sees an item twice, or not at all, while it moves.
+        The update is atomic: no search sees an item twice, or misses it, while it moves.
         """
         with self._lock:
             db.execute("BEGIN")
@@ -458,7 +458,7 @@ class _StoredMatrices:
             self._names[number] = name
 
     def _read_items(self, db: sqlite3.Connection, drafts: dict[str, Draft]) -> None:
-        """Read new rows page by page: only one page is in memory beside the matrices."""
+        """Read new rows page by page, so that only one page is in memory beside the matrices."""
         rows = db.execute(
             "SELECT number, version, id, payload, vector, digest FROM items WHERE number > ? ORDER BY number",
             (self.position,),
@@ -471,7 +471,7 @@ class _StoredMatrices:
                 vectors = self._vectors(name, ids, blobs)
                 for row, digest in enumerate(digests):
                     if digest != _item_digest(version, ids[row], texts[row].encode(), blobs[row]):
-                        seen = "its digest is not that of its content: something changed it"
+                        seen = "its digest does not match its content: something changed it"
                         raise DamagedItemError(ids[row], name, seen)
                 drafts[name].append(numbers, ids, vectors, texts)
 
@@ -482,7 +482,7 @@ class _StoredMatrices:
         return np.frombuffer(b"".join(blobs), "<f4").reshape(len(blobs), -1).astype(np.float32)
 
     def _gone(self, db: sqlite3.Connection) -> Iterator[tuple[str, Sequence[int] | Numbers]]:
-        """The numbers of removed rows by version; some may never have been read."""
+        """The numbers of removed rows by version, including rows that were never read."""
         if not self.position:
             return
         oldest: int | None = db.execute("SELECT min(number) FROM removed").fetchone()[0]
@@ -495,7 +495,7 @@ class _StoredMatrices:
         yield from ((self._names[version], numbers) for version, numbers in gone.items())
 
     def _missing(self, db: sqlite3.Connection) -> Iterator[tuple[str, Numbers]]:
-        """The same if removals are no longer listed: what is in memory but not in the file."""
+        """Removed rows if removals are no longer listed: rows in memory that are not in the file."""
         for version, name in self._names.items():
             there = db.execute("SELECT number FROM items INDEXED BY items_by_version WHERE version = ?", (version,))
             kept = np.fromiter((number for (number,) in there), np.int64)
@@ -507,8 +507,8 @@ class SqliteGallery(Gallery):
     """See ``Gallery``. ``wait`` is how many seconds a write waits for another process that is writing.
 
     Versions with more than ``index_above`` vectors get an index for approximate searches, built in the background.
-    With ``map_vectors``, a folder on a local disk, the vectors that are searched are in files there instead of in
-    memory; the kernel caches what it has room for. The files have no names and are gone when the gallery is closed.
+    With ``map_vectors``, a folder on a local disk, searched vectors are kept in files there instead of in memory; the
+    kernel caches as much as fits. The files have no names and disappear when the gallery is closed.
     """
 
     def __init__(
@@ -530,7 +530,7 @@ class SqliteGallery(Gallery):
         self._own = threading.local()
         self._sessions: weakref.WeakSet[_Session] = weakref.WeakSet()
         self._closed = False
-        self._has_refused = False  # a write, since the log last began
+        self._has_refused = False  # whether the disk refused a write since the log was restarted
         matrices = self._matrices = _StoredMatrices(None if map_vectors is None else Path(map_vectors))
         beside = self.path.with_name(self.path.name + ".index")
         self._keeper = IndexKeeper(
@@ -540,7 +540,7 @@ class SqliteGallery(Gallery):
             above=index_above,
             read_only=self.read_only,
         )
-        self._stop_building = weakref.finalize(self, self._keeper.close)  # also when the program ends
+        self._stop_building = weakref.finalize(self, self._keeper.close)  # also at program exit
         self._stop_mapping = weakref.finalize(self, matrices.exact.close)
 
     def _create_version(self, space: VersionSpace, projection: Floats | None) -> None:
@@ -608,7 +608,7 @@ class SqliteGallery(Gallery):
         return self._searchable(request).ask(questions, request)
 
     def _searchable(self, request: SearchRequest) -> ExactSearch:
-        """Everything that was written before this call; an approximate search starts what its indexes need."""
+        """The search over everything written before this call; an approximate search starts missing index builds."""
         self._refresh()
         if not request.exact:
             self._keeper.update_in_background()
@@ -640,7 +640,7 @@ class SqliteGallery(Gallery):
             after = page[-1][0]
 
     def created(self) -> str:
-        """When the first version was created; by it, items are told from those of another gallery. Empty before."""
+        """The creation time of the first version, which identifies this gallery; empty if there is no version."""
         with self._reading() as db:
             row = db.execute("SELECT created FROM versions ORDER BY number LIMIT 1").fetchone()
         return "" if row is None else str(row[0])
@@ -663,7 +663,7 @@ class SqliteGallery(Gallery):
             return dict(db.execute("SELECT name, items FROM versions ORDER BY number"))
 
     def revision(self) -> int:
-        """The rows that were ever written: every change of an item writes one, of the item or of a removed one."""
+        """The number of rows ever written: every change of an item writes one, for the item or its removal."""
         with self._reading() as db:
             (written,) = db.execute(
                 "SELECT coalesce(sum(seq), 0) FROM sqlite_sequence WHERE name != 'versions'"
@@ -671,9 +671,9 @@ class SqliteGallery(Gallery):
         return int(written)
 
     def flush(self) -> None:
-        """Move the log into the file, so that the file alone is the gallery. Writes are durable without it.
+        """Move the log into the file, so that the file alone is complete. Writes are durable without this.
 
-        Raises if others read or write for longer than ``wait``: the log is then still needed beside the file.
+        Raises if others read or write for longer than ``wait``: the log is then still needed.
         """
         until = time.monotonic() + self._wait
         while self._is_busy():
@@ -687,7 +687,7 @@ class SqliteGallery(Gallery):
             )
 
     def _is_busy(self) -> bool:
-        """Try to move the log. SQLite waits for readers and writers, but not for another one that moves it."""
+        """Try to move the log. SQLite waits for readers and writers, but not for another process that moves it."""
         with self._reading() as db:
             if self.read_only:
                 return False
@@ -695,13 +695,13 @@ class SqliteGallery(Gallery):
         return bool(busy)
 
     def compact(self) -> None:
-        """Free the space of removed items. Rewrites the file; searches go on, writers wait."""
+        """Free the space of removed items by rewriting the file. Searches continue, writers wait."""
         with self._reading() as db:
             db.execute("VACUUM")
         self.flush()
 
     def damage(self) -> list[str]:
-        """What is wrong with the file; empty if nothing. Reads everything."""
+        """Problems of the file; empty if there are none. Reads everything."""
         with self._reading() as db:
             found = [row[0] for row in db.execute("PRAGMA integrity_check(20)") if row[0] != "ok"]
         for space in [] if found else self.versions():
@@ -718,7 +718,7 @@ class SqliteGallery(Gallery):
         self._stop_mapping()
         for session in list(self._sessions):
             session.db.close()
-        self._matrices = _StoredMatrices()  # and a new keeper: the old one's indexes are released
+        self._matrices = _StoredMatrices()  # with a new keeper, so that old indexes are released
         self._keeper = IndexKeeper(
             exact=self._matrices.exact, position=lambda: 0, folder=self.path, above=0, read_only=True
         )
@@ -754,21 +754,21 @@ class SqliteGallery(Gallery):
                 self._has_refused = self._has_refused or isinstance(error, sqlite3.Error)
                 raise
             session.written += 1
-        if self._matrices.position:  # after a first search, read own writes at once, so that no search waits for them
-            with suppress(GalleryError):  # the write is done; the next search reports what is wrong
+        if self._matrices.position:  # after a first search, read own writes at once: no search waits for them
+            with suppress(GalleryError):  # the write is done; the next search reports the problem
                 self._refresh()
 
     def _move_log(self, db: sqlite3.Connection) -> None:
-        """Let the next write begin the log again, without waiting for anybody.
+        """Let the next write restart the log, without waiting for other processes.
 
-        A write that the disk refused may have left whole pages at the end of the log. Behind a later, shorter write
-        they would look like writes that cannot be read any more (``_refuse_damaged_log``).
+        A write that the disk refused may have left complete pages at the end of the log. After a later, shorter write
+        they would look like lost writes (``_refuse_damaged_log``).
         """
         _, written, moved = db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
         self._has_refused = written != moved
 
     def _refresh(self) -> None:
-        """Read what was written since this thread last looked."""
+        """Read everything written since the last refresh of this thread."""
         try:
             session = self._session()
             now = session.position()
@@ -776,5 +776,5 @@ class SqliteGallery(Gallery):
                 self._matrices.refresh(session.db)
                 session.seen = now
         except (sqlite3.Error, OSError) as error:
-            with _translated(self.path):  # entered only now: this is on the path of every search
+            with _translated(self.path):  # entered only here, as this code runs in every search
                 raise error

@@ -1,7 +1,7 @@
-"""What every gallery does, whatever it stores its vectors in, and what it refuses.
+"""The interface and the argument checks of all galleries, independent of how they store vectors.
 
-``Gallery`` checks arguments before anything is stored or searched; a backend implements the methods that begin with
-an underscore and gets clean arrays, ids and JSON texts.
+``Gallery`` validates arguments before anything is stored or searched. A backend implements the methods that begin with
+an underscore and gets valid arrays, ids and JSON texts.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ Floats = NDArray[np.float32]
 Known = TypeVar("Known")
 
 _LENGTH_TOLERANCE = 1e-3  # enough for half precision; refuses features that were not normalised
-_ROUNDING = 5e-7  # of a length in float32: such vectors are stored unchanged, so copies are equal to the bit
-_LISTED = 1000  # damaged items that are named; the rest are only counted
-_NAME_MARKS = "._-+:@"  # allowed in version names beside letters and digits: no shell needs quotes around them
+_ROUNDING = 5e-7  # vectors this close to length 1 are stored unchanged, so copies are bit-identical
+_LISTED = 1000  # maximum number of damaged items to name; the rest are only counted
+_NAME_MARKS = "._-+:@"  # allowed in version names beside letters and digits: they need no quotes in a shell
 
 
 class SearchOptions(TypedDict, total=False):
@@ -54,9 +54,9 @@ class SearchRequest:
     """What a search asks for.
 
     k          number of hits per query
-    where      restricts by payload: see ``filters``
-    exact      False lets an approximate index answer where there is one: faster, and a hit may be missing
-    calibrate  rank the vectors of several versions by probability where the deployed version's check allows it;
+    where      filter by payload: see ``filters``
+    exact      False allows an approximate index, if there is one: faster, but may miss a hit
+    calibrate  rank the vectors of several versions by probability if the deployed version's check allows it;
                a gallery alone ranks by cosine
     versions   search only vectors of these versions
     min_score  leave out hits with a lower score
@@ -79,7 +79,7 @@ class SearchRequest:
             payload_test(self.where)
             filter_key(self.where)
         if self.min_score is not None and not -1 <= self.min_score <= 1:
-            raise GalleryError(f"min_score is a score, from -1 to 1; got {self.min_score!r}")
+            raise GalleryError(f"min_score must be a score from -1 to 1; got {self.min_score!r}")
 
     @classmethod
     def of(cls, request: SearchRequest | None, **options: Unpack[SearchOptions]) -> SearchRequest:
@@ -99,7 +99,7 @@ class Forward(NamedTuple):
     apply: Callable[[Floats], Floats]
 
     def __call__(self, vectors: Floats) -> Floats:
-        """[n, width]: what it makes of vectors [n, s]."""
+        """Map vectors [n, s] to [n, width]."""
         made = np.asarray(self.apply(vectors))
         if made.shape != (len(vectors), self.width) or made.dtype.kind != "f":
             raise GalleryError(
@@ -109,23 +109,23 @@ class Forward(NamedTuple):
         lengths = np.sqrt(np.einsum("ij,ij->i", made, made, dtype=np.float64))
         if not (np.abs(lengths - 1) < _LENGTH_TOLERANCE).all():
             raise GalleryError(
-                f"the forward map {self.key!r} made vectors that are not of length 1; it must divide by it"
+                f"the forward map {self.key!r} made vectors that are not of length 1; it must normalise them"
             )
         return made.astype(np.float32, copy=False)
 
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """How queries ask the vectors of one stored version: score = weight new . forward(z) + (1 - weight) own . z.
+    """Queries for the vectors of one stored version: score = weight new . forward(z) + (1 - weight) own . z.
 
-    version   whose vectors z are asked
-    own       [N, width of that version]: queries in its own space, by which an index finds candidates. They may be
-              shorter than 1 (what a space cannot hold of a query is left out), never longer
-    new       [N, b], unit length: queries in the space that ``forward`` leads to
-    forward   carries stored unit vectors [n, width] to unit vectors [n, b]
-    key       names the map: equal keys mean equal maps. What was derived by one is used again, also by later calls
+    version   the version whose vectors z are searched
+    own       [N, width of that version]: queries in its own space, by which an index finds candidates. Their length is
+              at most 1; it is shorter if the space holds only a part of the query
+    new       [N, b], unit length: queries in the space that ``forward`` maps to
+    forward   maps stored unit vectors [n, width] to unit vectors [n, b]
+    key       identifies the map: equal keys mean equal maps, so mapped vectors are reused, also by later calls
     weight    from 0 to 1; with 0, neither ``new`` nor ``forward`` nor ``key`` is needed
-    slope     slope * score + offset ranks the items of several versions together
+    slope     slope * score + offset ranks items of several versions together
     offset
     """
 
@@ -140,7 +140,7 @@ class Question:
 
     @property
     def map(self) -> Forward | None:
-        """What carries stored vectors forward; None if scores do not need it."""
+        """The map of stored vectors; None if scores do not need it."""
         if self.weight == 0 or self.new is None or self.forward is None:
             return None
         return Forward(self.key, self.new.shape[1], self.forward)
@@ -156,7 +156,7 @@ class Hit(NamedTuple):
 
 
 def reaching(hits: list[list[Hit]], min_score: float | None) -> list[list[Hit]]:
-    """The hits of each query that have at least this score."""
+    """The hits of each query with at least this score."""
     if min_score is None:
         return hits
     return [[hit for hit in found if hit.score >= min_score] for found in hits]
@@ -182,14 +182,14 @@ class SearchResult(NamedTuple):
     embedded: int = 0
 
     def is_unlikely(self, hit: Hit) -> bool:
-        """Whether a hit is probably no match. If the best one is, the query is probably not in the catalogue."""
+        """Whether a hit is probably not a match. If the best hit is not, the query is probably not in the catalogue."""
         return hit.score < self.thresholds.get(hit.version, -math.inf)
 
 
 class Item(NamedTuple):
-    """What is stored under one id: the version that made the vector, the unit vector [width], and the payload.
+    """A stored item: id, version of its vector, unit vector [width], and payload.
 
-    ``revision`` is a number that every change of the item moves; 0 for an item that was not read from a gallery.
+    ``revision`` is a number that increases with every change; 0 for an item that was not read from a gallery.
     """
 
     id: str
@@ -200,7 +200,7 @@ class Item(NamedTuple):
 
 
 class VersionSpace(NamedTuple):
-    """The vectors of one version: their stored width, and the width of the full feature they stand for."""
+    """The vectors of one version: their stored width, and the width of the full feature."""
 
     name: str
     width: int
@@ -223,14 +223,14 @@ class IndexState(NamedTuple):
 class Gallery(ABC):
     """Vectors by version. An item has one vector, made by one version; upserting it under another version moves it.
 
-    A write is durable when the call returns, and leaves nothing behind when it raises. Equal scores come in the order
-    in which the items were last written. Ids are compared and sorted by code point, payloads are JSON.
+    A write is durable when the call returns, and has no effect when it raises. Equal scores are ordered by the last
+    write of the items. Ids are compared and sorted by code point; payloads are JSON.
     """
 
     def create_version(self, name: str, width: int, projection: Vectors | None = None) -> None:
-        """Add a version whose vectors have ``width`` components; short forms where ``projection`` is given.
+        """Add a version whose vectors have ``width`` components; with a ``projection`` they are short forms.
 
-        A name has letters and digits of any script and . _ - + : @ only.
+        A name may contain letters and digits of any script, and . _ - + : @.
         """
         checked_ids([name])
         if isinstance(width, bool) or not isinstance(width, (int, np.integer)) or width < 1:
@@ -250,7 +250,7 @@ class Gallery(ABC):
         """All versions, in order of creation."""
 
     def space(self, version: str) -> VersionSpace:
-        """One version, or an error that names those there are."""
+        """One version; raises with the existing names if it is unknown."""
         return known_version({space.name: space for space in self.versions()}, version)
 
     @abstractmethod
@@ -267,7 +267,7 @@ class Gallery(ABC):
     ) -> list[int]:
         """Store unit vectors [N, width] of a version, all or none; existing items are replaced, payload included.
 
-        Returns the revisions that the items have now. With a ``revision``, one item is replaced if it still has it.
+        Returns the new revisions. With ``revision``, a single item is replaced if it still has that revision.
         """
         rows = checked_vectors(vectors, self.space(version).width, version)
         names = checked_ids(ids)
@@ -280,9 +280,9 @@ class Gallery(ABC):
     ) -> list[str]:
         """Give items new unit vectors [N, width], made by a version; returns the ids of the items that changed.
 
-        Without ``payloads`` each item keeps the payload of the moment, and is touched only if it still holds the vector
-        given with it. With ``payloads`` it is touched only if it still has the revision given with it. What was deleted
-        or written meanwhile stays. All or none, where the store has transactions.
+        Without ``payloads`` each item keeps its current payload, and is changed only if it still has the given vector.
+        With ``payloads`` it is changed only if it still has the given revision. So items that others deleted or changed
+        are left alone. All or none, if the store has transactions.
         """
         rows = checked_vectors(vectors, self.space(version).width, version)
         checked_ids([item.id for item in items])
@@ -299,11 +299,10 @@ class Gallery(ABC):
     def update_payload(
         self, item: str, changes: Mapping[str, Any], revision: int | None = None, max_bytes: int | None = None
     ) -> Item:
-        """Change payload fields of an item, None removes one; its vector stays. Returns the item as it is then.
+        """Change payload fields of an item, None removes one. Its vector does not change. Returns the new item.
 
-        Reading and writing are one transaction, so fields that others change at the same time are kept. With a
-        ``revision`` the item is changed only if it still has it. ``max_bytes`` refuses a payload that grows beyond it,
-        as JSON.
+        Reading and writing are one transaction, so concurrent changes to other fields are kept. With ``revision`` the
+        item is changed only if it still has that revision. ``max_bytes`` limits the size of the payload as JSON.
         """
         (name,) = checked_ids([item])
 
@@ -323,13 +322,13 @@ class Gallery(ABC):
         return updated
 
     def delete(self, ids: Sequence[str], revision: int | None = None) -> int:
-        """Remove items, all at once; returns how many existed. With a ``revision``, one item that still has it."""
+        """Remove items atomically; returns how many existed. With ``revision``, one item that still has it."""
         names = checked_ids(ids, distinct=False)
         _require_one(names, revision)
         return self._delete(names, revision) if names else 0
 
     def get(self, ids: Sequence[str]) -> dict[str, Item]:
-        """The items of these ids; ids that are not in the gallery are left out."""
+        """The items with these ids; unknown ids are left out."""
         names = checked_ids(ids, distinct=False)
         found = self._get(names)
         return {name: found[name] for name in names if name in found}
@@ -352,10 +351,9 @@ class Gallery(ABC):
     ) -> list[list[Hit]]:
         """The k best items of each query among the vectors of all questions' versions, best first.
 
-        Items are ranked by slope * score + offset, equal ones in the order in which they were written; the score of a
-        hit is the score itself. One question per version, all with the same N queries. ``versions`` leaves questions
-        out, and ``min_score`` hits. Questions are asked in the given order: an item that moves from one version to a
-        later one meanwhile is found once.
+        Items are ranked by slope * score + offset, ties by the order of writing. A hit has the plain score. There is
+        one question per version, all with the same N queries. ``versions`` restricts the questions, ``min_score`` the
+        hits. Questions are processed in order, so an item that moves from one version to a later one is found once.
 
         An exact search scores all items in full. What ``forward`` makes of stored vectors is computed at the first
         search and kept in memory beside them, as much again; for items that are written later, at the next one. Where
@@ -371,7 +369,7 @@ class Gallery(ABC):
         return self._ask(checked_questions(questions), SearchRequest.of(request, **options))
 
     def build_index(self, version: str | None = None) -> list[IndexState]:
-        """Rebuild the approximate index of a version, or of all, and wait; vectors are not touched, searches go on."""
+        """Rebuild the approximate index of a version, or of all, and wait. Vectors do not change; searches continue."""
         if version is None:
             chosen = self.versions()
         else:
@@ -384,7 +382,7 @@ class Gallery(ABC):
         """The approximate indexes that exist; empty if search is always exact."""
 
     def iterate(self, version: str | None = None, after: str | None = None) -> Iterator[Item]:
-        """All items, or those of one version, sorted by id, starting behind the id ``after``.
+        """All items, or those of one version, sorted by id, starting after the id ``after``.
 
         Others may write meanwhile: an item that stays is returned exactly once.
         """
@@ -397,19 +395,19 @@ class Gallery(ABC):
         """The number of items by version."""
 
     def revision(self) -> int | None:
-        """A number that every change of an item moves, to tell whether something made from the items is still true.
+        """A number that changes with every write of an item, to detect whether derived data is up to date.
 
-        None where the store cannot tell.
+        None if the store does not support it.
         """
         return None
 
     def damage(self) -> list[str]:
-        """What is wrong with the files below the items, one sentence each; only an SQLite gallery can say."""
+        """Problems of the underlying files, one sentence each; only for SQLite galleries."""
         return []
 
     @abstractmethod
     def flush(self) -> None:
-        """Move everything to its final place."""
+        """Write everything to its final place."""
 
     @abstractmethod
     def close(self) -> None:
@@ -438,7 +436,7 @@ class Gallery(ABC):
 
     @abstractmethod
     def _update_payload(self, name: str, changed: Callable[[Item], str]) -> Item | None:
-        """Give an item the payload text that ``changed`` makes of it. None if there is no such item."""
+        """Replace an item's payload text by the result of ``changed``. None if there is no such item."""
 
     @abstractmethod
     def _delete(self, names: list[str], revision: int | None) -> int: ...
@@ -484,7 +482,7 @@ def measured_recall(
     found = 0
     if not total:
         raise InputError("recall needs queries with results; there were no queries, or nothing to find")
-    for true, hits in zip(exact, quick, strict=True):  # a hit as near as the last true one is as good
+    for true, hits in zip(exact, quick, strict=True):  # a hit as near as the last true one counts
         ids = {hit.id for hit in true}
         last = min((hit.score for hit in true), default=0.0)
         found += min(len(true), sum(hit.id in ids or hit.score >= last for hit in hits))
@@ -495,10 +493,10 @@ def measured_recall(
 
 
 def verify_gallery(gallery: Gallery) -> list[str]:
-    """What is wrong, one sentence per problem, with the id of each damaged item; empty if nothing is.
+    """Problems of a gallery, one sentence each, with the id of each damaged item; empty if there are none.
 
-    Checks the file's own structure, every payload, every vector's width and length, and the counts. If the structure is
-    damaged, nothing else is checked. Nobody else should be writing.
+    Checks the structure of the file, all payloads, the width and length of all vectors, and the counts. If the
+    structure is damaged, nothing else is checked. There should be no other writer.
 
     >>> from fixstar.gallery import MemoryGallery
     >>> verify_gallery(MemoryGallery())
@@ -532,7 +530,7 @@ def _checked(gallery: Gallery) -> Iterator[tuple[str, str | None, str]]:
             return
         except DamagedItemError as error:
             yield error.item, error.version, error.reason
-            after = error.item  # continue behind it
+            after = error.item  # continue after it
 
 
 def _problem(item: Item, width: int) -> str:
@@ -547,9 +545,9 @@ def _problem(item: Item, width: int) -> str:
 
 
 def require_digest(item: Item, width: int, matches: bool) -> Item:
-    """The item, if its stored digest is that of its content; else the error says what is wrong, as far as it shows."""
+    """The item if its digest matches its content; else raises with the most specific reason."""
     if not matches:
-        reason = _problem(item, width) or "its digest is not that of its content: something changed it"
+        reason = _problem(item, width) or "its digest does not match its content: something changed it"
         raise DamagedItemError(item.id, item.version, reason)
     return item
 
@@ -564,7 +562,7 @@ def checked_vectors(vectors: Vectors, width: int, version: str) -> Floats:
         raise GalleryError(
             f"version {version!r} takes a matrix [vectors, {width}] of real numbers, got {array.dtype} {array.shape}"
         )
-    if len(array) == 1:  # a short cut for single queries
+    if len(array) == 1:  # a shortcut for single queries
         wide = array[0].astype(np.float64)
         if abs(math.sqrt(wide.dot(wide)) - 1) < 0.99 * _ROUNDING:
             return np.ascontiguousarray(array, dtype=np.float32)
@@ -579,7 +577,7 @@ def checked_vectors(vectors: Vectors, width: int, version: str) -> Floats:
 
 
 def checked_questions(questions: Sequence[Question]) -> list[Question]:
-    """Questions that can be asked together, with queries of float32 or float64."""
+    """Validate questions of one search; queries become float32 or float64."""
     if not questions:
         raise GalleryError("there is no question, so no version would be searched; ask at least one")
     names = [question.version for question in questions]
@@ -615,7 +613,7 @@ def _checked_question(question: Question) -> Question:
 
 
 def _not_longer(vectors: Vectors, what: str) -> NDArray[np.floating[Any]]:
-    """Queries [N, width] of length 1 at most."""
+    """Queries [N, width] of length at most 1."""
     array = np.asarray(vectors)
     if array.dtype.kind not in "fiu" or array.ndim != 2:
         raise GalleryError(f"{what} is a matrix [queries, width] of real numbers, got {array.dtype} {array.shape}")
@@ -636,7 +634,7 @@ def _not_longer(vectors: Vectors, what: str) -> NDArray[np.floating[Any]]:
 
 
 def check_width(question: Question, space: VersionSpace) -> None:
-    """Refuse queries of another width than the vectors that they ask."""
+    """Refuse queries whose width differs from the searched vectors."""
     if question.own.shape[1] != space.width:
         raise GalleryError(
             f"version {space.name!r} takes a matrix [queries, {space.width}] of own queries, got {question.own.shape}"
@@ -644,7 +642,7 @@ def check_width(question: Question, space: VersionSpace) -> None:
 
 
 def unit_rows(array: NDArray[Any], lengths: NDArray[np.float64]) -> Floats:
-    """Vectors of these lengths as float32 of length 1. Those that have it stay equal to the bit; the array too."""
+    """Vectors of these lengths, normalised to float32. Those of length 1 stay bit-identical."""
     rows = np.ascontiguousarray(array, dtype=np.float32)
     if len(off := np.flatnonzero(np.abs(lengths - 1) > _ROUNDING)):
         rows = rows.copy() if rows is array else rows
@@ -655,10 +653,10 @@ def unit_rows(array: NDArray[Any], lengths: NDArray[np.float64]) -> Floats:
 def replaceable(
     items: Sequence[Item], now: Mapping[str, Item], payloads: Sequence[Payload] | None
 ) -> tuple[list[int], list[str], list[str]]:
-    """The items that may get new vectors, given what they are ``now``: their places, ids and new payloads.
+    """The items that may get new vectors, given their state ``now``: positions, ids and new payloads.
 
-    Where payloads are given, an item must have the same revision. Else the same vector of the same version is enough:
-    the payload of the moment is kept.
+    If payloads are given, an item must have the same revision. Otherwise the same vector of the same version is
+    enough, and the current payload is kept.
     """
     agrees = _same_vector if payloads is None else _same_revision
     same = [row for row, item in enumerate(items) if item.id in now and agrees(item, now[item.id])]
@@ -668,14 +666,14 @@ def replaceable(
 
 
 def require_revision(item: str, expected: int | None, seen: int | None) -> None:
-    """Raise if an item has another revision than its caller believes; None believes nothing."""
+    """Raise unless an item has the expected revision; None skips the check."""
     if expected is not None and expected != seen:
         raise ItemChangedError(item, expected, seen)
 
 
 def _require_one(names: Sequence[str], revision: int | None) -> None:
     if revision is not None and len(names) != 1:
-        raise GalleryError(f"a revision is that of one item; got {plural(len(names), 'id')}")
+        raise GalleryError(f"a revision applies to one item; got {plural(len(names), 'id')}")
 
 
 def _same_vector(item: Item, now: Item) -> bool:
@@ -687,13 +685,13 @@ def _same_revision(item: Item, now: Item) -> bool:
 
 
 def checked_ids(ids: Sequence[str], distinct: bool = True) -> list[str]:
-    """Ids as a list of strings that every store can hold."""
+    """Validate ids; every store can hold the resulting list of strings."""
     if isinstance(ids, str):
-        raise GalleryError(f"ids are a list of strings, got the string {ids!r}; write [{ids!r}]")
+        raise GalleryError(f"ids must be a list of strings, got the string {ids!r}; write [{ids!r}]")
     known = [str(item) if isinstance(item, np.str_) else item for item in ids]
     for item in known:
         if not isinstance(item, str) or not item or "\0" in item or not is_unicode(item):
-            raise GalleryError(f"an id is a non-empty string of valid characters other than NUL; got {item!r}")
+            raise GalleryError(f"an id must be a non-empty string of valid characters other than NUL; got {item!r}")
     if distinct and len(set(known)) != len(known):
         twice = next(item for item in known if known.count(item) > 1)
         raise GalleryError(f"ids must be distinct: {len(known)} ids, {len(set(known))} distinct; {twice!r} comes twice")
@@ -701,7 +699,7 @@ def checked_ids(ids: Sequence[str], distinct: bool = True) -> list[str]:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether it can be encoded."""
+    """Whether a text can be encoded."""
     try:
         text.encode()
     except UnicodeEncodeError:  # half of a surrogate pair
@@ -733,7 +731,7 @@ def _payload_text(item: str, payload: Any) -> str:
 
 
 def check_new_version(name: str, known: Iterable[str]) -> None:
-    """Refuse the name of a version to be created if it exists, or if commands and addresses cannot hold it."""
+    """Refuse the name of a new version if it exists, or is not valid in commands and addresses."""
     if name in known:
         raise GalleryError(f"the gallery already has a version {name!r}; versions never change, choose a new name")
     allowed = all(character in _NAME_MARKS or unicodedata.category(character)[0] in "LMN" for character in name)
@@ -745,13 +743,13 @@ def check_new_version(name: str, known: Iterable[str]) -> None:
 
 
 def known_version(known: Mapping[str, Known], name: object) -> Known:
-    """What is known of a version, or an error that names those there are."""
+    """The entry of a version; raises with the existing names if it is unknown."""
     if not isinstance(name, str) or name not in known:
         raise GalleryError(f"the gallery has no version {name!r} (it has: {', '.join(known) or 'none yet'})")
     return known[name]
 
 
-# --- what a backend reads back
+# --- data read by backends
 
 
 def stored_projection(content: bytes | None, full_width: int) -> Floats | None:

@@ -35,11 +35,11 @@ from fixstar.gallery.vector_files import (
 from fixstar.progress import Advance, silent
 
 BATCH = 1024
-_NAMED = 5  # ids that a message names
+_NAMED = 5  # maximum number of ids in a message
 _PARQUET = ".parquet"
 _FAISS = (".faiss", ".index")
-_PARAMETERS = ("table", "collection", "id", "vector")  # of an address, besides the server's own
-_STORES = {  # by the scheme of an address: what holds vectors there
+_PARAMETERS = ("table", "collection", "id", "vector")  # parameters of an address, besides the server's own
+_STORES = {  # by scheme of an address: the container of vectors
     "postgresql": "table",
     "postgres": "table",
     "qdrant": "collection",
@@ -50,7 +50,7 @@ _STORES = {  # by the scheme of an address: what holds vectors there
     "milvus": "collection",
     "milvus+https": "collection",
 }
-_TINY = 1e-150  # the squares of what is smaller are too small to tell a length by
+_TINY = 1e-150  # squares of smaller numbers underflow, so that lengths are unknown
 
 
 def copy_gallery(source: Gallery, target: Gallery, progress: Advance | None = None) -> int:
@@ -68,7 +68,7 @@ def copy_gallery(source: Gallery, target: Gallery, progress: Advance | None = No
             target.upsert(space.name, [item.id for item in batch], vectors, [item.payload for item in batch])
             copied += len(batch)
             advance(len(batch))
-    with suppress(GalleryUnavailableError):  # everything is stored, even if others still use the log
+    with suppress(GalleryUnavailableError):  # everything is stored, even if other processes still use the log
         target.flush()
     return copied
 
@@ -78,7 +78,7 @@ def export_version(
 ) -> int:
     """Write the items of one version to FILE.parquet, FILE.npz, or FILE.npy and FILE.jsonl; returns their number.
 
-    ``origin`` says what made the vectors; FILE.parquet and FILE.npz keep it.
+    ``origin`` is the origin of the vectors; FILE.parquet and FILE.npz store it.
     """
     width = gallery.space(version).width
     items = _counted(gallery.iterate(version), progress or silent)
@@ -103,8 +103,8 @@ def import_version(
     """Store vectors, by their address (``open_vectors``) or of a ``VectorSource``, as a version; returns their number.
 
     Everything is checked before anything is stored. An existing version must have the same width, so an interrupted
-    import can be repeated. An item has one vector: ids that other versions hold are refused, unless ``take_over`` moves
-    them to this one. ``prefix`` goes before every id. ``without`` are payload fields that are left out.
+    import can be repeated. An item has one vector: ids of other versions are refused, unless ``take_over`` moves
+    them to this one. ``prefix`` is put before every id. ``without`` lists payload fields to leave out.
     """
     opened: VectorSource
     if isinstance(source, (str, Path)):
@@ -123,7 +123,7 @@ def import_version(
         gallery.upsert(version, [prefix + name for name in ids], unit_rows(vectors, _lengths(vectors)), payloads)
         stored += len(ids)
         advance(len(ids))
-    with suppress(GalleryUnavailableError):  # likewise
+    with suppress(GalleryUnavailableError):  # as in copy_gallery
         gallery.flush()
     return stored
 
@@ -140,7 +140,7 @@ def open_vectors(
     lancedb:///folder?table=photos&id=sku&vector=embedding,
     milvus://host:19530/database?collection=photos&vector=embedding
 
-    ``old``: where a migration gave the collection's name to another one, the old collection.
+    ``old``: the old collection, if a migration gave its name to another one.
     """
     place = str(address)
     given: dict[str, str] = {}
@@ -150,7 +150,7 @@ def open_vectors(
     if "://" in place:
         return _in_store(place, given=given, names=names, old=old)
     if given:
-        raise InputError(f"{place} is a file: {' and '.join(given)} are for addresses of servers")
+        raise InputError(f"{place} is a file, but {' and '.join(given)} are for addresses of servers")
     if Path(place).suffix == _PARQUET:
         return ParquetFile(place, names["id"] or "id", names["vector"] or "vector")
     if any(names.values()):
@@ -161,7 +161,7 @@ def open_vectors(
 
 
 def sampled_vectors(source: VectorSource, most: int, seed: int = 0) -> NDArray[np.float32]:
-    """Some vectors of a source, drawn evenly from all of it; all if there are no more than ``most``."""
+    """A uniform sample of up to ``most`` vectors of a source."""
     rng = np.random.default_rng(seed)
     drawn = np.zeros(len(source.ids), bool)
     drawn[rng.permutation(len(drawn))[:most]] = True
@@ -175,7 +175,7 @@ def sampled_vectors(source: VectorSource, most: int, seed: int = 0) -> NDArray[n
 
 
 def _split_address(address: str) -> tuple[str, dict[str, str]]:
-    """The address without the parameters that say where in a file or server the vectors are, and those.
+    """Split an address: without the parameters that locate vectors in a file or server, and these parameters.
 
     >>> _split_address("qdrant://host?collection=my%20photos&timeout=5")
     ('qdrant://host?timeout=5', {'collection': 'my photos'})
@@ -213,7 +213,7 @@ def _in_store(place: str, given: dict[str, str], names: dict[str, str | None], o
 
 
 def _check(source: VectorSource) -> None:
-    """Refuse vectors without a direction, and payloads that a gallery would refuse later."""
+    """Refuse vectors that cannot be normalised, and payloads that a gallery would refuse later."""
     start = 0
     for ids, vectors, payloads in source.blocks(BATCH):
         lengths = _lengths(vectors)
@@ -261,7 +261,7 @@ def _refuse_held(gallery: Gallery, version: str, ids: list[str], source: str) ->
 
 
 def _make_version(gallery: Gallery, name: str, width: int, projection: Floats | None) -> None:
-    """Create a version, or check that the one of this name is the same."""
+    """Create a version, or check that an existing one is the same."""
     if made_or_same(gallery, name=name, width=width, projection=projection):
         return
     other = gallery.space(name).width

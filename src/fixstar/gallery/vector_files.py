@@ -1,18 +1,18 @@
-"""Vectors of one version in files, read and written block by block, and what any source of vectors offers.
+"""Vectors of one version in files, read and written block by block, and the interface of vector sources.
 
 FILE.npz      ``vectors`` [N, width]; optional ``ids`` [N], ``labels`` [N], ``projection`` [d, m], and the members
-              ``payloads.jsonl`` and ``origin.txt``, which says what made the vectors. A label that is not empty is
-              the payload's field ``label``
-FILE.npy      the vectors [N, width]; beside it, optional, FILE.jsonl
+              ``payloads.jsonl`` and ``origin.txt``, the origin of the vectors. A non-empty label becomes the
+              payload field ``label``
+FILE.npy      the vectors [N, width], optionally with FILE.jsonl beside it
 FILE.parquet  columns ``id`` (strings or integers), ``vector`` (lists of real numbers of one length), and optional
               ``payload`` (JSON texts, or structs); without it every other column is a field of the payload. The
               projection and the origin are in the file's metadata. The columns may have other names
 
 A line of .jsonl is a payload; beside a .npy file it is {"id": ..., "payload": {...}}, and the first line of an export
-also has the digest of the vectors ("vectors_sha256"): two files cannot be replaced at once, so a kill between them
-would leave ids beside the vectors of others. Without ids, items are called FILE/0, FILE/1, ... Nothing is unpickled.
+also has the digest of the vectors ("vectors_sha256"): two files cannot be replaced atomically, so a kill between them
+could leave ids beside the wrong vectors. Without ids, items are called FILE/0, FILE/1, ... Nothing is unpickled.
 
-A Parquet cell that is null is an absent field; so is NaN, which is how many tools write null. Dates become ISO texts.
+A null cell in Parquet is an absent field. So is NaN, which many tools write for null. Dates become ISO texts.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ _PROJECTION = "fixstar.projection"  # base64 of float32, after its shape: "20000
 _PARQUET_ORIGIN = "fixstar.origin"
 _GROUP = 4 << 20  # components in a row group
 _ROWS = 8192
-PAGE = 1000  # rows read at once, without vectors
+PAGE = 1000  # rows per read, without vectors
 MARK = "fixstar_mark"
-"""The column or field that says which old vector, and which translation, a translated vector was made of."""
+"""The column or field that identifies the old vector and the translation of a translated vector."""
 _METADATA = (1 << 31) - 1  # a projection may be larger than the usual limit for texts
 _DAMAGE = (ValueError, EOFError, KeyError, TypeError, AttributeError, RecursionError)
 
@@ -78,55 +78,55 @@ class VectorSource(Protocol):
     ids: list[str]
     width: int
     projection: Floats | None
-    origin: str | None  # what made the vectors, if the source knows
+    origin: str | None  # origin of the vectors, if the source knows it
 
     def blocks(self, rows: int) -> Iterator[FileRows]:
-        """All rows, at most ``rows`` at a time."""
+        """All rows, up to ``rows`` at a time."""
 
 
 class VectorPlace(VectorSource, Protocol):
-    """A source that has room beside it."""
+    """A source that can store other vectors beside its own."""
 
     def beside(self, to: str) -> Beside:
-        """Where the same items' vectors by another model go: a table, collection or file called ``to``."""
+        """The target for the same items' vectors by another model: a table, collection or file called ``to``."""
 
 
 class Beside(Protocol):
-    """The same items' vectors by another model, in a table, collection or file of their own beside the source.
+    """The same items' vectors by another model, in a separate table, collection or file beside the source.
 
-    The source itself is never written. Every row that is written here has a mark, which tells whether it is still what
-    the source's row would become. Rows without one are the user's own, made by the new model, and are left alone.
+    The source itself is never written. Every row written here has a mark, which shows whether it is up to date with the
+    source's row. Rows without a mark belong to the user, who embedded them with the new model; they are not touched.
     """
 
     name: str
     copies: bool  # whether payloads are written too
 
     def there(self) -> bool:
-        """Whether it exists."""
+        """Whether the target exists."""
 
     def open(self, width: int) -> None:
-        """Create it, or refuse one that is not for vectors of this width."""
+        """Create the target, or raise if an existing one is not for vectors of this width."""
 
     def marks(self, ids: Sequence[str]) -> dict[str, str | None]:
-        """The marks of those rows that are there, None where a row has none."""
+        """The marks of existing rows, None for rows without a mark."""
 
     def marked(self) -> Iterator[list[str]]:
         """The ids of all rows with a mark, page by page."""
 
     def write(self, rows: FileRows, marks: Sequence[str]) -> None:
-        """Store rows with their marks, in place of those of the same ids. They are of the block that was read last."""
+        """Store rows of the last block with their marks, replacing rows with the same ids."""
 
     def remove(self, ids: Sequence[str]) -> None:
         """Delete rows."""
 
     def close(self) -> None:
-        """Make what was written the content, where that does not happen row by row."""
+        """Finish writing, for targets that do not commit row by row."""
 
     def switch(self, alias: str | None) -> str:
-        """Let searches find it, by a view or alias of this name where the store has such; says what is to be done."""
+        """Let searches use the target, by a view or alias if the store has them; returns what is left to do."""
 
     def undo(self, alias: str | None) -> str:
-        """Let searches find the source again."""
+        """Let searches use the source again."""
 
 
 class VectorFile:
@@ -142,7 +142,7 @@ class VectorFile:
         self.projection: Floats | None = None
         self.origin: str | None = None
         self._labels: list[Any] | None = None
-        self._digest: str | None = None  # of the vectors that belong to the ids
+        self._digest: str | None = None  # digest of the vectors that belong to the ids
         with self._reading():
             require_regular_file(self.path)
             require_plausible_archive(self.path)
@@ -150,7 +150,7 @@ class VectorFile:
             (self.count, self.width), self._dtype = self._header(stream)
             claimed = self.count * self.width * self._dtype.itemsize
             there = self._size() - stream.tell()
-            if there < claimed:  # before anything of that size is made
+            if there < claimed:  # before memory of that size is allocated
                 raise DataError(
                     f"{path} is cut off: its header claims {self.count:,} vectors, which take {claimed:,} bytes, and "
                     f"{there:,} are there"
@@ -163,7 +163,7 @@ class VectorFile:
                 )
 
     def blocks(self, rows: int) -> Iterator[FileRows]:
-        """All rows, ``rows`` at a time; raises at the end if the ids beside them belong to other vectors."""
+        """All rows, ``rows`` at a time; raises at the end if the separate ids belong to other vectors."""
         digest = hashlib.sha256()
         with self._reading(), self._open(_VECTORS) as stream, self._open(_PAYLOADS) as lines:
             self._header(stream)
@@ -222,7 +222,7 @@ class VectorFile:
 
     @contextmanager
     def _open(self, member: str) -> Iterator[IO[bytes]]:
-        """The vectors, or the lines of payloads, which are empty if there are none."""
+        """Open the vectors, or the payload lines, which may be empty."""
         if self.path.suffix == ".npy":
             if member == _VECTORS:
                 path = self.path
@@ -279,7 +279,7 @@ def write_vector_file(
 ) -> int:
     """Write items of one version, atomically; returns their number.
 
-    A .npy file holds only numbers, so ``origin`` is not kept there.
+    A .npy file holds only numbers, so ``origin`` is not stored there.
     """
     if path.suffix not in (".npz", ".npy"):
         raise InputError(f"{path}: vectors go to FILE.parquet, FILE.npz or FILE.npy")
@@ -372,7 +372,7 @@ class ParquetFile:
                 self.origin = metadata[_PARQUET_ORIGIN.encode()].decode()
             self.ids = self._read_ids(file)
             first = next(file.iter_batches(1, columns=[vector_column])).column(0)[0]
-            self.width = len(first) if first.is_valid else 0  # all others must have the same
+            self.width = len(first) if first.is_valid else 0  # all others must have the same width
             if not self.width:
                 raise DataError(f"{path}: row 0 has no vector")
 
@@ -471,7 +471,7 @@ class ParquetFile:
 
 
 def _pyarrow(purpose: str) -> Any:
-    """pyarrow, untyped, or an error that says what to install."""
+    """pyarrow, untyped; raises with the package to install if it is missing."""
     try:
         importlib.import_module("pyarrow.compute")
         return importlib.import_module("pyarrow")
@@ -484,14 +484,14 @@ def _first_null(column: Any) -> int:
 
 
 def _payload(cell: Any) -> Any:
-    """The payload in a cell of the column that holds payloads."""
+    """The payload in a cell of the payload column."""
     if isinstance(cell, str):
         return json.loads(cell, parse_constant=_refuse)
     return json_fields(dict(cell or {}))
 
 
 def json_fields(row: dict[str, Any]) -> dict[str, Any]:
-    """A row of a table as a payload: without absent cells, with values as JSON has them."""
+    """A table row as a payload: without absent cells, with values converted to JSON types."""
     return {field: _value(value) for field, value in row.items() if not _is_missing(value)}
 
 
@@ -500,7 +500,7 @@ def _is_missing(value: Any) -> bool:
 
 
 def _value(value: Any) -> Any:
-    """A value as JSON has it."""
+    """A value converted to a JSON type."""
     if isinstance(value, dict):
         return json_fields(value)
     if isinstance(value, list):

@@ -1,10 +1,10 @@
 """Reading one image or very many.
 
 Anything a user passes (a path, encoded bytes, a PIL image, an array, a tensor) becomes uint8 [H, W, C] of one size:
-upright, transparency on white, any colour mode. An image that cannot be read raises ``ImageError`` with its name and a
-plain reason, and nothing else. A partial image is never returned, and a header that claims absurd dimensions is refused
-before decoding. ``DecodeProcesses`` is for images of strangers. torch is never imported here; a tensor is recognised if
-the caller has imported it.
+upright, transparency on white, any colour mode. An unreadable image always raises ``ImageError`` with
+its name and a plain reason. A partial image is never returned. A header with absurd dimensions is refused before
+decoding. ``DecodeProcesses`` is for untrusted images. torch is never imported here; a tensor is recognised if the
+caller has imported torch.
 """
 
 from fixstar.images.isolated import DecodeProcesses

@@ -1,8 +1,8 @@
-"""Decoding in processes that can be killed, for images of strangers.
+"""Decoding untrusted images in processes that can be killed.
 
-A small file can keep a decoder busy for minutes or make it take gigabytes, and a thread cannot be stopped. Here a few
-processes decode. The kernel ends one that takes too long; one that takes too much memory cannot get it. The next image
-then gets a new process. A process that is not busy takes the next image, and ends with the process that started it.
+A small file can keep a decoder busy for minutes or make it use gigabytes, and a thread cannot be stopped. So a few
+processes decode. The kernel ends a process that takes too long, and limits its memory. The next image then gets a new
+process. Idle processes are reused. They end with the process that started them.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from fixstar.errors import ImageError
 from fixstar.images.preprocessing import Preprocessing
 from fixstar.images.reading import MAX_PIXELS, ImageSource, Pixels, TooManyPixelsError, read_pixels, upright_size
 
-_WAIT = 60.0  # seconds until a process is free
-_SLACK = 50.0  # seconds beside those of its processor, to start and on a busy machine
-_BYTES_PER_PIXEL = 24  # the image, converted, on white, and converted again
-_BYTES_BESIDE = 1 << 30  # libraries, the file itself
-_SIZES = struct.Struct(">QQ")  # of the JSON and of the bytes that follow
-_PART = 1 << 16  # bytes that are received at once, at most
+_WAIT = 60.0  # maximum seconds to wait for a free process
+_SLACK = 50.0  # extra seconds of wall time, for starting and for a busy machine
+_BYTES_PER_PIXEL = 24  # for the image, its conversion, the composite on white, and a second conversion
+_BYTES_BESIDE = 1 << 30  # for libraries and the file itself
+_SIZES = struct.Struct(">QQ")  # lengths of the JSON and of the bytes that follow
+_PART = 1 << 16  # maximum number of bytes per read
 _ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 _START = "from fixstar.images.isolated import _serve; _serve()"
 
@@ -51,16 +51,16 @@ def _end_idle() -> None:
 
 
 class DecodedPixels(NamedTuple):
-    """The pixels of an image, and the seconds of a processor that it took to decode them."""
+    """The pixels of an image, and the CPU seconds that decoding took."""
 
     pixels: Pixels
     seconds: float
 
 
 class DecodeProcesses:
-    """Decodes up to ``count`` images at a time, each in up to ``seconds`` of a processor. Threads may share it.
+    """Decodes up to ``count`` images at a time, each in up to ``seconds`` of CPU time. Threads may share it.
 
-    An event loop asks with ``pixels_async`` and ``size_async``: to wake a thread for each image costs more than to ask.
+    An event loop uses ``pixels_async`` and ``size_async``, which avoid waking a thread for each image.
     """
 
     def __init__(self, count: int, seconds: float, max_pixels: int = MAX_PIXELS) -> None:
@@ -71,7 +71,7 @@ class DecodeProcesses:
         self._closed = False
 
     def pixels(self, source: ImageSource, preprocessing: Preprocessing) -> Pixels:
-        """As ``read_pixels``. Pixels that are decoded already are only resized."""
+        """As ``read_pixels``. Arrays of pixels are only resized."""
         if not isinstance(source, (str, Path, bytes)):
             return read_pixels(source, preprocessing, int(self._limits["max_pixels"]))
         return _to_array(self._ask(self._request(source, None, preprocessing)))
@@ -82,17 +82,17 @@ class DecodeProcesses:
         return width, height
 
     async def pixels_async(self, data: bytes, kind: str, preprocessing: Preprocessing) -> DecodedPixels:
-        """As ``read_pixels``, of one format, and what it cost."""
+        """As ``read_pixels``, for one format, with the CPU time."""
         answer = await self._ask_async(self._request(data, kind, preprocessing))
         return DecodedPixels(_to_array(answer), answer.head["spent"])
 
     async def size_async(self, data: bytes, kind: str) -> tuple[int, int]:
-        """See ``upright_size``, of one format."""
+        """See ``upright_size``, for one format."""
         width, height = (await self._ask_async(self._request(data, kind))).head["size"]
         return width, height
 
     def close(self) -> None:
-        """Kill the decoding processes. Callers that wait get an ``ImageError``, and so does every later call."""
+        """Kill the decoding processes. Waiting and later callers get an ``ImageError``."""
         with _changing:
             self._closed = True
             for process in self._busy:
@@ -121,7 +121,7 @@ class DecodeProcesses:
             try:
                 if not await asyncio.wrap_future(turn):
                     raise _not_its_turn(request)
-            except asyncio.CancelledError:  # what the thread gets, or has got, goes back
+            except asyncio.CancelledError:  # return the process that the thread gets or has got
                 turn.add_done_callback(self._give_back)
                 raise
         with self._process(request) as process:
@@ -138,7 +138,7 @@ class DecodeProcesses:
 
     @contextlib.contextmanager
     def _process(self, request: _Message) -> Iterator[_Process]:
-        """A process to ask, which is idle again afterwards; one that fails is ended."""
+        """A process for one request. It is idle again afterwards, or ended if it failed."""
         try:
             process = self._take(request.name)
             try:
@@ -186,11 +186,11 @@ class _Message(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Of the image, in a request."""
+        """The name of the image in a request."""
         return self.head["path"] or "image"
 
     def packed(self) -> bytes:
-        """To be sent at once, so that the other side wakes once."""
+        """As bytes for a single write, so that the other side wakes once."""
         text = json.dumps(self.head).encode()
         return b"".join((_SIZES.pack(len(text), len(self.content)), text, self.content))
 
@@ -233,7 +233,7 @@ def _not_its_turn(request: _Message) -> ImageError:
 
 
 class _Process:
-    """One process, seen by the one that asks it."""
+    """One process, on the side of its parent."""
 
     def __init__(self) -> None:
         paths = os.pathsep.join(dict.fromkeys(path or "." for path in sys.path))
@@ -244,7 +244,7 @@ class _Process:
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 env={**os.environ, **_ENVIRONMENT, "PYTHONPATH": paths},
-                start_new_session=True,  # Ctrl-C is for the one that asks
+                start_new_session=True,  # Ctrl-C is for the parent only
             )
 
     def ask(self, request: _Message, patience: float) -> _Message:
@@ -272,11 +272,11 @@ class _Process:
         return self._process.poll() is None
 
     def kill(self) -> None:
-        """End it, whatever it does; the one that asked sees the pipe close."""
+        """Kill it; a waiting caller sees the pipe close."""
         self._process.kill()
 
     def end(self) -> int:
-        """End it, and forget it: its exit code, or the negative number of the signal that ended it first."""
+        """End it; returns its exit code, or the negative number of the signal that ended it before."""
         self.kill()
         self._socket.close()
         return self._process.wait()
@@ -297,7 +297,7 @@ def _ended() -> bytes:
 
 
 def _serve() -> None:
-    """Answer requests until the one that asks closes the connection."""
+    """Answer requests until the parent closes the connection."""
     connection = socket.socket(fileno=sys.stdin.fileno())
     with contextlib.suppress(EOFError, ConnectionError):
         while True:
@@ -313,7 +313,7 @@ def _serve() -> None:
 
 
 def _processor_seconds() -> float:
-    """What this process has spent. ``time.process_time`` stands still between two ticks while a timer runs."""
+    """The CPU time of this process. ``time.process_time`` only changes at ticks while a timer runs."""
     import resource
 
     spent = resource.getrusage(resource.RUSAGE_SELF)

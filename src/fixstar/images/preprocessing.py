@@ -1,4 +1,4 @@
-"""What a model expects of its images, and how an image of any size is brought to that size."""
+"""How a model's images must be prepared, and how an image of any size is resized for it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from PIL import Image
 
 from fixstar.errors import InputError
 
-MAX_MODEL_PIXELS = 1 << 24  # 4096 x 4096: what a card may ask for
+MAX_MODEL_PIXELS = 1 << 24  # 4096 x 4096: the maximum that a card may set
 Fit = Literal["crop", "squash", "pad"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Preprocessing:
-    """What a model expects of its images. Part of the model's card, because vectors mean nothing without it.
+    """How images are prepared for a model. Part of the model's card, because vectors are meaningless without it.
 
-    ``fit`` says how an image of another shape is resized. ``crop``: it just covers ``size / crop_fraction``, then its
+    ``fit`` sets how an image of another shape is resized. ``crop``: it just covers ``size / crop_fraction``, then its
     centre is cut out. ``squash``: its aspect ratio is ignored. ``pad``: it fits inside, with white around it.
     ``mean`` and ``std`` are per channel, of pixel values in [0, 1].
     """
@@ -68,7 +68,7 @@ def _as_tuple(value: Any) -> Any:
 
 
 def _mistakes(p: Preprocessing) -> Iterator[str]:
-    """Everything that is wrong with the settings, to be reported together."""
+    """All mistakes in the settings, so that they are reported together."""
     if not (isinstance(p.size, tuple) and len(p.size) == 2 and all(_is_count(side) for side in p.size)):
         yield f"size must be (height, width), whole numbers of at least 1, got {p.size!r}"
     elif math.prod(p.size) > MAX_MODEL_PIXELS:

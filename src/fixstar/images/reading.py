@@ -1,4 +1,4 @@
-"""Images from paths, bytes, PIL images, arrays or tensors to uint8 [H, W, C]; one, or many ahead of their use."""
+"""Images from paths, bytes, PIL images, arrays or tensors to uint8 [H, W, C]; one by one, or many in advance."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from fixstar.images.preprocessing import Box, Preprocessing, resize_to_fit, size
 if TYPE_CHECKING:
     import torch
 
-MAX_PIXELS = 100_000_000  # more than common cameras deliver; a decompression bomb claims far more
+MAX_PIXELS = 100_000_000  # more than common cameras have; a decompression bomb claims far more
 MAX_SCANS = 100  # of a progressive JPEG, which has about 10: each is a pass over the whole image, and may be 10 bytes
 
 ImageSource: TypeAlias = "str | Path | bytes | Image.Image | npt.NDArray[Any] | torch.Tensor"
@@ -54,7 +54,7 @@ _LOADING = threading.Lock()  # one lazy PIL image may be in a list twice, and it
 
 
 class TooManyPixelsError(ImageError):
-    """An image that claims more pixels than are allowed, or none. It was not decoded."""
+    """An image that claims no pixels, or more than are allowed. It was not decoded."""
 
 
 class _UnreadableError(Exception):
@@ -76,7 +76,7 @@ def read_pixels(
     """One image as a new uint8 array [H, W, C] of the preprocessing's size, or an ``ImageError``.
 
     Arrays are uint8 or floats in [0, 1], [H, W] or [H, W, 1|3|4]; tensors [H, W] or [C, H, W]. An image that already
-    has the right size is not resampled, whatever ``fit`` says. ``position`` is the image's place in a list; it names
+    has the right size is not resampled, regardless of ``fit``. ``position`` is the image's place in a list; it names
     an image that has no path. ``formats`` are those that a file may have, by Pillow's names; any known one by default.
 
     >>> grey = Preprocessing(size=(2, 2), channels=1, mean=(0.5,), std=(0.5,))
@@ -209,7 +209,7 @@ def _check_file(path: Path) -> None:
 
 
 def content(source: Path | npt.NDArray[np.uint8]) -> bytes:
-    """The bytes of a file, or of pixels; what a digest of an image is made of. ``OSError`` without a regular file."""
+    """The bytes of a file or of pixels, for a digest. ``OSError`` unless it is a regular file."""
     if isinstance(source, np.ndarray):
         return np.ascontiguousarray(source).tobytes()
     if not source.is_file():
@@ -224,7 +224,7 @@ def _require_few_pixels(image: Image.Image, most: int) -> None:
 
 
 def _image_pixels(image: Image.Image, p: Preprocessing, max_pixels: int, *, ours: bool) -> Pixels:
-    """``ours`` is False for an image that the caller opened: it may be shared and must not change."""
+    """The pixels of an opened image. ``ours`` is False if the caller opened it: then it must not change."""
     _require_few_pixels(image, max_pixels)
     width, height = image.size
     box: Box = (0, 0, width, height)
@@ -265,7 +265,7 @@ def _file_bytes(image: JpegImageFile) -> bytes:
 
 
 def _most_scans(data: bytes) -> int:
-    """Where a scan may begin, counted fast, and by NumPy: other threads work meanwhile."""
+    """An upper bound of the number of scans, counted fast by NumPy, which does not block other threads."""
     values = np.frombuffer(data, np.uint8)
     return int(np.count_nonzero((values[:-1] == 0xFF) & (values[1:] == _SCAN)))
 
@@ -277,7 +277,7 @@ def _scans(data: bytes) -> int:
     while scans <= MAX_SCANS and (found := _MARKER.search(data, start)) is not None and found[1][0] != _END:
         start = found.end()
         scans += found[1][0] == _SCAN
-        if found[1][0] not in _ALONE:  # its length comes first
+        if found[1][0] not in _ALONE:  # a marker segment starts with its length
             start += int.from_bytes(data[start : start + 2], "big")
     return scans
 
@@ -287,13 +287,13 @@ _PNG_PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2,
 
 
 def _may_lack_rows(image: Image.Image) -> bool:
-    """Pillow takes a PNG whose data end early for whole, and what is missing is 0: the last row, unless interlaced."""
+    """Whether rows may be missing: Pillow fills a truncated PNG with 0, so the last row is 0 unless interlaced."""
     width, height = image.size
     return bool(image.info.get("interlace")) or not image.crop((0, height - 1, width, height)).getbbox(alpha_only=False)
 
 
 def _has_all_rows(file: IO[bytes] | None, path: str | bytes) -> bool:
-    """Whether the data of a PNG unpack to as many bytes as its header asks for. Pillow may have closed the file."""
+    """Whether a PNG's data decompress to the size in its header. Pillow may have closed the file."""
     if file is None or file.closed:
         with Path(os.fsdecode(path)).open("rb") as again:
             return _has_all_rows(again, path)
@@ -314,7 +314,7 @@ def _has_all_rows(file: IO[bytes] | None, path: str | bytes) -> bool:
 
 
 def _png_bytes(head: bytes) -> int:
-    """The bytes of all rows of a PNG, each after a byte that says how it is filtered."""
+    """The bytes of all rows of a PNG, each with its filter byte."""
     width = int.from_bytes(head[:4], "big")
     height = int.from_bytes(head[4:8], "big")
     bits = head[8] * _PNG_CHANNELS[head[9]]
@@ -336,7 +336,7 @@ def upright_size(
     """Width and height as an image is shown, or an ``ImageError``; of any format by default."""
     try:
         with _open(source, formats) as image:
-            _require_few_pixels(image, max_pixels)  # first: to find how a PNG is turned, Pillow decodes it
+            _require_few_pixels(image, max_pixels)  # first, because Pillow decodes a PNG to find its orientation
             width, height = image.size
             if _orientation(image) >= 5:
                 return (height, width)
@@ -353,7 +353,7 @@ def _orientation(image: Image.Image) -> int:
 
 
 def _shrink_while_decoding(image: JpegImageFile, p: Preprocessing) -> Box:
-    """Lets libjpeg decode at 1/2, 1/4 or 1/8 where that leaves at least twice the size needed in both directions.
+    """Let libjpeg decode at 1/2, 1/4 or 1/8 if that leaves at least twice the needed size in both directions.
 
     Returns the box of the image: 4001 pixels at 1/4 are 1000.25 of the 1001 decoded ones.
     """
@@ -431,7 +431,7 @@ def decode_ahead(
     ahead: int | None = None,
     decode: Decode | None = None,
 ) -> Generator[Pixels | ImageError, None, None]:
-    """Every image in order, decoded by ``workers`` threads at most ``ahead``; ``ImageError`` if unreadable.
+    """All images in order, decoded by ``workers`` threads, up to ``ahead`` in advance; ``ImageError`` if unreadable.
 
     ``decode`` is ``read_pixels`` by default. Closing the generator early stops the threads.
     """
@@ -449,9 +449,9 @@ def decode_ahead(
 def decode_batches(
     batches: Iterable[BatchSlice], preprocessing: Preprocessing, decode: Decode | None = None
 ) -> Generator[list[Pixels | ImageError], None, None]:
-    """The images of every batch as ``decode_ahead`` gives them; a position is that in the batch's sequence.
+    """The images of every batch, like ``decode_ahead``; positions refer to the batch's sequence.
 
-    Threads decode the next batch while the caller works on this one. The one after it is not asked for yet.
+    Threads decode the next batch while the caller works on the current one. Later batches are not fetched yet.
     """
     read = functools.partial(_read, preprocessing=preprocessing, decode=decode)
     if isinstance(batches, list) and sum(len(positions) for _, positions in batches) == 1:
@@ -502,7 +502,7 @@ def _in_threads(
     workers: int,
     ahead: int,
 ) -> Generator[list[Pixels | ImageError], None, None]:
-    """The images of every batch, whose parts are read in parallel, and meanwhile those of ``ahead`` more batches."""
+    """The images of every batch, read in parallel, with up to ``ahead`` more batches in progress."""
     pool = ThreadPoolExecutor(workers, thread_name_prefix="fixstar-decode")
     window: deque[list[Future[list[Pixels | ImageError]]]] = deque()
     try:

@@ -1,6 +1,6 @@
-"""Methods by name. A method is named loss terms plus what it needs from the past; the training loop does the rest.
+"""Methods by name. A method consists of named loss terms and its needs from the past; the training loop does the rest.
 
-Papers, as they are cited throughout:
+Papers, as cited everywhere:
 
     BCT     Shen et al., Towards Backward-Compatible Representation Learning
     CoReS   Biondi et al., CoReS: Compatible Representations via Stationarity
@@ -101,7 +101,7 @@ def create_method(name: str, **options: Any) -> Method:
 
 
 def _require_kind(what: str, value: object, default: object) -> None:
-    """Refuse an option of another kind than its default: a number, yes or no, or a word."""
+    """Refuse an option of a different type from its default: a number, a boolean, or a word."""
     if isinstance(default, bool):
         fits = isinstance(value, bool)
         kind = "true or false"

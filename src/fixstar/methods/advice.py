@@ -1,4 +1,4 @@
-"""Which methods are possible with what is left of the past, and which one to take, by what was measured here."""
+"""Which methods are possible with what is left of the past, and which one is recommended by measurements."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import NamedTuple, get_args
 from fixstar.errors import InputError
 from fixstar.methods.method import Method, Need
 
-# What the left one includes.
+# The key includes the values.
 _IMPLIED: dict[str, set[Need]] = {"old model": {"old classifier"}, "all images": {"replay"}}
 
-# Best first, each with what was measured with it (docs/appendix/methods.md and docs/appendix/benchmarks.md).
+# Best first, each with its measurements (docs/appendix/methods.md and docs/appendix/benchmarks.md).
 _PREFERENCES: tuple[tuple[str, str], ...] = (
     (
         "polaris",
@@ -50,7 +50,7 @@ _EMBED_AGAIN = (
 
 
 class Advice(NamedTuple):
-    """The methods that are possible, the one to take (or none), and why."""
+    """The possible methods, the recommended one (or none), and why."""
 
     possible: tuple[str, ...]
     recommended: str | None
@@ -75,7 +75,7 @@ def advise(have: Iterable[Need], methods: Mapping[str, Method]) -> Advice:
     has = set(have)
     has |= {implied for need in list(has) for implied in _IMPLIED.get(need, set())}
     if {"old model", "all images"} <= has:
-        has.add("old vectors")  # they can be made again
+        has.add("old vectors")  # they can be computed again
     possible = tuple(name for name, method in methods.items() if method.needs <= has)
     if "all images" in has and not has & {"old model", "old classifier"}:
         return Advice(possible, None, _EMBED_AGAIN)

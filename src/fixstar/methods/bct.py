@@ -124,19 +124,19 @@ def _judged_by_vectors(upgrade: Upgrade, lam: float, scale: float) -> Objective:
 
 
 def _nothing_in_common(upgrade: Upgrade, known: tuple[str, ...]) -> str:
-    """What to say where no image is of a class with stored vectors, ``known``."""
+    """The error if no image belongs to a class with stored vectors, ``known``."""
     why = f"no class of the images ({_some(upgrade.images.classes)}) has stored vectors"
     if known:
-        return f"{why}; these have: {_some(known)}. Add images of such old classes, and name the classes alike"
+        return f"{why}; these have: {_some(known)}. Add images of such old classes, with the same class names"
     return (
         f"{why}. An upgrade makes them again, of images of the previous version's classes: "
-        f"{_some(upgrade.old_classes)}. Add images of old classes, some of each that is to stay "
-        "comparable, and name the classes alike"
+        f"{_some(upgrade.old_classes)}. Add images of old classes: some of each that must stay "
+        "comparable, with the same class names"
     )
 
 
 def _some(names: Sequence[str]) -> str:
-    """The first names, and whether there are more."""
+    """The first names, with "..." if there are more."""
     return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
 
 
@@ -181,7 +181,7 @@ def _influenced(upgrade: Upgrade, lam: float, new_classes: str) -> Objective:
 
     def terms(step: Step) -> Terms:
         shared = step.new.z[:, :width]
-        known = step.targets < judged  # slots are given in the order in which classes come
+        known = step.targets < judged  # slots are assigned in the order of appearance
         answers = judge(shared, step.targets.where(known, 0))
         influence = cross_entropy(answers, step.targets, known)
         if new_classes == "kd" and step.old is not None:

@@ -1,4 +1,4 @@
-"""LCE, AdvBCT and CVS: new features held to the centres and boundaries that the old model had for each class."""
+"""LCE, AdvBCT and CVS: new features are held to the class centres and boundaries of the old model."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ class OldCentres(nn.Module):
         self.register_buffer(
             "loosest", torch.ones(classes).scatter_reduce_(0, targets, cosines, "amin"), persistent=False
         )
-        self.means: Tensor  # [C, d]; at most of unit length, shorter the looser the class, zero for one not known
-        self.seen: Tensor  # [C] bool: one image or more
-        self.known: Tensor  # [C] bool: two images or more, so that there is a boundary to speak of
+        self.means: Tensor  # [C, d]; length at most 1, shorter for looser classes, zero for unknown ones
+        self.seen: Tensor  # [C] bool: at least one image
+        self.known: Tensor  # [C] bool: at least two images, so that a boundary is defined
         self.loosest: Tensor  # [C]
 
     @classmethod
     def at(cls, upgrade: Upgrade, classes: Sequence[str]) -> OldCentres:
-        """Those of the model before this upgrade, of ``classes``."""
+        """The centres of ``classes`` by the model before this upgrade."""
         encoder = upgrade.encoder
         teacher = upgrade.teacher
         assert teacher is not None, "the first version has no old centres"
@@ -66,7 +66,7 @@ class OldCentres(nn.Module):
 
     @classmethod
     def stored(cls, upgrade: Upgrade) -> OldCentres:
-        """Those of the stored vectors, whichever versions made them."""
+        """The centres of the stored vectors, of any version."""
         encoder = upgrade.encoder
         old = upgrade.old_vectors
         assert old is not None, "there are stored vectors"
@@ -167,7 +167,7 @@ def adversarial_replay(
 
 
 class Adversary(nn.Module):
-    """What is trained along: the discriminator, and how far each class's boundary stretches."""
+    """The additional trained parameters: the discriminator, and the stretch of each class's boundary."""
 
     def __init__(self, centres: OldCentres, width: int, seed: int = 0) -> None:
         super().__init__()
@@ -179,13 +179,13 @@ class Adversary(nn.Module):
         self.elasticity = nn.Parameter(torch.zeros(classes))
 
     def told_apart(self, new: Tensor, old: Tensor, reversal: Tensor | float) -> Tensor:
-        """The discriminator's two errors, on new and on old features; what it learns, ``new`` unlearns."""
+        """The discriminator's loss on new and on old features; the gradient to ``new`` is reversed."""
         answers_new = self.discriminator(_reversed(functional.normalize(new.float()), reversal))
         answers_old = self.discriminator(functional.normalize(old.float()))
         return functional.softplus(answers_new).mean() + functional.softplus(-answers_old).mean()
 
     def radii(self, threshold: float) -> Tensor:
-        """[C]: the old radius, stretched or shrunk some way towards the threshold."""
+        """[C]: the old radius, moved part of the way towards the threshold."""
         return torch.lerp(self.centres.radii, torch.full_like(self.elasticity, threshold), self.elasticity.sigmoid())
 
 

@@ -1,4 +1,4 @@
-"""Baselines of class-incremental learning: fine-tuning on new and replayed images, and what each adds to it."""
+"""Baselines of class-incremental learning: fine-tuning on new and replayed images, with different additions."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Ratio = Literal["old/new", "new/old"]
 
 
 def experience_replay() -> Method:
-    """ER: cross-entropy with a trainable head. The baseline that does nothing for compatibility."""
+    """ER: cross-entropy with a trainable head. The baseline without any measure for compatibility."""
     return Method(
         "er",
         "fine-tune on new and replayed images",
@@ -57,7 +57,7 @@ def bias_corrected(temperature: float = 2.0, hold_out: float = 0.1) -> Method:
 
     The network is then frozen, and alpha and beta are fitted to ``hold_out`` of the remembered images and as many of
     each new class (eq. 5 of that paper; two numbers, so by L-BFGS and not by epochs of SGD). They are folded into the
-    classifier, so that they teach the next version.
+    classifier, so that the next version is distilled from corrected logits.
     """
     options = {"temperature": temperature, "hold_out": hold_out}
     require("bic", options, temperature=above(0), hold_out=Rule("in (0, 1)", lambda share: 0 < share < 1))
@@ -90,7 +90,7 @@ class BiasCorrection(nn.Module):
         return torch.cat([old, self.alpha * new + self.beta], dim=1)
 
     def fit(self, logits: Tensor, targets: Tensor) -> None:
-        """Take the alpha and beta of the least cross-entropy on these images: [B, C], [B]."""
+        """Set alpha and beta to minimise the cross-entropy on these images: [B, C], [B]."""
         optimiser = torch.optim.LBFGS(self.parameters(), max_iter=100, line_search_fn="strong_wolfe")
 
         def closure() -> Tensor:
@@ -103,7 +103,7 @@ class BiasCorrection(nn.Module):
 
     @torch.no_grad()
     def fold_into(self, head: LinearClassifier) -> None:
-        """Give the head the corrected logits for its own."""
+        """Fold the correction into the weights and biases of the head."""
         assert head.bias is not None
         head.weight[self.first_new :] *= self.alpha
         head.bias[self.first_new :] = head.bias[self.first_new :] * self.alpha + self.beta
@@ -120,7 +120,7 @@ def _corrected(upgrade: Upgrade, temperature: float) -> Objective:
         )
     old = len(upgrade.old_classes)
     new = len(upgrade.new_classes)
-    lam = old / (old + max(new, 1))  # an upgrade may bring old classes alone: at lam = 1 no label would count
+    lam = old / (old + max(new, 1))  # an upgrade may have old classes only; with lam = 1 labels would have no weight
 
     def terms(step: Step) -> Terms:
         assert step.old is not None  # the teacher is there
@@ -358,9 +358,9 @@ def feature_adaptation(
 ) -> Method:
     """FAN (Iscen et al. 2020, as CL2R adapts it): CE + lam FD; then an adapter from old to new features.
 
-    The adapter learns (1 - cos(adapted old, new)) + classify CE(classifier(adapted old)) with the network held. It has
-    ``hidden`` times the feature's width in its middle. It is saved with the version, and galleries of older versions
-    pass through the adapters of all versions since: each stored vector changes at every upgrade.
+    The adapter learns (1 - cos(adapted old, new)) + classify CE(classifier(adapted old)) with the network held. Its
+    hidden layer is ``hidden`` times as wide as the feature. It is saved with the version. Galleries of older versions
+    pass through the adapters of all later versions, so each stored vector changes at every upgrade.
     """
     options = {"lam": lam, "classify": classify, "hidden": hidden, "epochs": epochs, "learning_rate": learning_rate}
     require(

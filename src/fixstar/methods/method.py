@@ -1,4 +1,4 @@
-"""What a method is: named loss terms, the stages they are used in, and what it needs from the past."""
+"""The definition of a method: named loss terms, training stages, and needs from the past."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ Terms = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Step:
-    """One batch by the model being trained and its predecessor; two views are all images, then all of them again."""
+    """One batch in the new model and its predecessor. With two views: all images, then the second views of all."""
 
     new: Outputs
     old: Outputs | None  # None while the first version is trained
     targets: Tensor  # [B], slots
     replay: Tensor  # [B] bool, True where the image comes from memory
-    progress: Tensor | float = 0.0  # the share of this stage's training that is done, 0 to 1
+    progress: Tensor | float = 0.0  # finished share of this stage, 0 to 1
     pixels: Tensor | None = None  # uint8 [B, C, H, W], for methods with a third network
-    turns: Tensor | None = None  # [B] quarter turns, where the second view is rotated
+    turns: Tensor | None = None  # [B] quarter turns, if the second view is rotated
     first: Outputs | None = None  # by the first version, from the third version on, for methods that need it
 
 
 @dataclass(frozen=True, eq=False)
 class OldVectors:
-    """Stored vectors [N, d] with the class of each: all that may be left of an old model."""
+    """Stored vectors [N, d] with their classes: possibly all that is left of an old model."""
 
     vectors: NDArray[np.floating[Any]]
     labels: NDArray[np.integer[Any]]  # [N], positions in ``classes``
@@ -54,7 +54,7 @@ class OldVectors:
 
 @dataclass(frozen=True)
 class Upgrade:
-    """What is known when the training of a version begins: the model to train, its predecessor, the classes."""
+    """The inputs of a version's training: the model to train, its predecessor, the classes."""
 
     encoder: Encoder
     teacher: FrozenEncoder | None  # None for the first version
@@ -64,12 +64,12 @@ class Upgrade:
     memory: ImageSet | None = None  # replayed images
     held_out: ImageSet | None = None  # balanced, never trained on
     old_vectors: OldVectors | None = None
-    seed: int = 0  # of what a method draws for itself
+    seed: int = 0  # for the random numbers of a method
     first: FrozenEncoder | None = None  # the first version, from the third on, for methods that need it
 
     @property
     def old_outputs(self) -> int:
-        """How many of the first outputs the teacher has too. A model that replaced the last one may share none."""
+        """The number of leading outputs shared with the teacher; 0 is possible after a replacement."""
         if self.teacher is None:
             taught = 0
         else:
@@ -89,7 +89,7 @@ class Upgrade:
 class Stage:
     """A part of a version's training: its loss, what it trains and for how long.
 
-    ``epochs`` and ``learning_rate`` are factors on the recipe's. What ``trains`` leaves out is frozen. ``begin`` is
+    ``epochs`` and ``learning_rate`` are factors on the recipe's. Modules outside of ``trains`` are frozen. ``begin`` is
     called once, before the first step.
     """
 
@@ -103,7 +103,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Objective:
-    """The loss of one version. ``module`` is trained along with the encoder and then dropped.
+    """The loss of one version. ``module`` is trained together with the encoder and dropped afterwards.
 
     ``then`` are later stages, ``finish`` is called after the last. All state must be in the encoder and in ``module``.
     ``learning_rate`` and ``epochs`` are factors on the recipe's, for the main stage.
@@ -127,14 +127,14 @@ class Objective:
 class Method:
     """A way to train a version: its loss as named, weighted terms, which the loop sums.
 
-    Most methods have ``terms``. One that first looks at the classes or at the old model, or that has stages, has
+    Most methods have ``terms``. Methods that depend on the classes or the old model, or that have stages, have
     ``begin`` instead, which is called once per version.
 
     ``scenario`` is that of its paper: "lifelong" continues from the last weights with new and replayed images,
     "retraining" starts from ``initialisation`` on all images so far. ``first_vectors`` asks for the vectors that
     remembered images had when their class was learnt, ``views`` for that many crops of each image, the second
-    ``rotated``, ``hold_out`` for a share of each class that is not trained on. A method with its ``own_space`` holds
-    nothing where older versions had it: what they stored is translated.
+    ``rotated``, ``hold_out`` for a share of each class that is not trained on. A method with its ``own_space`` does not
+    keep the space of older versions: their vectors are translated.
     """
 
     name: str
@@ -159,7 +159,7 @@ class Method:
 
     @property
     def shares_space(self) -> bool:
-        """Whether all versions have one space, so that a query is compared with older vectors as it is."""
+        """Whether all versions have one space, so that queries and older vectors can be compared directly."""
         return CLASSIFIERS[self.classifier].fixed and not self.own_space
 
     @property
@@ -176,29 +176,29 @@ class Method:
 
 
 def plain_terms(step: Step) -> Terms:
-    """Cross-entropy alone: baselines, and the first version of methods that hold on to a predecessor."""
+    """Cross-entropy alone: for baselines, and for the first version of methods with a predecessor term."""
     return {"ce": step.new.cross_entropy(step.targets)}
 
 
 class Rule(NamedTuple):
-    """What the value of an option must be, in words and as a test."""
+    """A condition on an option's value, in words and as a function."""
 
     words: str
     allows: Callable[[Any], bool]
 
 
 def at_least(bound: float) -> Rule:
-    """A number that is not below a bound."""
+    """A number >= a bound."""
     return Rule(f">= {bound}", lambda value: value >= bound)
 
 
 def above(bound: float) -> Rule:
-    """A number above a bound."""
+    """A number > a bound."""
     return Rule(f"> {bound}", lambda value: value > bound)
 
 
 def whole(bound: int) -> Rule:
-    """A whole number that is not below a bound."""
+    """A whole number >= a bound."""
     return Rule(f"a whole number >= {bound}", lambda value: isinstance(value, Integral) and int(value) >= bound)
 
 
@@ -209,7 +209,7 @@ def one_of(allowed: Iterable[str]) -> Rule:
 
 
 def require(method: str, options: Mapping[str, object], **rules: Rule) -> None:
-    """Refuse options that break their rules; all of them are named."""
+    """Raise with all options that break their rules."""
     broken = [name for name, rule in rules.items() if not rule.allows(options[name])]
     if broken:
         needed = " and ".join(f"{name} {rules[name].words}" for name in broken)

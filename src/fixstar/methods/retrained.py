@@ -25,9 +25,9 @@ Polytope = Literal["simplex", "orthoplex", "cube", "polygon"]
 
 
 def cores(polytope: Polytope = "simplex", initialisation: Initialisation = "same") -> Method:
-    """CoReS: cross-entropy against fixed prototypes with room for future classes.
+    """CoReS: cross-entropy against fixed prototypes, with free ones for future classes.
 
-    The paper takes the simplex and the same initial weights at every upgrade. ``polytope`` chooses another of its
+    The paper uses the simplex and the same initial weights at every upgrade. ``polytope`` chooses another of its
     section 4.1, or figure 4's polygon in the plane; ``initialisation`` other random weights ("fresh") or the last
     model's ("previous"), as in its section 6.4.
     """
@@ -74,7 +74,7 @@ def cores_contrastive(temperature: float = 0.1, initialisation: Initialisation =
 
 
 def independent(head: Head = "softmax") -> Method:
-    """ITM: independently trained models, the control that must fail every cross-test."""
+    """ITM: independently trained models, the control, which must fail every cross-test."""
     classifier, options = trainable_head("itm", head)
     return Method(
         "itm",
@@ -91,7 +91,7 @@ def independent(head: Head = "softmax") -> Method:
 
 
 def fine_tuned() -> Method:
-    """IFT: incremental fine-tuning, the last weights as the start and nothing else from the past."""
+    """IFT: incremental fine-tuning from the last weights, with nothing else from the past."""
     return Method(
         "ift",
         "continue from the last weights with all images",

@@ -29,8 +29,8 @@ def simplex_hoc(
     The paper sets lam = 0.1 on CIFAR; more weight on the cross-entropy suits prototypes of unit length. The
     first version has no predecessor and is trained with cross-entropy alone.
 
-    ``with_rotated`` and ``with_first`` are no part of the paper. They lend it what Polaris has: rotated images as
-    classes of their own, and the first model as a second teacher.
+    ``with_rotated`` and ``with_first`` are not in the paper. They add parts of Polaris: rotated images as additional
+    classes, and the first model as a second teacher.
     """
     options = {"lam": lam, "rho": rho, "same_class": same_class, "with_rotated": with_rotated, "with_first": with_first}
     require("hoc", options, lam=Rule("in [0, 1]", lambda share: 0 <= share <= 1), rho=above(0))
@@ -78,7 +78,7 @@ def simplex_fd(
 
     lam = base sqrt(k_n / k_0): k_n classes of this task, k_0 old ones in the memory (section 7.2). ``on="all"`` distils
     on the whole batch, ``head="softmax"`` trains a linear classifier, both as in the paper's ablation (table 9).
-    ``with_rotated`` and ``with_first`` are no part of the paper; see ``simplex_hoc``.
+    ``with_rotated`` and ``with_first`` are not in the paper; see ``simplex_hoc``.
     """
     options = {"base": base, "on": on, "head": head, "with_rotated": with_rotated, "with_first": with_first}
     require("fd", options, base=at_least(0), on=one_of(("replay", "all")), head=one_of(("simplex", "softmax")))
@@ -90,7 +90,7 @@ def simplex_fd(
         new = len(upgrade.new_classes)
         lam = 0.0
         if old:
-            lam = base * math.sqrt(max(new, 1) / old)  # an upgrade may bring old classes alone
+            lam = base * math.sqrt(max(new, 1) / old)  # an upgrade may have old classes only
         if with_rotated:
             slots = rotated_slots(upgrade.encoder)
         else:
@@ -121,7 +121,7 @@ def simplex_fd(
 
 
 def _teachers(step: Step) -> list[Outputs]:
-    """The previous model and, where the method asks for it, from the third version on the first one too."""
+    """The previous model and, if the method needs it, the first model (from the third version on)."""
     return [past for past in (step.old, step.first) if past is not None]
 
 
@@ -169,19 +169,19 @@ def polaris(
     rate: float = 0.3,
     fade: float = 0.5,
 ) -> Method:
-    """Polaris, our own: every image stays where the past put it, while the simplex makes room for the new.
+    """Polaris, our own: features of images stay close to their old ones; new classes take free slots of the simplex.
 
     CE + ``hold`` (1 - cos to the past) + ``contrast`` search contrast, all over the whole batch:
 
-    - The past is the previous model and, from the third version on, the first one too: held to the last alone, small
-      drifts add up and the oldest gallery slides away.
+    - The past is the previous model and, from the third version on, also the first one. With the previous one alone,
+      small drifts would add up for the oldest gallery.
     - The contrast runs in the direction of a search (``losses.search_contrast``): a new query must find its old vector.
-    - Each image comes twice, the second time ``rotated`` by 90, 180 or 270 degrees. Rotated images are classes of their
-      own, in slots reserved for the future. The model learns more from the same images; nothing of it is deployed.
-    - Upgrades take small steps: ``rate`` times the learning rate, and smaller ones still for an upgrade of few classes
-      (n) over many old ones (o): times (n / o)^``fade``, where n < o. Large steps lose more than the images can teach.
+    - Each image is used twice, the second time ``rotated`` by 90, 180 or 270 degrees. Rotated images are additional
+      classes, in free slots. The model learns more from the same images; these classes are not used after training.
+    - Upgrades take small steps: ``rate`` times the learning rate. With fewer new classes (n) than old ones (o) the rate
+      is also multiplied by (n / o)^``fade``. Large steps lose more than the images can teach.
 
-    A large capacity belongs to it (10,000): see docs/appendix/methods.md for why, and for what each part adds.
+    It needs a large capacity (10,000): see docs/appendix/methods.md for why, and for what each part adds.
     """
     options = {"hold": hold, "contrast": contrast, "rho": rho, "rotated": rotated, "rate": rate, "fade": fade}
     require(
@@ -237,18 +237,18 @@ def polaris(
 def vega(
     head: float = 0.5, contrast: float = 0.3, rho: float = 5.0, rotated: bool = True, longer: float = 2.0
 ) -> Method:
-    """Vega, our own: the new model is free. What older models stored is translated, not held in place.
+    """Vega, our own: the new model is trained freely. Vectors of older models are translated.
 
     CE + ``head`` (1 - cos(W h, old feature)) + ``contrast`` search contrast of the same two, over the whole batch:
 
-    - Nothing holds the new feature where the old one was. So it becomes what the images can make of it.
-    - W is a linear head beside the classifier. It asks in the old model's space, and keeps in the network what the old
-      vectors can answer. It is dropped after training: a translation is fitted to the finished model.
+    - Nothing holds the new feature at the old one, so it can become as good as the images allow.
+    - W is a linear head beside the classifier. It predicts the old feature, and so keeps information in the network
+      that old vectors can answer. It is dropped after training: a translation is fitted to the finished model.
     - From the third version on, a second head does the same for the first version.
-    - Images come twice, the second time ``rotated``, as for Polaris.
+    - Images are used twice, the second time ``rotated``, as in Polaris.
     - An upgrade trains ``longer``: this multiple of the recipe's epochs. A free model gains more from them.
 
-    With ``head`` and ``contrast`` 0 there are no heads, and the old model is not needed to train.
+    With ``head`` and ``contrast`` 0 there are no heads, and training does not need the old model.
     """
     options = {"head": head, "contrast": contrast, "rho": rho, "rotated": rotated, "longer": longer}
     require("vega", options, head=at_least(0), contrast=at_least(0), rho=above(0), longer=above(0))
@@ -303,8 +303,8 @@ def vega(
 def _heads(upgrade: Upgrade) -> nn.ModuleDict:
     """A linear head for each past model, from the new backbone feature to the past one's.
 
-    Where both are as wide it starts as the identity, else from the upgrade's seed: a run that is started again, or
-    resumed, has the same heads.
+    If both have the same width it starts as the identity, else from the upgrade's seed, so that a repeated or resumed
+    run has the same heads.
     """
     inputs = upgrade.encoder.backbone.feature_dim
     pasts = {"old": upgrade.teacher, "first": upgrade.first}
@@ -330,7 +330,7 @@ def _shape(projection: Tensor | None) -> Tensor | None:
 
 
 def _turned_targets(step: Step, slots: Tensor | None) -> Tensor:
-    """The slots [B] of a batch; rotated images are classes of their own."""
+    """The slots [B] of a batch; rotated images have their own classes."""
     if slots is None or step.turns is None:
         return step.targets
     return slots[step.targets, step.turns]
@@ -351,7 +351,7 @@ def rotated_slots(encoder: Encoder) -> Tensor:
             raise InputError(
                 f"rotated classes need 8 slots per class: of K={capacity} slots {eighth} are for classes on each side, "
                 f"and the model has {plural(len(encoder.slots), 'class')}. Choose a larger capacity for the first "
-                "version, or go on without rotated classes",
+                "version, or continue without rotated classes",
                 NextStep("train", {"data": ..., "capacity": 8 * len(encoder.slots)}, "the first version"),
                 NextStep("upgrade", {"data": ..., "option": "rotated=false"}, "without rotated classes"),
             )

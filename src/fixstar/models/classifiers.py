@@ -39,11 +39,11 @@ class Classifier(nn.Module):
         return None
 
     def grown(self, outputs: int) -> Classifier:
-        """A classifier with at least ``outputs`` outputs that begins with this one's; itself if it has enough."""
+        """A classifier with at least ``outputs`` outputs, the first ones from this one; itself if it has enough."""
         raise InputError(f"a {self.kind} classifier of {self.outputs} outputs cannot grow to {outputs}")
 
     def extended(self, extra: int) -> Classifier:
-        """One with another simplex of capacity ``extra``, in new dimensions after the present ones."""
+        """A classifier with one more simplex of capacity ``extra``, in new dimensions at the end."""
         raise InputError(
             f"a {self.kind} classifier has no capacity: each new class gets an output. It cannot grow by {extra}"
         )
@@ -63,13 +63,13 @@ class TrainableClassifier(Classifier):
         nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))  # as nn.Linear
 
     def grown(self, outputs: int) -> Classifier:
-        """A wider classifier that begins with this one's rows."""
+        """A wider classifier whose first rows are those of this one."""
         if outputs <= self.outputs:
             return self
         return self.with_rows(outputs, range(self.outputs), range(self.outputs))
 
     def with_rows(self, outputs: int, rows: Sequence[int], sources: Sequence[int]) -> Classifier:
-        """One with this many outputs: ``rows`` are copied from the ``sources`` of this one, the rest is new."""
+        """A classifier with this many outputs: ``rows`` are copied from this one's ``sources``, the others are new."""
         other = type(self)(**{**self.options, "outputs": outputs}).to(self.weight.device)
         with torch.no_grad():
             for name, parameter in self.named_parameters():
@@ -81,7 +81,7 @@ class TrainableClassifier(Classifier):
 
 
 class NoClassifier(Classifier):
-    """For models from elsewhere, which only embed."""
+    """For added models, which only embed."""
 
     kind = "none"
 
@@ -92,7 +92,7 @@ class NoClassifier(Classifier):
         self.options = {"feature_dim": feature_dim}
 
     def forward(self, z: Tensor, targets: Tensor | None = None) -> Tensor:  # noqa: ARG002
-        """Refused."""
+        """Not supported."""
         raise InputError(f"this model was added and only embeds: it has no classifier for features {tuple(z.shape)}")
 
 
@@ -169,7 +169,7 @@ class FixedClassifier(Classifier, ABC):
     """``capacity`` fixed prototypes of length ``scale`` at the corners of a regular polytope (CoReS, section 4.1).
 
     There are no parameters and no matrix: the logits have a closed form. Outputs without a class stay in the
-    denominator of the softmax (eq. 9): they keep room for the future.
+    denominator of the softmax (eq. 9): they reserve space for future classes.
     """
 
     fixed = True
@@ -201,13 +201,13 @@ class FixedClassifier(Classifier, ABC):
         return self.prototype_logits(z, self.outputs, self.scale)
 
     def grown(self, outputs: int) -> Classifier:
-        """Itself while the capacity suffices: a polytope never changes."""
+        """Itself if the capacity is sufficient: a polytope never changes."""
         if outputs <= self.outputs:
             return self
         return super().grown(outputs)
 
     def extended(self, extra: int) -> Classifier:
-        """Only a simplex can be extended."""
+        """Not supported: only a simplex can be extended."""
         raise InputError(
             f"a {self.kind} cannot grow by {extra}: only a simplex can. Choose a larger capacity for the first version"
         )
@@ -266,7 +266,7 @@ class OrthoplexClassifier(FixedClassifier):
 
 
 class CubeClassifier(FixedClassifier):
-    """The d-Cube: the first K vertices, d = ceil(log2 K); short features, at the price of near neighbours."""
+    """The d-Cube: the first K vertices, d = ceil(log2 K). Features are short, but neighbouring prototypes are close."""
 
     kind = "cube"
     width = staticmethod(cube_dimension)

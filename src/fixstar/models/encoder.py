@@ -52,24 +52,24 @@ from fixstar.trust import ADDRESSES, import_path, module_of, server_of, trusting
 
 CARD = "card.json"
 WEIGHTS = "model.safetensors"
-CANARY = "canary"  # among the weights: vectors of a few fixed images
+CANARY = "canary"  # name of a tensor among the weights: vectors of a few fixed images
 
 Form = Literal["full", "short", "raw"]
 Vectors = np.ndarray[Any, np.dtype[np.float32]]
 
 _FORMAT = "encoder"
-_SAME = 0.03  # the largest distance of two unit vectors of one image by one model; devices differ by far less
+_SAME = 0.03  # maximum distance of two unit vectors of one image by one model; devices differ far less
 
 
 class EmbeddedBatch(NamedTuple):
-    """The vectors of a batch; rows of items that could not be read are NaN, and ``bad`` says why."""
+    """The vectors of a batch; rows of unreadable items are NaN, and ``bad`` lists the errors."""
 
     vectors: Vectors
     bad: tuple[ItemError, ...]
 
 
 class _Prepared(NamedTuple):
-    """A batch of ``size`` items: the rows that could be read, and what the model makes their vectors of."""
+    """A batch of ``size`` items: the rows that could be read, and their model inputs."""
 
     size: int
     rows: list[int]
@@ -96,7 +96,7 @@ def resolve_device(name: str) -> torch.device:
 
 @dataclass(frozen=True, eq=False)
 class Outputs:
-    """Outputs for a batch: backbone features h [B, m], features z = P h [B, d], logits [B, outputs], on first use.
+    """Lazy outputs for a batch: backbone features h [B, m], features z = P h [B, d], logits [B, outputs].
 
     ``projection`` is P [d, m], None where z is h. ``targets`` [B] are for heads with a margin, ``maps`` feature maps.
     """
@@ -117,7 +117,7 @@ class Outputs:
     def cosines(self, other: Outputs) -> Tensor:
         """cos(z_i, z'_j) of all features with all of another model's, [B, B'].
 
-        Where it is less work they come from the m x m matrix P^T P' and no z is made: P h . P' h' = h^T (P^T P') h'.
+        If that is cheaper they are computed without z, from the m x m matrix P^T P': P h . P' h' = h^T (P^T P') h'.
         """
         P = self.projection
         Q = other.projection
@@ -147,7 +147,7 @@ class Outputs:
 
 
 class Adapter(nn.Module):
-    """The feature adaptation network of Iscen et al. 2020: a version's vectors [N, d] to the next one's space."""
+    """The feature adaptation network of Iscen et al. 2020: maps a version's vectors [N, d] to the next space."""
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
@@ -187,9 +187,9 @@ class Adapter(nn.Module):
 class Encoder(nn.Module):
     """Images, or texts, to features and logits. Build one with ``Encoder.create``, restore one with ``Encoder.load``.
 
-    ``reads`` says which of the two, and ``inputs`` what it expects of them. ``slots`` says which class owns which
-    logit. ``about`` records where the weights come from. An ``adapter``, if the method trains one, maps stored vectors
-    of the previous version to this one's space.
+    ``reads`` says whether it takes images or texts, ``inputs`` how they are prepared. ``slots`` maps classes to logits.
+    ``about`` records the origin of the weights. An ``adapter``, if the method trains one, maps stored vectors of the
+    previous version to the space of this one.
     """
 
     def __init__(
@@ -244,13 +244,13 @@ class Encoder(nn.Module):
         if isinstance(body, str):
             options = dict(backbone_options or {})
             own = body in BACKBONES or body in PRETRAINED
-            if preprocessing is not None and not own:  # a model from elsewhere is measured by it
+            if preprocessing is not None and not own:  # the width of an added model is measured with it
                 options["preprocessing"] = preprocessing.to_json()
             body = create_backbone(body, **options)
         if preprocessing is not None:
             _require_images(body, preprocessing)
         if isinstance(body.inputs, Prompts):
-            raise InputError(f"{body.name} reads texts, and only models of images are trained here; add it as it is")
+            raise InputError(f"{body.name} reads texts, and only image models are trained here; add it instead")
         if CLASSIFIERS[classifier].fixed:
             if width is not None:
                 raise InputError(f"the width of a feature before a {classifier} follows from its capacity; got {width}")
@@ -286,22 +286,22 @@ class Encoder(nn.Module):
     ) -> Encoder:
         """Any model as an encoder; its output at unit length is the feature.
 
-        ``inputs`` is what it expects: the preprocessing of images, or the prompts of texts.
+        ``inputs`` is the preprocessing of images, or the prompts of texts.
 
         ``model`` is ``efficientnet-lite0`` (a small pre-trained network, of the extra ``encoder``), an ONNX file,
         ``hf:NAME_OR_FOLDER``, ``open_clip:MODEL/WEIGHTS``, ``st:NAME_OR_FOLDER`` (sentence-transformers), an
-        import path ``package.module:name`` (what makes a module from ``arguments``, with ``weights`` from a safetensors
-        file), or a torch module. A module is kept as ONNX, or by the import path
-        ``source`` that makes it. ``output`` names one of several ONNX outputs. A model whose vector of an image depends
-        on the call or the batch is refused.
+        import path ``package.module:name`` (a callable that returns a module for ``arguments``, with ``weights`` from a
+        safetensors file), or a torch module. A module is stored as ONNX, or as the import path ``source`` that
+        creates it. ``output`` names one of several ONNX outputs. A model whose vectors depend
+        on the call or on the rest of the batch is refused.
 
         Models of texts are ``hf:`` and ``st:`` too, an ONNX file with its ``tokenizer`` (tokenizer.json), or the
         address of a server, ``https://host/v1/embeddings?model=NAME``. ``pooling`` says how token states become one
         vector. For a server ``key`` names the environment variable of its key, ``price`` is per million tokens, and
         ``per_minute`` limits the requests.
 
-        An import path runs code: you name it here, so it is trusted for this call. What a file names is not, see
-        ``fixstar.trust``.
+        An import path runs code. You name it here, so it is trusted for this call; code named by a file is not (see
+        ``fixstar.trust``).
         """
         text_options = {"tokenizer": tokenizer, "pooling": pooling}
         server_options = {"key": key, "price": price, "per_minute": per_minute}
@@ -321,7 +321,7 @@ class Encoder(nn.Module):
             _refuse_preprocessing(model, preprocessing)
             body = text_backbone(model, prompts, pooling)
         elif prompts is not None or pooling is not None:
-            raise InputError(f"{model} is not a model of texts: prompts and pooling do not go with it")
+            raise InputError(f"{model} is not a text model: prompts and pooling do not apply")
         else:
             body = _image_body(model, preprocessing, source=source, arguments=arguments, weights=weights, output=output)
         head = create_classifier("none", feature_dim=body.feature_dim)
@@ -332,17 +332,17 @@ class Encoder(nn.Module):
 
     @property
     def preprocessing(self) -> Preprocessing:
-        """What it expects of its images; a model of texts has none."""
+        """The preprocessing of images; not defined for a text model."""
         return require_images(self.inputs)
 
     @property
     def code(self) -> str | None:
-        """The import path of the code that makes the backbone; None if it is one of fixstar's own, or data."""
+        """The import path of the backbone's code; None for fixstar's own backbones and for data such as ONNX."""
         return import_path(self.backbone.name, self.backbone.options)
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return self._gain.device
 
     @property
@@ -368,7 +368,7 @@ class Encoder(nn.Module):
         x = self.normalise(pixels)
         with torch.autocast(x.device.type, torch.bfloat16, enabled=bfloat16, cache_enabled=False):
             if bfloat16 or not x.is_cuda:
-                x = x.contiguous(memory_format=torch.channels_last)  # in float32 a GPU gets planes
+                x = x.contiguous(memory_format=torch.channels_last)  # in float32 on a GPU: channels first
             seen: tuple[Tensor, ...] = ()
             if maps:
                 seen = self.backbone.maps(x)
@@ -401,26 +401,26 @@ class Encoder(nn.Module):
         """R of P = Q R, cached until the weights change."""
         assert self.projection is not None
         weight = self.projection.weight
-        key = (weight.data_ptr(), weight._version, len(weight))  # a grown weight may reuse the old one's memory
+        key = (weight.data_ptr(), weight._version, len(weight))  # a grown weight may reuse the memory of the old one
         if getattr(self, "_factor_key", None) != key:
             self._factor = short_factors(weight.detach())[1]
             self._factor_key = key
         return self._factor
 
     def projection_matrix(self) -> np.ndarray[Any, Any] | None:
-        """P [d, m] as float32, which a gallery needs to compare short forms; ``None`` if the feature is h itself."""
+        """P [d, m] as float32, which a gallery needs to compare short forms; ``None`` if z = h."""
         if self.projection is None:
             return None
         return self.projection.weight.detach().float().cpu().numpy()
 
     def add_classes(self, classes: Sequence[str], side: Side = "left") -> None:
-        """Give new classes their slots; a trainable classifier grows by their rows."""
+        """Give new classes their slots; a trainable classifier gets a row for each."""
         self.slots = self.slots.assign(classes, side)
         if self.slots.capacity is None:
             self.classifier = self.classifier.grown(len(self.slots))
 
     def leave_classes(self, classes: Sequence[str]) -> None:
-        """Leave a trainable classifier with the outputs of ``classes`` alone, in that order; missing ones are new."""
+        """Reduce a trainable classifier to the outputs of ``classes``, in that order; missing outputs are added."""
         old = self.classifier
         slots = Slots().assign(classes)
         assert isinstance(old, TrainableClassifier), "a fixed classifier keeps its slots"
@@ -430,7 +430,7 @@ class Encoder(nn.Module):
         self.slots = slots
 
     def grow(self, extra: int) -> None:
-        """Make room for ``extra`` more classes: one more simplex, in new dimensions at the end, zero at first."""
+        """Add capacity for ``extra`` classes: one more simplex, in new dimensions at the end, initially zero."""
         head = self.classifier.extended(extra)
         assert self.projection is not None, "a simplex comes after a projection"
         weight = self.projection.weight
@@ -441,12 +441,12 @@ class Encoder(nn.Module):
         self.slots = self.slots.grown(extra)
 
     def project(self) -> None:
-        """Put a projection after the backbone, if there is none: the identity at first, so no feature changes."""
+        """Add a projection after the backbone, if there is none. It starts as the identity and changes no feature."""
         if self.projection is None:
             self.projection = _projection(self.backbone, self.backbone.feature_dim).to(self.device)
 
     def join_slots(self, other: Encoder) -> None:
-        """Add another model's classes at the slots they own there; its simplices must be the first of this one's."""
+        """Add another model's classes with their slots; its simplices must be the first ones of this model."""
         slots = other.slots
         mine = self.classifier.parts
         theirs = other.classifier.parts
@@ -479,11 +479,11 @@ class Encoder(nn.Module):
     ) -> Vectors:
         """Unit vectors [N, d] of paths, PIL images, arrays or tensors, or of backbone features, a float array [N, m].
 
-        A model of texts takes texts, and ``role`` says which prompt they get; images have none.
+        A text model takes texts, and ``role`` selects the prompt; images have no prompt.
 
         ``form="short"`` gives the exact short form, which a gallery stores; ``"raw"`` gives z before normalisation. An
-        image that cannot be read raises ``ImageError`` (``bad="refuse"``), or its row is NaN and ``on_bad`` is called
-        with the error (``bad="skip"``). ``decode`` reads one image; see ``decode_ahead``.
+        unreadable image raises ``ImageError`` (``bad="refuse"``), or gives a NaN row and a call of ``on_bad`` with the
+        error (``bad="skip"``). ``decode`` reads one image; see ``decode_ahead``.
         """
         _check_encode(images, batch_size, form, bad)
         vectors = np.empty((len(images), self._width(form)), np.float32)
@@ -510,10 +510,10 @@ class Encoder(nn.Module):
         decode: Decode | None = None,
         role: Role = "item",
     ) -> Generator[EmbeddedBatch, None, None]:
-        """One result per batch, as ``encode`` makes it with ``bad="skip"``, but the model does not wait for decoders.
+        """One result per batch, like ``encode`` with ``bad="skip"``, but decoding overlaps with the model.
 
-        While it works on a batch, the next one is asked for and decoded. A GPU gets the next one before the vectors of
-        this one are fetched. Closing the generator early stops the threads.
+        While the model works on a batch, the next one is fetched and decoded. A GPU gets the next batch before the
+        vectors of the current one are copied back. Closing the generator early stops the threads.
         """
         prepared = self._read(((batch, range(len(batch))) for batch in batches), refuse=False, decode=decode)
         return self._embedded(prepared, form, role)
@@ -526,7 +526,7 @@ class Encoder(nn.Module):
     def _embedded(
         self, prepared: Generator[_Prepared, None, None], form: Form, role: Role
     ) -> Generator[EmbeddedBatch, None, None]:
-        """The vectors of every batch. On a GPU the next batch is started before they are fetched."""
+        """The vectors of every batch. On a GPU the next batch is started before the vectors are copied back."""
         started: deque[tuple[_Prepared, Callable[[], Vectors] | None]] = deque()
         ahead = int(self.device.type == "cuda")
         width = self._width(form)
@@ -539,7 +539,7 @@ class Encoder(nn.Module):
             yield _fetched(*started.popleft(), width)
 
     def _started(self, batch: _Prepared, form: Form, role: Role) -> Callable[[], Vectors] | None:
-        """Start the model on a batch: what fetches its vectors, None if nothing in it can be read."""
+        """Start the model on a batch; returns a function that fetches the vectors, None if no item is readable."""
         if not batch.rows:
             return None
         training = self.training
@@ -565,7 +565,7 @@ class Encoder(nn.Module):
     def _prepared(
         self, items: Any, batch_size: int, *, refuse: bool, decode: Decode | None
     ) -> Generator[_Prepared, None, None]:
-        """Batches of a sequence; arrays of what the model takes are not read image by image."""
+        """Batches of a sequence; arrays of model inputs are passed on without reading single images."""
         starts = range(0, len(items), batch_size)
         parts = [range(start, min(start + batch_size, len(items))) for start in starts]
         if self.reads == "images" and isinstance(items, np.ndarray) and self._takes(items):
@@ -574,7 +574,7 @@ class Encoder(nn.Module):
         return self._read([(items, part) for part in parts], refuse=refuse, decode=decode)
 
     def _takes(self, array: np.ndarray[Any, Any]) -> bool:
-        """Whether the array holds pixels as the model takes them, or backbone features."""
+        """Whether the array holds pixels in the model's format, or backbone features."""
         if array.dtype == np.float32 and array.ndim == 2:
             if array.shape[1] != self.backbone.feature_dim:
                 raise InputError(f"features have {self.backbone.feature_dim} components here, got {array.shape[1]}")
@@ -585,7 +585,7 @@ class Encoder(nn.Module):
     def _read(
         self, parts: Iterable[BatchSlice], *, refuse: bool, decode: Decode | None
     ) -> Generator[_Prepared, None, None]:
-        """Every batch, read. With ``refuse`` the first item that cannot be read is raised."""
+        """Read every batch. With ``refuse`` the first unreadable item raises its error."""
         read: Generator[Sequence[Any], None, None]
         if isinstance(self.backbone, TextBackbone):
             read = _checked_texts(parts)
@@ -600,7 +600,7 @@ class Encoder(nn.Module):
                 yield _Prepared(len(batch), rows, self._inputs([batch[row] for row in rows]), bad)
 
     def _inputs(self, items: list[Any]) -> Tensor | list[str]:
-        """Texts as they are; pixels [H, W, C] as one tensor, from which a GPU copies while the host goes on."""
+        """Texts unchanged; pixels [H, W, C] as one tensor, pinned for an asynchronous copy to a GPU."""
         if isinstance(self.backbone, TextBackbone) or not items:
             return items
         stack = torch.empty((len(items), *items[0].shape), dtype=torch.uint8, pin_memory=self.device.type == "cuda")
@@ -608,7 +608,7 @@ class Encoder(nn.Module):
         return stack
 
     def save(self, directory: str | Path) -> Path:
-        """Write weights (safetensors) and card (JSON) into a new directory, all or nothing, read back first."""
+        """Write weights (safetensors) and card (JSON) to a new directory, atomically and verified by reading back."""
         directory = Path(directory)
         if not is_vacant(directory):
             raise ModelError(
@@ -637,19 +637,19 @@ class Encoder(nn.Module):
 
     @classmethod
     def load(cls, directory: str | Path, device: str | torch.device = "cpu") -> Encoder:
-        """Restore an encoder. Damage, or vectors that differ from those when it was saved, raise ``ModelError``."""
+        """Restore an encoder. Raises ``ModelError`` if it is damaged or its test vectors have changed."""
         return _load(Path(directory)).to(device)
 
     def require_unchanged(self) -> None:
-        """Raise ``ModelError`` if a loaded model no longer makes the vectors that it made when it was saved."""
+        """Raise ``ModelError`` if the loaded model's test vectors differ from the saved ones."""
         if self._canary is not None:
             _check_canary(self, *self._canary)
 
 
 def _projection(body: Backbone, width: int) -> nn.Linear:
-    """To ``width`` components; the identity at first if the backbone's feature has as many."""
+    """A projection to ``width`` components; starts as the identity if the width does not change."""
     if width < 1:
-        raise InputError(f"a feature has a width of at least 1, got {width}")
+        raise InputError(f"the width of a feature must be at least 1, got {width}")
     projection = nn.Linear(body.feature_dim, width, bias=False)
     if width == body.feature_dim:
         nn.init.eye_(projection.weight)
@@ -675,7 +675,7 @@ def _check_encode(images: Any, batch_size: int, form: str, bad: str) -> None:
 
 
 def _checked_texts(parts: Iterable[BatchSlice]) -> Generator[list[str | TextError], None, None]:
-    """The texts of every batch; ``TextError`` where one cannot be embedded."""
+    """The texts of every batch, with a ``TextError`` in place of each text that cannot be embedded."""
     for texts, positions in parts:
         found: list[str | TextError] = []
         for position in positions:
@@ -687,7 +687,7 @@ def _checked_texts(parts: Iterable[BatchSlice]) -> Generator[list[str | TextErro
 
 
 def _fetch(features: Tensor) -> Callable[[], Vectors]:
-    """Start to copy vectors to the host. The call that is returned waits for them, not for what came after them."""
+    """Start to copy vectors to the host. The returned function waits for this copy only, not for later work."""
     if not features.is_cuda:
         vectors: Vectors = features.float().cpu().numpy()
         return lambda: vectors
@@ -711,14 +711,14 @@ def _fetched(batch: _Prepared, fetch: Callable[[], Vectors] | None, width: int) 
 
 
 def _statistics(inputs: Preprocessing | Prompts) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of pixels [C, 1, 1]; texts have none."""
+    """Mean and standard deviation of pixels [C, 1, 1]; empty for texts."""
     if isinstance(inputs, Prompts):
         return torch.zeros(0, 1, 1), torch.ones(0, 1, 1)
     return torch.tensor(inputs.mean).view(-1, 1, 1), torch.tensor(inputs.std).view(-1, 1, 1)
 
 
 def inputs_of(card: Mapping[str, Any]) -> Preprocessing | Prompts:
-    """What the model of a card expects of its images, or of its texts."""
+    """The preprocessing or the prompts in a model's card."""
     values = card["preprocessing"]
     if isinstance(values, Mapping) and values.get("reads") == "texts":
         return Prompts.from_json(values)
@@ -734,7 +734,7 @@ def _image_body(
     weights: str | Path | None,
     output: str | None,
 ) -> Backbone:
-    """The backbone of a model that reads images, as ``Encoder.wrap`` takes it."""
+    """The backbone of an image model, for ``Encoder.wrap``."""
     if isinstance(model, str) and model.startswith("hf:"):
         if preprocessing is None:
             return create_backbone(model)
@@ -760,11 +760,11 @@ def _image_body(
 
 def _refuse_preprocessing(model: str, given: Preprocessing | None) -> None:
     if given is not None:
-        raise InputError(f"{model} reads texts: a size, mean and std of images do not go with it")
+        raise InputError(f"{model} reads texts: a size, mean and std of images do not apply")
 
 
 def _require_images(backbone: Backbone, wanted: Preprocessing) -> None:
-    """Refuse images of a shape that a backbone cannot take; it tries one where they are not of its own shape."""
+    """Raise if the backbone cannot take images of this shape; a shape other than its own is tried out."""
     own = backbone.preprocessing
     shape = (wanted.channels, *wanted.size)
     usual = (own.channels, *own.size)
@@ -777,7 +777,7 @@ def _require_images(backbone: Backbone, wanted: Preprocessing) -> None:
             backbone(torch.zeros(1, *shape))
     except RuntimeError as error:
         raise InputError(
-            f"{backbone.name} cannot take images of {_shape_words(shape)}; its own are of {_shape_words(usual)}"
+            f"{backbone.name} cannot take images of {_shape_words(shape)}; it was made for {_shape_words(usual)}"
         ) from error
     finally:
         backbone.train(was_training)
@@ -815,7 +815,7 @@ def _sha256(path: Path) -> str:
 
 
 def read_card(directory: Path) -> dict[str, Any]:
-    """The card of a saved encoder, checked to be one."""
+    """The validated card of a saved encoder."""
     if not directory.is_dir():
         raise ModelError(f"{directory} is not a directory; a saved model is a directory with {CARD} and {WEIGHTS}")
     for name in (CARD, WEIGHTS):
@@ -826,7 +826,7 @@ def read_card(directory: Path) -> dict[str, Any]:
 
 
 def verify_saved(directory: Path) -> None:
-    """Raise if a saved encoder is damaged: its card, or one byte of its weights. Loads nothing."""
+    """Raise if the card or any byte of the weights of a saved encoder is damaged. Does not load the model."""
     _check_weights(directory / WEIGHTS, read_card(directory))
 
 
@@ -870,7 +870,7 @@ _CANARY_TEXTS = (
 
 
 def canary_vectors(encoder: Encoder) -> Vectors:
-    """The vectors of a few fixed images or texts. Kept with a saved model, they show whether it has changed since."""
+    """The vectors of a few fixed images or texts, saved with a model to detect later changes."""
     if encoder.reads == "texts":
         return encoder.encode(_CANARY_TEXTS, form="short")
     pixels = torch.from_numpy(_canary_images(encoder.preprocessing)).permute(0, 3, 1, 2).to(encoder.device)
@@ -886,7 +886,7 @@ def canary_vectors(encoder: Encoder) -> Vectors:
 
 
 def _check_canary(encoder: Encoder, expected: Vectors, directory: Path) -> None:
-    """The model must still make the vectors that it made when it was saved."""
+    """Raise if the loaded model's test vectors differ from the saved ones."""
     found = canary_vectors(encoder)
     if found.shape != expected.shape or not (apart := _apart(found, expected)) <= _SAME:
         if found.shape == expected.shape:
@@ -897,7 +897,7 @@ def _check_canary(encoder: Encoder, expected: Vectors, directory: Path) -> None:
         remedy = "Restore the earlier library or code"
         if encoder.backbone.name == "endpoint":
             cause = "its server has another model under the same name"
-            remedy = "Ask for the earlier model there"
+            remedy = "Request the earlier model there"
         raise ModelError(
             f"{directory} no longer makes the vectors it made when it was saved ({seen}): {cause}, and its stored "
             f"vectors would be searched wrongly. {remedy}, or add the changed model as a new version",
@@ -910,7 +910,7 @@ def _apart(first: Vectors, second: Vectors) -> float:
 
 
 def _trusting_own(encoder: Encoder) -> AbstractContextManager[None]:
-    """Trust the code that an encoder is made by, if any: it runs here already."""
+    """Trust the code of an encoder, if any: it is already running in this process."""
     if encoder.code is None:
         return nullcontext()
     return trusting(module_of(encoder.code))
@@ -924,7 +924,7 @@ def _require_steady(encoder: Encoder) -> None:
     again = canary_vectors(encoder)
     alone = np.concatenate([encoder.encode(shown[i : i + 1], form="short") for i in range(len(shown))])
     if not (np.linalg.norm(first, axis=1) > 0.5).all():
-        raise ModelError(f"the model returns zero for {_a(kind)}; a unit vector cannot be made of it")
+        raise ModelError(f"the model returns zero for {_a(kind)}; which cannot be normalised")
     for other, when in ((again, "in two calls"), (alone, "alone and in a batch")):
         if not (apart := _apart(first, other)) <= _SAME:
             raise ModelError(
@@ -955,7 +955,7 @@ def _check_weights(path: Path, card: dict[str, Any]) -> None:
 
 
 def _check_shapes(path: Path, card: dict[str, Any]) -> None:
-    """Compare the card with the weights' header before anything of the card's size is allocated."""
+    """Compare the card with the weights' header before allocating memory of the sizes in the card."""
     projection = card["projection"]
     adapter = card["adapter"]
     backbone = card["backbone"]
@@ -976,7 +976,7 @@ def _check_shapes(path: Path, card: dict[str, Any]) -> None:
 
 
 def _build(card: dict[str, Any]) -> Encoder:
-    with torch.random.fork_rng(devices=[]):  # building draws initial weights; leave the caller's generator alone
+    with torch.random.fork_rng(devices=[]):  # building draws initial weights: do not change the caller's generator
         backbone = create_backbone(card["backbone"]["name"], **card["backbone"]["options"])
         shape = card["projection"]
         if shape is None:

@@ -1,4 +1,4 @@
-"""A past model that cannot be trained by accident."""
+"""A frozen copy of an earlier model, which cannot be trained by accident."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fixstar.models.backbones.resnets import CifarResNet, widen
 from fixstar.models.classifiers import Classifier
 from fixstar.models.encoder import Encoder, Form, Outputs
 
-_GREY = (0.299, 0.587, 0.114)  # of red, green and blue (ITU-R 601), as files are read
+_GREY = (0.299, 0.587, 0.114)  # weights of red, green and blue (ITU-R 601), as when reading files
 _CHUNK = 256  # images
 
 
@@ -51,7 +51,7 @@ class _Folded(NamedTuple):
 
 
 class FoldedCifarResNet:
-    """A frozen CIFAR ResNet with folded batch norms, for a GPU in bfloat16; later weight changes are unseen."""
+    """A frozen CIFAR ResNet with folded batch norms, for a GPU in bfloat16; later weight changes are ignored."""
 
     def __init__(self, backbone: CifarResNet) -> None:
         self._stem = _Folded.of(backbone.conv1, backbone.bn1)
@@ -79,7 +79,7 @@ class FoldedCifarResNet:
 
 
 def refit_pixels(pixels: Tensor, preprocessing: Preprocessing) -> Tensor:
-    """Pixels [B, C, H, W] at this model's size and channels, as whole numbers; unchanged if they fit."""
+    """Pixels [B, C, H, W] converted to this model's size and channels, as integers; unchanged if they fit."""
     size = preprocessing.size
     channels = preprocessing.channels
     if pixels.shape[1:] == (channels, *size):
@@ -122,13 +122,13 @@ class FrozenEncoder:
         self._made: Callable[[Encoder, Any], Any] | None = None
 
     def reads(self, columns: slice, made: Callable[[Encoder, Any], Any]) -> FrozenEncoder:
-        """Itself, for training on features made before: its columns in a row, and what gives those of images."""
+        """Set up training on precomputed features: the columns of this model, and a function to compute features."""
         self._columns = columns
         self._made = made
         return self
 
     def to(self, device: torch.device) -> FrozenEncoder:
-        """Itself, moved."""
+        """Move to a device; returns itself."""
         self._encoder.to(device)
         self._folded = None
         return self
@@ -162,7 +162,7 @@ class FrozenEncoder:
         return self._encoder.backbone.feature_dim
 
     def encode(self, images: Any, form: Form = "full") -> np.ndarray[Any, np.dtype[np.float32]]:
-        """The features of many images, as ``Encoder.encode``; arrays of another size are resized whole."""
+        """The features of many images, as ``Encoder.encode``; arrays of another size are resized."""
         if self._made is not None:
             return self._encoder.encode(self._made(self._encoder, images), form=form)
         own = self._encoder.preprocessing

@@ -1,7 +1,7 @@
 """A CIFAR ResNet in training whose batch norms live inside its convolutions: a third of the kernels of a training step.
 
-Only for a GPU: forward and backward are written out, layer by layer, in ``fixstar.kernels.normed_convolutions``. The
-nothing in the backward pass reads the weights' gradients, so they run on a second stream.
+Only for a GPU: forward and backward passes are written out, layer by layer, in ``fixstar.kernels.normed_convolutions``.
+Nothing in the backward pass reads the weights' gradients, so they are computed on a second stream.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from fixstar.errors import InputError
 from fixstar.kernels import AVAILABLE, INTERPRETED
 from fixstar.models.backbones.resnets import CifarResNet
 
-# By channels of what is written: taps at once, pixels and warps of a program. Tried on an H200: best or near it.
+# By output channels: taps at once, pixels and warps per program. Tuned on an H200: the best values, or close.
 _FORWARD = {16: (1, 128, 4), 32: (3, 128, 4), 64: (3, 64, 4)}
 _BACKWARD = {16: (3, 128, 2), 32: (3, 128, 4), 64: (3, 64, 4)}
 _POINTWISE = {16: 128, 32: 64, 64: 16}
-_STATISTICS = 1024  # parts that the one warp of a channel looks at together
-# By channels of the convolution's input: taps at once, pixels per turn, warps, programs in total. Tried on an H200.
+_STATISTICS = 1024  # parts that one warp per channel reduces together
+# By input channels: taps at once, pixels per iteration, warps, programs in total. Tuned on an H200.
 WEIGHTS = {16: (3, 64, 2, 528), 32: (3, 64, 4, 264), 64: (1, 64, 4, 264)}
-LANES = 16  # the fewest channels that a tensor core takes
+LANES = 16  # minimum number of channels for a tensor core
 SUM_BLOCK = (64, 64)  # weights and chunks that a program sums at once
 
 
@@ -47,7 +47,7 @@ class FusedLayer(NamedTuple):
 
     @property
     def stride(self) -> int:
-        """Of its convolution."""
+        """The stride of the convolution."""
         return self.conv.stride[0]
 
     @property
@@ -62,15 +62,15 @@ class FusedLayer(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Of its weights."""
+        """The number of weights."""
         return self.conv.weight.numel()
 
     def sides(self) -> tuple[int, int]:
-        """Of its output."""
+        """Height and width of the output."""
         return self.height // self.stride, self.width // self.stride
 
     def chunks(self, images: int) -> tuple[int, int]:
-        """Into how many chunks the weights' gradient divides the pixels of its output, and the turns of each."""
+        """The number of chunks of output pixels for the weights' gradient, and the iterations per chunk."""
         taps, tile, _, programs = WEIGHTS[max(self.inputs, LANES)]
         total = images * self.sides()[0] * self.sides()[1]
         turns = max(1, programs_for(total * (9 // taps), tile * programs))
@@ -88,7 +88,7 @@ def layers_of(net: CifarResNet, height: int, width: int) -> list[FusedLayer]:
 
 
 class Gradients:
-    """All gradients in one piece of memory, a layer's weights, gain and shift after another; and parts to sum."""
+    """All gradients in one block of memory, layer by layer (weights, gain, shift), and partial sums."""
 
     def __init__(self, layers: list[FusedLayer], images: int, device: torch.device) -> None:
         self.layers = layers
@@ -98,25 +98,25 @@ class Gradients:
         self._starts, self._sources = ([0, *itertools.accumulate(lengths)] for lengths in (sizes, parts))
 
     def empty(self) -> tuple[Tensor, Tensor]:
-        """Memory for the gradients and for the parts."""
+        """Memory for the gradients and the partial sums."""
         return torch.empty(self._starts[-1], device=self._device), torch.empty(self._sources[-1], device=self._device)
 
     def parts(self, memory: Tensor, number: int) -> Tensor:
-        """Of a layer's weights: a gradient for every chunk of pixels."""
+        """The partial gradients of a layer's weights, one per chunk of pixels."""
         return memory[self._sources[number] : self._sources[number + 1]]
 
     def of_weight(self, memory: Tensor, number: int) -> Tensor:
-        """Of a layer's weights [output, tap, input], flat."""
+        """The gradient of a layer's weights [output, tap, input], flat."""
         return memory[self._starts[number] :][: self.layers[number].size]
 
     def of_norm(self, memory: Tensor, number: int) -> tuple[Tensor, Tensor]:
-        """Of a layer's gain and shift."""
+        """The gradients of a layer's gain and shift."""
         start = self._starts[number] + self.layers[number].size
         width = self.layers[number].outputs
         return memory[start : start + width], memory[start + width : start + 2 * width]
 
     def views(self, memory: Tensor) -> list[Tensor]:
-        """Weights, gain and shift, layer by layer, shaped as the parameters are."""
+        """Gradients of weights, gain and shift, layer by layer, in the shapes of the parameters."""
         views = []
         for number, layer in enumerate(self.layers):
             weight = self.of_weight(memory, number).view(layer.outputs, 3, 3, layer.inputs)
@@ -125,14 +125,14 @@ class Gradients:
 
 
 def _in_blocks(programs: int) -> tuple[int, int]:
-    """How often a channel's program looks at how many parts: a power of two."""
+    """The number of iterations and parts per iteration (a power of two) for a channel's program."""
     block = min(_STATISTICS, 1 << (programs - 1).bit_length())
     return programs_for(programs, block), block
 
 
 @dataclass
 class _Kept:
-    """What the backward pass needs of one layer: its input, its raw output and that one's batch norm."""
+    """The data of one layer for the backward pass: its input, its raw output and its batch norm."""
 
     layer: FusedLayer
     weight: Tensor  # packed
@@ -142,7 +142,7 @@ class _Kept:
 
 
 class FusedCifarResNet:
-    """Training forward and backward of one backbone, whose parameters it reads and statistics it moves."""
+    """Forward and backward passes of one backbone; reads its parameters and updates its running statistics."""
 
     def __init__(self, backbone: CifarResNet, storage: torch.dtype = torch.bfloat16) -> None:
         from fixstar.kernels import normed_convolutions
@@ -163,7 +163,7 @@ class FusedCifarResNet:
 
     @staticmethod
     def follows(backbone: nn.Module, sides: tuple[int, int]) -> bool:
-        """Whether the written-out passes are those of a backbone: a CIFAR ResNet as it is, all of it in training."""
+        """Whether these passes compute the same as the backbone: an unmodified CIFAR ResNet, fully trainable."""
         if type(backbone) is not CifarResNet or any(side % 4 for side in sides):
             return False
         modules = list(backbone.modules())
@@ -191,10 +191,10 @@ class FusedCifarResNet:
         return self._plans[key]
 
     def forward(self, images: Tensor) -> tuple[Tensor, list[_Kept], Tensor]:
-        """Features, and for the backward pass the layers and what the last block made."""
+        """Features, and for the backward pass the layers and the output of the last block."""
         height, width = images.shape[2:]
         if height % 4 or width % 4:
-            raise InputError(f"images are halved twice: both sides must divide by 4, got {height} x {width}")
+            raise InputError(f"images are halved twice: both sides must be divisible by 4, got {height} x {width}")
         layers = self._plan(len(images), height, width, images.device).layers
         packed = self._packed(layers)
         pixels = images.contiguous(memory_format=torch.channels_last).permute(0, 2, 3, 1).to(self._storage)
@@ -208,7 +208,7 @@ class FusedCifarResNet:
         return outs[-1].flatten(1, 2).mean(1, dtype=torch.float32), kept, outs[-1]
 
     def _packed(self, layers: list[FusedLayer]) -> list[Tensor]:
-        """The weights as the kernels read them: [output, tap, input], in the type of storage."""
+        """The weights in the kernels' layout: [output, tap, input], in the storage type."""
         sources = [layer.conv.weight.detach().permute(0, 2, 3, 1) for layer in layers]
         packed = [torch.empty(w.shape, dtype=self._storage, device=w.device) for w in sources]
         torch._foreach_copy_(packed, sources)
@@ -261,7 +261,7 @@ class FusedCifarResNet:
                 self._weights(layer, dy, plan.parts(parts, number), plan.of_weight(memory, number))
             if number == 0:
                 break
-            if number % 2 == 0:  # the second of a block: what its output's gradient is, the shortcut's is too
+            if number % 2 == 0:  # second layer of a block: the shortcut has the same gradient as the output
                 skip = g
             g, sums = self._below(layer, kept[number - 1], dy, skip if number % 2 else None)
         side.join()
@@ -324,7 +324,7 @@ class FusedCifarResNet:
 
 
 class _SideStream:
-    """A second stream for work that nothing waits for, until ``join``. What it reads is kept until then."""
+    """A second stream for work that nothing waits for until ``join``. Its inputs are kept alive until then."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream: Any = _second_stream(device) if device.type == "cuda" else None

@@ -16,7 +16,7 @@ from fixstar.errors import InputError, ModelError, NextStep, UnknownNameError, p
 
 Side = Literal["left", "right"]
 
-CAPACITY = 10_000  # K unless told otherwise: polaris gains from a large one, and takes 8 slots per class
+CAPACITY = 10_000  # default K: polaris gains from a large capacity, and takes 8 slots per class
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Slots:
         return tuple(sorted(self.by_class, key=self.by_class.__getitem__))
 
     def assign(self, names: Iterable[str], side: Side = "left") -> Slots:
-        """The map with a slot for each of ``names``, which must be distinct; classes that own one keep it."""
+        """The map with a slot for each of ``names``, which must be distinct; existing slots do not change."""
         names = list(names)
         if twice := [name for name, count in Counter(names).items() if count > 1]:
             raise InputError(f"class names must be distinct; given more than once: {', '.join(map(repr, twice[:5]))}")
@@ -79,13 +79,13 @@ class Slots:
         return Slots(self.capacity, {**self.by_class, **dict(zip(new, chosen, strict=True))})
 
     def grown(self, extra: int) -> Slots:
-        """The map with ``extra`` more free slots at its end; no class moves."""
+        """The map with ``extra`` more free slots at the end; existing slots do not change."""
         if self.capacity is None or extra < 0:
             raise InputError(f"slots of capacity {self.capacity} cannot grow by {extra}")
         return Slots(self.capacity + extra, self.by_class)
 
     def joined(self, other: Slots) -> Slots:
-        """This map with the classes of ``other`` at their slots there; without a capacity they are appended."""
+        """This map with the classes and slots of ``other``; without a capacity they are appended."""
         if self.capacity is None or other.capacity is None:
             return self.assign(other.classes)
         if self.capacity != other.capacity:

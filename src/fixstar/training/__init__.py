@@ -1,6 +1,6 @@
 """Training: recipes and settings, the one loop, checkpoints, and the scenarios that yield versions.
 
-Names are imported when they are first used: a workspace that only searches never loads the loop or a loss.
+Names are imported on first use: a workspace that only searches never loads the loop or a loss.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Steps on a GPU as one graph: batch, both models, loss, gradients and update are recorded once and replayed.
+"""Steps on a GPU as one CUDA graph: batch, both models, loss, gradients and update are recorded once and replayed.
 
-A step of a small network is hundreds of kernels of a few microseconds each, and starting them one by one takes longer
-than running them. Nothing is read back within an epoch: the recorded step keeps its own count and takes its batch from
-the epoch's plan on the device.
+A step of a small network has hundreds of kernels of a few microseconds each, and launching them takes longer than
+running them. Nothing is read back within an epoch: the recorded step has its own counter and takes its batch from the
+epoch's plan on the device.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from fixstar.models.fused import FusedCifarResNet, called_by, fused
 from fixstar.training.run import PlacedStage, Training, lay_out_state, set_rate
 from fixstar.training.steps import Shown, update
 
-_WARM_UP = 3  # steps, so that libraries choose their kernels and memory is laid out before the recording
-_WORTH_COMPILING = 2000  # steps: compiling takes about 20 s once per process, and saves about 1 ms per step
+_WARM_UP = 3  # steps before recording, in which libraries choose kernels and memory is allocated
+_WORTH_COMPILING = 2000  # steps; compiling takes about 20 s per process and saves about 1 ms per step
 _CHUNK = 20  # steps between two updates of the progress bar
 
 _PROGRAMS: dict[str, Callable[[dict[str, Tensor], Tensor], Tensor]] = {}  # compiled backbones
@@ -38,7 +38,7 @@ class CapturedSteps:
         device = run.encoder.device
         self._plan = part.batches.plan_on_device(part.first)
         self._at = torch.zeros(1, dtype=torch.long, device=device)  # the step within the epoch
-        self._done = torch.zeros((), device=device)  # the share of the stage
+        self._done = torch.zeros((), device=device)  # the finished share of the stage
         self._rates = torch.zeros(part.batches.per_epoch, dtype=torch.double, device=device)  # of each step
         self._sums: dict[str, Tensor] = {}
         if run.teacher is not None:
@@ -62,7 +62,7 @@ class CapturedSteps:
             for _ in range(count):
                 self._graph.replay()
             shown(count * part.batches.batch_size, "")
-        torch.autograd.graph.increment_version(list(self._run.modules().parameters()))  # a replay does not
+        torch.autograd.graph.increment_version(list(self._run.modules().parameters()))  # a replay does not do this
         return {name: value.clone() for name, value in self._sums.items()}
 
     def _restart(self, number: int) -> None:
@@ -119,7 +119,7 @@ class CapturedSteps:
 
 
 def _faster(run: Training) -> contextlib.AbstractContextManager[None]:
-    """The backbone by its own kernels, if there are any, else compiled."""
+    """Run the backbone with its own kernels, if there are any, else compiled."""
     backbone = run.encoder.backbone
     sides = run.encoder.preprocessing.size
     made = run.bfloat16 and FusedCifarResNet.supports(backbone, sides)
@@ -134,7 +134,7 @@ def _stream() -> Any:
 
 @contextlib.contextmanager
 def _restored(modules: nn.Module, optimiser: optim.Optimizer) -> Iterator[None]:
-    """Restores weights, statistics and momenta at the end, in the same memory."""
+    """Restore weights, statistics and momenta at the end, in the same memory."""
     weights = {name: value.clone() for name, value in modules.state_dict().items()}
     momenta = {id(value): value.clone() for value in _momenta(optimiser)}
     try:

@@ -23,7 +23,7 @@ _FORMAT = "checkpoint"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a run resumes from: the log of its epochs, its best weights so far and its optimiser."""
+    """The state to resume from: the log of epochs, the best weights so far, and the optimiser."""
 
     log: list[Any] = field(default_factory=list)
     best: dict[str, Tensor] = field(default_factory=dict)
@@ -86,7 +86,7 @@ def load_checkpoint(
             )
         about = open_document(json.loads(metadata["document"]), _FORMAT)
         if about["sha256"] != _tensors_digest(tensors):
-            raise ValueError("the digest of its tensors is another one")
+            raise ValueError("the digest of its tensors does not match")
     except (SafetensorError, OSError, ModelError, *DAMAGE) as error:
         raise CheckpointError(
             f"{path} cannot be read ({error}); delete it to train this version from the start"

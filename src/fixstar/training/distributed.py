@@ -1,4 +1,4 @@
-"""Several processes that train one version together, as ``torchrun`` starts them.
+"""Training one version with several processes, started by ``torchrun``.
 
 Every process runs the same program with the same seed and sees the same files. Only rank zero writes files and prints.
 Messages between processes are JSON: nothing is unpickled.
@@ -21,25 +21,25 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fixstar import errors
 from fixstar.errors import FixstarError, InputError, NextStep
 
-_TIMEOUT = timedelta(minutes=30)  # rank zero may write or validate that long; if a process dies, all end at once
+_TIMEOUT = timedelta(minutes=30)  # rank zero may write or validate that long; if a process dies, all end immediately
 _LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # set by torchrun
 
 
 class World(NamedTuple):
-    """This process's place among those that train together; alone by default."""
+    """The rank of this process and the number of processes; by default a single one."""
 
     rank: int = 0
     size: int = 1
-    local_rank: int = 0  # on this machine
+    local_rank: int = 0  # rank on this machine
     local_size: int = 1
 
     @property
     def is_rank_zero(self) -> bool:
-        """Whether this is the process that writes and prints."""
+        """Whether this process writes files and prints."""
         return self.rank == 0
 
     def share(self, total: int, rank: int | None = None) -> slice:
-        """The rows of ``total`` for a rank, by default this one's; shares differ by one row at most.
+        """The rows out of ``total`` for a rank (default: this one); shares differ by at most one row.
 
         >>> [World(rank, 3).share(8) for rank in range(3)]
         [slice(0, 3, None), slice(3, 6, None), slice(6, 8, None)]
@@ -51,7 +51,7 @@ class World(NamedTuple):
 
 
 def world() -> World:
-    """This process's place. The first call joins the process group: all processes must make it."""
+    """The ``World`` of this process. The first call joins the process group; all processes must make it."""
     if not dist.is_available():
         return World()
     if not dist.is_initialized():
@@ -62,7 +62,7 @@ def world() -> World:
         else:
             backend = "gloo"
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-        if local_rank < torch.cuda.device_count():  # before anything takes memory on the first GPU
+        if local_rank < torch.cuda.device_count():  # before anything allocates memory on the first GPU
             torch.cuda.set_device(local_rank)
         with collective():
             dist.init_process_group(backend, timeout=_TIMEOUT)
@@ -96,7 +96,7 @@ def local_device(device: torch.device) -> torch.device:
 
 @contextlib.contextmanager
 def collective() -> Iterator[None]:
-    """Around communication with the other processes: a clear error if they are gone."""
+    """Wraps communication with other processes, for a clear error if they are gone."""
     try:
         yield
     except (RuntimeError, ValueError) as error:
@@ -113,7 +113,7 @@ def collective() -> Iterator[None]:
 
 
 def all_gather_json(value: Any) -> list[Any]:
-    """The values of all ranks, in their order, on all ranks. Plain JSON."""
+    """The values of all ranks, in rank order, on all ranks. Values must be plain JSON."""
     here = world()
     if here.size == 1:
         return [value]
@@ -158,14 +158,14 @@ def on_rank_zero(act: Callable[[], object]) -> None:
 def _same_error(name: str, message: str, next_steps: Iterable[NextStep]) -> FixstarError:
     kind = getattr(errors, name, None)
     if isinstance(kind, type) and issubclass(kind, FixstarError):
-        error = kind.__new__(kind, message)  # some take more than a message
+        error = kind.__new__(kind, message)  # some exceptions take more than a message
         FixstarError.__init__(error, message, *next_steps)
         return error
     return FixstarError(f"rank zero failed: {name}: {message}")
 
 
 def require_same_on_all_ranks(facts: Mapping[str, Any]) -> None:
-    """Raise if these facts are not the same on all ranks."""
+    """Raise unless these facts are the same on all ranks."""
     if world().size == 1:
         return
     gathered = all_gather_json(dict(facts))
@@ -181,7 +181,7 @@ def require_same_on_all_ranks(facts: Mapping[str, Any]) -> None:
 
 @torch.no_grad()
 def broadcast_from_rank_zero(values: Iterable[Tensor]) -> None:
-    """Give tensors the values that they have on rank zero; rounding may differ between ranks."""
+    """Copy the values of tensors from rank zero to all ranks; rounding may have differed."""
     if world().size > 1:
         for value in values:
             dense = value.contiguous()
@@ -198,7 +198,7 @@ def broadcast_from_rank_zero(values: Iterable[Tensor]) -> None:
 
 @contextlib.contextmanager
 def synchronised(model: nn.Module) -> Iterator[None]:
-    """While it is active, batch norms in training use the statistics of all processes. Saved models do not change."""
+    """Inside, batch norms in training use the statistics of all processes. Saved models do not change."""
     layers: list[Any] = [part for part in model.modules() if isinstance(part, _BatchNorm)]
     for layer in layers:
         layer.forward = lambda x, layer=layer: _forward(layer, x)
@@ -231,7 +231,7 @@ def _forward(layer: _BatchNorm, x: Tensor) -> Tensor:
 class _Normalised(torch.autograd.Function):
     """y = gain (x - mean) / sqrt(var + eps) + bias, mean and variance over all processes.
 
-    The gradients of gain and bias are those of this process's share: the step sums them, as it does all others.
+    The gradients of gain and bias are those of this process's share; the step sums them like all others.
     """
 
     @staticmethod

@@ -1,9 +1,9 @@
-"""Training on a frozen backbone: its features of every image are made once, kept on disk, and stand in for pixels.
+"""Training on a frozen backbone: its features are computed once per image, cached on disk, and replace pixels.
 
-    features/KEY/VIEW/*.safetensors     of up to 1,024 images each: the digest of its bytes, and its feature
+    features/KEY/VIEW/*.safetensors     up to 1,024 images each: digests of their bytes, and features
 
-KEY is a digest of the backbone, its weights and its preprocessing. VIEW is the image itself, flipped, or turned. A file
-is complete or absent and has a checksum; a damaged one is made again. The folder may be deleted at any time.
+KEY is a digest of the backbone, its weights and its preprocessing. VIEW is the image itself, flipped, or turned. Files
+are written atomically and have a checksum; a damaged file is computed again. The folder may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from fixstar.training.checkpoint import weights_digest
 from fixstar.training.distributed import from_rank_zero, world
 
 _BATCH = 64  # images through the backbone at a time
-_SHARD = 1024  # images in a file; a kill loses fewer
+_SHARD = 1024  # images per file, and the most that a kill loses
 _DIGEST = 16  # bytes
 
 Vectors = NDArray[np.float32]
 
 
 class View(NamedTuple):
-    """How an image is shown to the backbone."""
+    """A view of an image for the backbone."""
 
     flip: bool
     turn: int  # by 90 degrees
@@ -57,7 +57,7 @@ PLAIN = View(flip=False, turn=0)
 
 
 class FrozenFeatures:
-    """A row per image: features of the model that is trained, then of each other backbone, in all views."""
+    """One row per image: features of the trained model, then of each other backbone, in all views."""
 
     def __init__(
         self,
@@ -80,10 +80,10 @@ class FrozenFeatures:
         self._models: dict[str, Encoder] = {}
         self.columns(encoder)
         if rotated and encoder.preprocessing.size[0] != encoder.preprocessing.size[1]:
-            raise InputError(f"only square images are rotated, got {encoder.preprocessing.size} pixels")
+            raise InputError(f"only square images can be rotated, got {encoder.preprocessing.size} pixels")
 
     def columns(self, model: Encoder) -> slice:
-        """Where a model's features are in a row. A new backbone is added at the end."""
+        """The columns of a model's features. A new backbone is added at the end."""
         key = _backbone_key(model)
         if key not in self._models:
             if model.device == self._device:
@@ -96,7 +96,7 @@ class FrozenFeatures:
         return slice(sum(widths[:place]), sum(widths[: place + 1]))
 
     def source(self, images: ImageSet, bad: Bad = "refuse") -> tuple[ResidentFeatures, ImageSet]:
-        """The features of a set, ready for batches, and the set without the images that cannot be read."""
+        """The features of a set, ready for batches, and the set without unreadable images."""
         digests = _digests(images.images)
         views = [View(flip, turn) for flip in self._flips for turn in self._turns]
         unread = self._make(self._models, images.images, digests, views)
@@ -111,7 +111,7 @@ class FrozenFeatures:
         return ResidentFeatures(table), images.take(kept) if unread else images
 
     def of(self, model: Encoder, images: Any) -> Vectors:
-        """A model's features [N, m] of images as they are; all must be readable."""
+        """A model's features [N, m] of unaugmented images; all must be readable."""
         self.columns(model)
         digests = _digests(images)
         models = {key: self._models[key] for key in [_backbone_key(model)]}
@@ -122,7 +122,7 @@ class FrozenFeatures:
     def _make(
         self, models: Mapping[str, Encoder], images: Any, digests: Sequence[bytes], views: Sequence[View]
     ) -> list[ImageError]:
-        """Compute what is missing; returns the error of each unreadable image. Only one process writes."""
+        """Compute missing features; returns the error of each unreadable image. Only one process writes."""
 
         def make() -> list[list[Any]]:
             reasons: dict[bytes, str] = {}
@@ -139,7 +139,7 @@ class FrozenFeatures:
         return [ImageError(*bad) for bad in found]
 
     def _row(self, models: Mapping[str, Encoder], digests: Sequence[bytes], view: View) -> Vectors:
-        """The features of images in one view, those of several backbones side by side."""
+        """The features of images in one view, with several backbones side by side."""
         parts = []
         for key, model in models.items():
             rows, features = _stored(_place(self._folder / key, view), model.backbone.feature_dim)
@@ -168,7 +168,7 @@ def _digests(images: Any) -> list[bytes]:
         try:
             seen = content(images[row])
         except OSError:
-            return f"row {row}".encode()  # never stored: decoding says what is wrong
+            return f"row {row}".encode()  # never stored: decoding reports the error
         return hashlib.blake2b(seen, digest_size=_DIGEST).digest()
 
     with ThreadPoolExecutor(4) as threads:
@@ -178,7 +178,7 @@ def _digests(images: Any) -> list[bytes]:
 def _make(
     model: Encoder, images: Any, digests: Sequence[bytes], views: Sequence[View], folder: Path, show: bool
 ) -> dict[bytes, str]:
-    """Store the features that a folder lacks, file by file; why an image has none, by its digest."""
+    """Store missing features file by file; returns the errors of images without features, by digest."""
     width = model.backbone.feature_dim
     reasons = dict[bytes, str]()
     known = {view: set(_stored(_place(folder, view), width)[0]) for view in views}

@@ -23,9 +23,9 @@ from fixstar.training.distributed import broadcast_from_rank_zero, from_rank_zer
 from fixstar.training.run import PlacedStage, Training, ValidationScores, create_optimiser, parts_of, selected_epoch
 from fixstar.training.steps import EagerSteps, Steps
 
-_PAUSE = 5.0  # seconds between two checkpoints where an epoch may take less than writing one: a GPU, a frozen backbone
+_PAUSE = 5.0  # minimum seconds between checkpoints if epochs are short (a GPU, a frozen backbone)
 
-_DIVERGED = 1000.0  # a cross-entropy that no training comes back from; a guess among a million classes has 14
+_DIVERGED = 1000.0  # cross-entropy from which no training recovers; guessing among a million classes has 14
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def train(run: Training) -> list[EpochLog]:
         progress_bar(run.title, total, "images", show=shown, done=done) as advance,
     ):
         for part in parts:
-            if len(log) > part.after:  # the checkpoint is of a later stage
+            if len(log) > part.after:  # the checkpoint belongs to a later stage
                 continue
             if len(log) == part.first and part.stage.begin is not None:
                 part.stage.begin()
@@ -155,7 +155,7 @@ def _entry(item: dict[str, Any]) -> EpochLog:
 def _epoch(
     run: Training, part: PlacedStage, steps: Steps, epoch: int, advance: Advance, last: float | None
 ) -> EpochLog:
-    # dropout and the like: the same after resuming, different for each process's share of a batch
+    # for dropout: the same after resuming, but different for each process's share of a batch
     torch.manual_seed(run.seed * 1_000_003 + epoch + 15_485_863 * world().rank)
     place = f"{part.stage.name}, epoch {epoch - part.first + 1}/{part.recipe.epochs}"
     before = ""  # shown if reading the loss would wait for the GPU

@@ -1,4 +1,4 @@
-"""What one version's training works on: its stages, with their place in the run and optimiser, and model selection."""
+"""One version's training: its stages with their position in the run and optimiser, and model selection."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ Select = Callable[[Encoder], ValidationScores]
 
 @dataclass
 class Training:
-    """What one version's training works on.
+    """Everything that one version's training needs.
 
-    ``fingerprint`` prevents resuming with other settings; ``fingerprint_parts`` say what differs. ``select`` scores the
-    model after each epoch, to keep the best compatible one.
+    ``fingerprint`` prevents resuming with other settings; ``fingerprint_parts`` show what differs. ``select`` scores
+    the model after each epoch, to keep the best compatible one.
     """
 
     encoder: Encoder
@@ -67,7 +67,7 @@ class Training:
         return nn.ModuleDict(modules)
 
     def trained(self, stage: Stage) -> nn.Module:
-        """What a stage updates."""
+        """The module that a stage updates."""
         if stage.trains is None:
             return self.modules()
         return stage.trains
@@ -98,7 +98,7 @@ def cpu_multiplies_bfloat16() -> bool:
 
 
 class PlacedStage(NamedTuple):
-    """A stage with its place among all epochs of the run."""
+    """A stage with its position among all epochs of the run."""
 
     stage: Stage
     recipe: Recipe
@@ -194,7 +194,7 @@ def lay_out_state(optimiser: optim.Optimizer) -> None:
 
 
 def selected_epoch(scores: Sequence[ValidationScores]) -> int | None:
-    """Model selection (CoReS, eq. 11): the earliest compatible epoch of the highest self-test, None without.
+    """Model selection (CoReS, eq. 11): the earliest compatible epoch with the highest self-test, or None.
 
     >>> weak, good = ValidationScores(0.5, 0.3, 0.2), ValidationScores(0.6, 0.3, 0.2)
     >>> drifted = ValidationScores(0.7, 0.1, 0.2)

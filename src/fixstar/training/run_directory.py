@@ -27,7 +27,7 @@ from fixstar.versions import VersionFiles, version_name
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """Paths and rules of a run directory. Only rank zero writes; the other processes wait for it."""
+    """Paths and rules of a run directory. Only rank zero writes, and the other processes wait."""
 
     path: Path
 
@@ -44,11 +44,11 @@ class RunDirectory:
         return run
 
     def update(self, description: dict[str, Any]) -> None:
-        """Record the description, which may have other settings for versions to come. The run must be locked."""
+        """Record the description, which may change settings of future versions. The run must be locked."""
         on_rank_zero(lambda: self._check_or_create(description, update=True))
 
     def _check_or_create(self, description: dict[str, Any], update: bool = False) -> None:
-        description = json.loads(json.dumps(description))  # as it will be read: lists for tuples
+        description = json.loads(json.dumps(description))  # as read back: lists instead of tuples
         record = self.path / "run.json"
         if not record.exists():
             if not is_vacant(self.path):
@@ -71,7 +71,7 @@ class RunDirectory:
             replace_json(record, description)
 
     def _settled(self, description: dict[str, Any]) -> dict[str, Any]:
-        """A description without the ``later`` settings of unfinished versions: those may still change."""
+        """A description without the ``later`` settings of unfinished versions: these may still change."""
         later = description.get("later") or {}
         finished = {number: settings for number, settings in later.items() if self.version(int(number)).exists()}
         return {**description, "later": finished}

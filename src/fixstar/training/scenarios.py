@@ -1,7 +1,7 @@
 """Scenarios: a task stream and a method give a sequence of versions.
 
 All scenarios yield each version as soon as it is trained. With a directory they survive a kill: the same call resumes
-and ends with the same weights.
+and gives the same weights.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def run_scenario(
     room for more classes. Model and memory must stay those of ``settings``; versions from new weights may change the
     backbone (CoReS, section 6.6). ``replacements`` are better pre-trained models, of any architecture, by the number of
     the task that they are first fine-tuned on (IAM-CL2R; HOC, section 5.3). Give their classes slots from the left and
-    set ``Settings(side="right")``, so that no slot has two owners. ``first_method`` trains v1 in place of ``method``
+    set ``Settings(side="right")``, so that no slot has two owners. ``first_method`` trains v1 instead of ``method``
     (BCT, table 3). Versions that do not continue from the last one start from the ``pretrained`` model (CoReS, section
     6.3). ``validation`` selects the best compatible epoch of each upgrade (eq. 11).
     """
@@ -118,7 +118,7 @@ class _Sequence:
     validation: Validation | None
 
     def __post_init__(self) -> None:
-        """Refuse models and settings for versions that do not exist, and changes to what continues from the last."""
+        """Refuse models and settings for versions that do not exist, and changes of settings that must stay."""
         if self.scenario not in get_args(Scenario):
             raise UnknownNameError("scenario", self.scenario, get_args(Scenario))
         if unknown := sorted(set(self.replacements) - {task.number for task in self.stream}):
@@ -211,7 +211,7 @@ class _Sequence:
         return self.first_settings
 
     def _named_modules(self) -> set[str]:
-        """The modules of the code that the caller named."""
+        """The modules of the code that the caller has named."""
         models = [model.code for model in (*self.replacements.values(), self.pretrained) if model is not None]
         named = [settings.code for settings in (self.first_settings, *self.later.values())]
         return {module_of(code) for code in (*models, *named) if code is not None}
@@ -236,7 +236,7 @@ def _named(method: Method) -> dict[str, Any]:
 
 
 def remember(memory: ReplayMemory, version: Version, settings: Settings) -> ReplayMemory:
-    """The memory with images of a version's new classes, chosen as the settings say."""
+    """The memory with images of a version's new classes, selected according to the settings."""
     assert version.images is not None, "a version loaded from disk has been remembered already"
     return memory.extended(
         version.images,

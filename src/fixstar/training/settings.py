@@ -1,4 +1,4 @@
-"""How to train: the recipe of one version, and the settings that stay the same through a sequence of versions."""
+"""How to train: the recipe of one version, and the settings of a whole sequence of versions."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _USUAL = {"sgd": (0.1, 2e-4), "adam": (1e-3, 0.0), "adamw": (1e-3, 0.01)}  # lea
 class Recipe:
     """The optimiser, its schedule and the batch size of one version; by default for CIFAR-100 (HOC, table 1).
 
-    ``schedule="steps"`` multiplies the learning rate by ``gamma`` at each of ``milestones`` (epochs); "cosine" lets it
-    fall to zero. Before either it rises from zero for ``warmup`` epochs. ``momentum`` is the first beta of Adam and
-    AdamW, ``clip`` the largest norm of the gradient, ``backbone_rate`` a factor on the backbone's learning rate.
-    ``decay_norms=False`` takes weight decay off norms and biases. ``precision`` is the backbone's: "auto" is bfloat16
-    on a GPU that has it.
+    ``schedule="steps"`` multiplies the learning rate by ``gamma`` at each of ``milestones`` (epochs); "cosine" decays
+    it to zero. Both start with a linear warm-up of ``warmup`` epochs. ``momentum`` is the first beta of Adam and
+    AdamW, ``clip`` the maximum norm of the gradient, ``backbone_rate`` a factor on the backbone's learning rate.
+    ``decay_norms=False`` turns weight decay off for norms and biases. ``precision`` is the backbone's: "auto" is
+    bfloat16 on a GPU that supports it.
     """
 
     epochs: int = 70
@@ -95,7 +95,7 @@ class Recipe:
         return self.schedule == "cosine" or self.warmup > 0
 
     def with_optimizer(self, name: Optimizer) -> Recipe:
-        """The recipe with another optimiser, at the learning rate and weight decay that are usual for it."""
+        """The recipe with another optimiser, with its default learning rate and weight decay."""
         if name == self.optimizer:
             return self
         rate, decay = _USUAL.get(name, (self.learning_rate, self.weight_decay))
@@ -103,14 +103,14 @@ class Recipe:
 
     def shortened(self, epochs: int) -> Recipe:
         """The same recipe over fewer or more epochs: milestones (rounded only when used) and warm-up in proportion."""
-        if not _is_whole(epochs, 1):  # before the milestones move, or they would be reported too
+        if not _is_whole(epochs, 1):  # before scaling the milestones, which would be reported too
             raise InputError(f"epochs={epochs} must be a whole number of at least 1")
         *milestones, warmup = (round(at * epochs / self.epochs, 9) for at in (*self.milestones, self.warmup))
         return replace(self, epochs=epochs, milestones=tuple(milestones), warmup=warmup)
 
 
 def _require(settings: Recipe | Settings, **rules: tuple[str, bool]) -> None:
-    """Report every field that breaks its rule; a rule is its text and whether the field obeys it."""
+    """Report every field that breaks its rule; a rule is its text and whether it holds."""
     wrong = [f"{name}={getattr(settings, name)!r} must be {rule}" for name, (rule, right) in rules.items() if not right]
     if wrong:
         raise InputError("; ".join(wrong))
@@ -130,7 +130,7 @@ CIFAR_CORES = Recipe(epochs=100, milestones=(70,), weight_decay=5e-4)  # CoReS, 
 
 
 def paper_recipe(scenario: Scenario) -> Recipe:
-    """The papers' recipe for CIFAR-100 in a scenario."""
+    """The recipe of the papers for CIFAR-100 in a scenario."""
     if scenario == "retraining":
         return CIFAR_CORES
     return CIFAR_LIFELONG
@@ -140,10 +140,10 @@ def paper_recipe(scenario: Scenario) -> Recipe:
 class Settings:
     """The model, the recipe and the replay memory of a sequence of versions.
 
-    ``capacity`` is K, the maximum number of classes of a simplex: choose it large, it costs O(K). ``width`` is that of
-    the features before a trainable classifier. ``grown`` are the capacities of simplices added later (see
+    ``capacity`` is K, the maximum number of classes of a simplex. Choose it large: the cost is O(K). ``width`` is the
+    width of features before a trainable classifier. ``grown`` are the capacities of simplices added later (see
     ``lifelong``). New classes take their slots from ``side``. A ``frozen`` backbone keeps its weights: projection and
-    classifier are trained on the features that it makes of every image once.
+    classifier are trained on its features, which are computed once per image.
     """
 
     backbone: str = "resnet32"
@@ -178,7 +178,7 @@ class Settings:
 
     @property
     def code(self) -> str | None:
-        """The import path of the code that makes the backbone; None if it is one of fixstar's own, or data."""
+        """The import path of the backbone's code; None for fixstar's own backbones and for data such as ONNX."""
         return import_path(self.backbone, self.backbone_options)
 
     def torch_device(self) -> torch.device:
@@ -186,12 +186,12 @@ class Settings:
         return resolve_device(self.device)
 
     def new_encoder(self, method: Method, classes: list[str], seed: int) -> Encoder:
-        """An encoder with random weights that depend on ``seed`` alone, whatever has grown."""
+        """An encoder with random weights that depend only on ``seed``, also after growth."""
         architecture = self.backbone.startswith("hf:") and not self.backbone_options
         if self.frozen and (self.backbone in BACKBONES or (architecture and is_architecture(self.backbone[3:]))):
             raise InputError(
                 f"{self.backbone} starts from random weights, and a frozen backbone keeps its weights. Choose a "
-                f"trained model: {' or '.join(PRETRAINED)}, hf:NAME_OR_FOLDER, an ONNX file or a module of your own"
+                f"trained model: {' or '.join(PRETRAINED)}, hf:NAME_OR_FOLDER, an ONNX file or your own module"
             )
         if self.grown and CLASSIFIERS[method.classifier].fixed and method.classifier != "simplex":
             raise InputError(f"only a simplex grows, and {method.name} trains a {method.classifier}")
@@ -200,7 +200,7 @@ class Settings:
             added["added"] = self.grown
         named = []
         if self.code is not None:
-            named.append(module_of(self.code))  # given by the author of these settings
+            named.append(module_of(self.code))  # named by the author of these settings
         with torch.random.fork_rng(devices=[]), trusting(*named):
             torch.manual_seed(seed)
             return Encoder.create(
@@ -216,7 +216,7 @@ class Settings:
             )
 
     def to_json(self) -> dict[str, Any]:
-        """What a run's result depends on, for comparison after a restart. The device is left out: a run may move."""
+        """All settings that affect the result, to compare after a restart. The device is left out: it may change."""
         content: dict[str, Any] = {**asdict(self), "preprocessing": self.preprocessing and self.preprocessing.to_json()}
         del content["device"]
         plain: dict[str, Any] = json.loads(json.dumps(content))  # lists for tuples
@@ -224,7 +224,7 @@ class Settings:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Settings:
-        """Settings as ``to_json`` wrote them. Files may come from anyone: code that they name must be trusted."""
+        """Settings from the output of ``to_json``. Files may come from anyone: code that they name must be trusted."""
         code = import_path(content["backbone"], content["backbone_options"])
         if code is not None:
             require_trusted(code)

@@ -1,9 +1,9 @@
-"""The steps of a stage: one batch, one update. Eager anywhere; ``captured`` has those of a GPU.
+"""The steps of a stage: one batch, one update. These are eager; ``captured`` has the recorded steps for a GPU.
 
-Several processes make the same update as one: each takes a share of the batch through the networks. Features are
-gathered before the loss, so that every term sees the whole batch. Each process computes the same loss L; what is
-differentiated is the mean of the losses of all, with collectives that carry gradients back to where features came from.
-Summed over processes, the gradient is that of L.
+Several processes make the same update as a single one. Each runs its share of the batch through the networks. Features
+are gathered before the loss, so that every term sees the whole batch, and each process computes the same loss L. The
+mean of these losses is differentiated, with collectives that send gradients back to the owners of the features. Summed
+over processes, the gradient is that of L.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Steps(Protocol):
     """Runs whole epochs."""
 
     def epoch(self, number: int, shown: Shown) -> dict[str, Tensor]:
-        """Train for epoch ``number`` of the run; the sum of each term over its steps."""
+        """Train epoch ``number`` of the run; returns the sum of each term over its steps."""
 
 
-_Outputs = tuple[Outputs, Outputs | None, Outputs | None]  # of the new, the previous and the first model, where needed
+_Outputs = tuple[Outputs, Outputs | None, Outputs | None]  # of the new, the previous and the first model, if needed
 
 
 def update(
@@ -45,9 +45,9 @@ def update(
     done: Tensor | float,
     teacher_stream: Any = None,
 ) -> dict[str, Tensor]:
-    """One update; returns the detached terms. On ``teacher_stream`` (CUDA) the old model runs beside the new.
+    """One update; returns the detached terms. On ``teacher_stream`` (CUDA) the old model runs in parallel.
 
-    With several processes projection, classifier and loss see the whole batch in each.
+    With several processes, projection, classifier and loss see the whole batch in each process.
     """
     size = world().size
     optimiser.zero_grad(set_to_none=True)
@@ -96,7 +96,7 @@ def _outputs(run: Training, batch: Batch, teacher_stream: Any) -> _Outputs:
 
 
 class EagerSteps:
-    """Runs operation by operation; several processes share each batch."""
+    """Eager steps; several processes share each batch."""
 
     def __init__(self, run: Training, part: PlacedStage, optimiser: optim.Optimizer) -> None:
         self._run = run

@@ -1,4 +1,4 @@
-"""Training one version: where it starts, what its weights depend on, and the step that every scenario repeats."""
+"""Training one version: its starting point, the inputs of its weights, and the step that every scenario repeats."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from fixstar.training.steps import SharedPixels
 from fixstar.versions import version_name
 
 _SHORT = 12  # hexadecimal digits of a part's digest
-_PART_NAMES = {  # where the name of a setting does not say what it is
+_PART_NAMES = {  # for settings whose name is not clear
     "grown": "growth",
     "previous": "the previous version",
     "first": "the first version",
@@ -60,10 +60,10 @@ _PART_NAMES = {  # where the name of a setting does not say what it is
 
 @dataclass(frozen=True, eq=False)
 class TrainingContext:
-    """What exists before a version is trained.
+    """The state before a version is trained.
 
     Training starts from a ``replacement``, which becomes the teacher, or ``pretrained`` instead of the previous
-    version. ``first`` is the oldest version in use, ``features`` the folder for a frozen backbone's features of images.
+    version. ``first`` is the oldest version in use. ``features`` is the folder for a frozen backbone's features.
     """
 
     previous: Encoder | None = None
@@ -72,7 +72,7 @@ class TrainingContext:
     pretrained: Encoder | None = None
     old_vectors: OldVectors | None = None
     first: Encoder | None = None
-    first_vectors: OldVectors | None = None  # in no fingerprint: earlier versions and the memory determine them
+    first_vectors: OldVectors | None = None  # not in the fingerprint: determined by earlier versions and the memory
     features: Path | None = None
 
     @property
@@ -109,7 +109,7 @@ def train_version(
     validation: Validation | None = None,
 ) -> Version:
     """Train version ``number``; with ``validation`` the best compatible epoch is kept (CoReS, eq. 11)."""
-    world()  # joins the other processes, if any, before a device is touched
+    world()  # joins the other processes, if any, before a device is used
     plan = VersionPlan(
         number=number, images=images, context=context, method=method, settings=settings, validation=validation
     )
@@ -154,7 +154,7 @@ def train_version(
         objective=objective,
         batches=batches,
         recipe=settings.recipe,
-        teacher=teacher if "old model" in method.needs else None,  # its classifier alone needs no forward pass
+        teacher=teacher if "old model" in method.needs else None,  # no forward pass if only its classifier is needed
         first=first,
         seed=plan.seed,
         checkpoint=checkpoint,
@@ -180,7 +180,7 @@ def _teacher(predecessor: Encoder, encoder: Encoder, features: FrozenFeatures | 
 
 
 def _budget(device: torch.device) -> int | None:
-    """Bytes of pixels that may stay in memory, the same on all ranks; the ranks of a machine share its memory."""
+    """Maximum bytes of pixels in memory, the same on all ranks. The ranks of a machine share its memory."""
     here = world()
     if here.size == 1:
         return None
@@ -194,7 +194,7 @@ def _shared(source: PixelSource) -> PixelSource:
     return source
 
 
-# What one version is made from.
+# The inputs of one version.
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,16 +210,16 @@ class VersionPlan:
 
     @property
     def seed(self) -> int:
-        """Of batches, of new rows of a classifier, and of what a method draws."""
+        """The seed of batches, of new classifier rows, and of a method's random numbers."""
         return self.settings.seed * 1009 + self.number
 
     def starting_encoder(self) -> Encoder:
-        """The previous weights, the replacement's, or new ones; classes seen before always keep their slots."""
+        """An encoder with previous, replacement or new weights. Classes seen before keep their slots."""
         require_same_classifier(self.context, self.method)
         encoder = self._started()
         _require_trainable(encoder, self.method, self.settings)
         if self.settings.frozen:
-            encoder.project()  # or a trainable classifier would leave the features as they are
+            encoder.project()  # otherwise a trainable classifier would not change the features
         return encoder
 
     def _started(self) -> Encoder:
@@ -251,15 +251,15 @@ class VersionPlan:
         return encoder
 
     def _continued(self, base: Encoder) -> Encoder:
-        """A copy of ``base`` with slots for every class so far; a replacement drops other trainable outputs."""
+        """A copy of ``base`` with slots for every class so far; a replacement loses its other trainable outputs."""
         context = self.context
         settings = self.settings
         images = self.images
         previous = context.previous
         encoder = copy.deepcopy(base)
-        encoder.adapter = None  # it leads to ``base``, not to the new version
+        encoder.adapter = None  # it maps to ``base``, not to the new version
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.seed)  # the new rows of a trainable classifier
+            torch.manual_seed(self.seed)  # for new rows of a trainable classifier
             for extra in missing_growth(encoder, settings.grown):
                 encoder.grow(extra)
             if base is context.replacement and not encoder.classifier.fixed:
@@ -275,7 +275,7 @@ class VersionPlan:
     def batches(
         self, encoder: Encoder, held: HeldOut, progress: bool, features: FrozenFeatures | None
     ) -> tuple[Batches, ImageSet]:
-        """Batches of new and replayed images, and the new images that can be read."""
+        """Batches of new and replayed images, and the readable new images."""
         method = self.method
         settings = self.settings
         sources = []
@@ -311,7 +311,7 @@ class VersionPlan:
     def upgrade(
         self, encoder: Encoder, teacher: FrozenEncoder | None, held: HeldOut, features: FrozenFeatures | None
     ) -> Upgrade:
-        """What the method's objective is made for."""
+        """The upgrade that the method's objective is built for."""
         context = self.context
         predecessor = self.context.predecessor
         images = held.images
@@ -323,7 +323,7 @@ class VersionPlan:
         vectors = context.old_vectors or context.first_vectors
         if vectors is None and predecessor is not None and "old vectors" in self.method.needs:
             seen = images.of_classes([name for name in images.classes if name in known])
-            if len(seen):  # the vectors that a gallery would hold of them
+            if len(seen):  # the vectors that a gallery would store for them
                 shown: Any = seen.images
                 if features is not None:
                     shown = features.of(predecessor, seen.images)
@@ -341,7 +341,7 @@ class VersionPlan:
         )
 
     def fingerprint(self) -> Fingerprint:
-        """Digests of all that the weights depend on."""
+        """Digests of everything that the weights depend on."""
         number = self.number
         images = self.images
         context = self.context
@@ -393,7 +393,7 @@ class VersionPlan:
 
 
 def _require_trainable(encoder: Encoder, method: Method, settings: Settings) -> None:
-    """Refuse what cannot be trained: a backbone that only runs, and maps that never change."""
+    """Refuse what cannot be trained: a backbone without trainable weights, or a loss on frozen feature maps."""
     if settings.frozen and method.maps:
         raise InputError(
             f"method {method.name!r} compares feature maps, and a frozen backbone's never change; choose another method"
@@ -407,7 +407,7 @@ def _require_trainable(encoder: Encoder, method: Method, settings: Settings) -> 
 
 
 def require_same_classifier(context: TrainingContext, method: Method) -> None:
-    """Refuse another kind of classifier than earlier models have, unless neither is fixed and weights are new."""
+    """Refuse a different kind of classifier from earlier models, unless neither is fixed and weights are new."""
     kind = method.classifier
     previous = context.previous
     from_new_weights = context.replacement is None and method.initialisation != "previous"
@@ -426,7 +426,7 @@ def require_same_classifier(context: TrainingContext, method: Method) -> None:
 
 
 def missing_growth(encoder: Encoder, grown: tuple[int, ...]) -> tuple[int, ...]:
-    """The simplices among ``grown`` that an encoder does not have yet; one without capacity needs none."""
+    """The simplices among ``grown`` that an encoder does not have yet; a classifier without capacity needs none."""
     done = encoder.classifier.added
     shared = min(len(done), len(grown))
     if done[:shared] != grown[:shared]:
@@ -444,29 +444,29 @@ def _sizes(grown: tuple[int, ...]) -> str:
 
 
 def _require_same_prototypes(previous: Encoder, settings: Settings) -> None:
-    """A version from new weights must have the prototypes of the one before, or its slots would mean nothing."""
+    """Raise unless a version from new weights has the prototypes of the previous one, as slots refer to them."""
     head = previous.classifier
     old = (head.outputs - sum(head.added), *head.added)
     new = (settings.classifier_options.get("capacity", settings.capacity), *settings.grown)
     if head.fixed and new[: len(old)] != old:
         raise ModelError(
-            f"the settings make room for {_sizes(new)} classes, the previous version for {_sizes(old)}: its classes "
+            f"the settings have room for {_sizes(new)} classes, the previous version for {_sizes(old)}: its classes "
             "would lose their prototypes. Keep its capacity and its growth"
         )
 
 
-# What the weights depend on.
+# Fingerprints.
 
 
 class Fingerprint(NamedTuple):
-    """A digest of everything that the weights depend on, and one per part, to say what differs."""
+    """A digest of everything that the weights depend on, and one per part, to report differences."""
 
     whole: str
     parts: dict[str, str]
 
 
 def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings one by one, with those of the recipe and of the augmentation."""
+    """Settings as a flat mapping, with those of the recipe and of the augmentation."""
     nested = ("recipe", "augmentation")
     flat = {name: value for name, value in settings.items() if name not in nested}
     return flat | {name: value for part in nested for name, value in settings[part].items()}
@@ -502,7 +502,7 @@ class Validation:
             )
 
     def select(self, previous: Encoder, made: FrozenFeatures | None = None) -> Select:
-        """Scores a model after an epoch against ``previous``, whose own test is run once."""
+        """A function that scores a model after an epoch against ``previous``, whose self-test is run once."""
         kept: dict[tuple[Encoder, int], Any] = {}  # a frozen backbone's features do not change between epochs
 
         def features(model: Encoder, images: Any) -> Any:
@@ -530,7 +530,7 @@ class Validation:
         return cross_test(features, *labels, self.protocol, pairs=self.pairs).matrix
 
     def fingerprint(self) -> str:
-        """Of both sets, the protocol and the pairs."""
+        """A digest of both sets, the protocol and the pairs."""
         pairs = ""
         if self.pairs is not None:
             pairs = " " + _digest([rows.tolist() for rows in vars(self.pairs).values()])

@@ -1,6 +1,6 @@
 """A workspace: versions, gallery, checks and deployment of one directory. The command line is thin over it.
 
-Names are imported when they are first used: commands that only read the gallery do without torch.
+Names are imported on first use, so commands that only read the gallery do not load torch.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What the gate found about a version. A deployment requires it.
+"""The results of the gate for a version. A deployment requires a passed check.
 
-checks/v2.json                the check that counts: the last one that is not weaker than the one before
-checks/v2/check-NUMBER-*.json  every check of v2, for ever
-checks/v2/flips-*             pictures of the negative flips of the check that counts; the images may be gone
+checks/v2.json                the current check: the last one that is not weaker than the one before
+checks/v2/check-NUMBER-*.json  all checks of v2; never deleted
+checks/v2/flips-*             pictures of the flips of the current check; the images themselves may be gone
 
-A check counts only for the versions it was made against: vectors of another version that arrive later make it
-incomplete. Versions are never rewritten, so an old check stays true.
+A check covers only the versions it was made against. If vectors of another version arrive later, it is incomplete.
+Versions are never rewritten, so an old check stays valid.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ Outcome = Literal["pass", "refuse", "missing evidence"]
 Shown = Literal["query", "old", "new"]
 
 
-HELD_OUT_WORDS = "held out from training"  # labelled images that have no name
+HELD_OUT_WORDS = "held out from training"  # labelled images without a name
 
 
 @dataclass(frozen=True)
 class FlippedAnswer:
-    """A query that one of two versions answers correctly; ``rows`` are query, image found before, and found now."""
+    """A query that only one of two versions answers correctly; ``rows``: query, image found before, image found now."""
 
     label: str
     found: str
@@ -45,7 +45,7 @@ class FlippedAnswer:
 
 @dataclass(frozen=True)
 class ClassChange:
-    """How many queries of a class there are, and how many of them are lost and won."""
+    """The number of queries of a class, and how many are lost and won."""
 
     label: str
     queries: int
@@ -55,7 +55,7 @@ class ClassChange:
 
 @dataclass(frozen=True)
 class OneModel:
-    """What one model per query finds where two were judged: queries by the new version alone."""
+    """The result with one model per query (the new version alone), if two models were judged."""
 
     cross_test: float
     low: float
@@ -68,11 +68,11 @@ class OneModel:
 class CheckedCell:
     """New queries on the vectors of ``version``: cross-test minus that version's self-test, with its interval.
 
-    ``translation`` is the file of the translation that was judged, None where both versions share a space and none is
-    needed; ``weight`` is its w, and ``models`` are the versions that embed a query. ``one_model`` is the same with the
-    new version alone, if two models were judged. ``lost`` and ``won`` list some of the flips, ``classes`` those that
-    lose most and win most, heaviest net loss first. With known relevant items all figures are nDCG@10, and ``measured``
-    has further measures by name: before, after, and with everything embedded again.
+    ``translation`` is the file of the judged translation, None if both versions share a space. ``weight`` is its w, and
+    ``models`` are the versions that embed a query. ``one_model`` is the result with the new version alone, if two
+    models were judged. ``lost`` and ``won`` list some of the flips. ``classes`` lists the classes that lose and win
+    most, largest net loss first. With known relevant items all figures are nDCG@10, and ``measured`` has more
+    measures by name: before, after, and with everything re-embedded.
     """
 
     version: str
@@ -96,7 +96,7 @@ class CheckedCell:
 
     @property
     def difference(self) -> float:
-        """What the new queries gain on these vectors; a loss is negative."""
+        """The gain of the new queries on these vectors; negative for a loss."""
         return self.cross_test - self.self_test
 
     @property
@@ -108,7 +108,7 @@ class CheckedCell:
 
     @property
     def share_at_once(self) -> float | None:
-        """The share of the gain of re-embedding everything that is reached without it; None if there is no gain."""
+        """The share of the full gain (everything re-embedded) that is reached at once; None without a full gain."""
         if self.reembedded is None or self.reembedded <= self.self_test:
             return None
         return self.difference / (self.reembedded - self.self_test)
@@ -116,11 +116,11 @@ class CheckedCell:
 
 @dataclass(frozen=True)
 class Check:
-    """The verdict on one version's queries. ``reasons`` is the evidence in sentences, ``notes`` is worth knowing.
+    """The verdict on one version's queries. ``reasons`` is the evidence in sentences, ``notes`` are further remarks.
 
     ``report`` and ``pictures`` are paths in the workspace. ``calibrations`` (slope and offset by gallery version) turn
-    scores into probabilities. ``thresholds`` tell hits from what is probably not in the gallery. ``self_test`` is what
-    the version finds if everything is embedded again.
+    scores into probabilities. Below ``thresholds`` a hit is probably not a match. ``self_test`` is the accuracy with
+    everything re-embedded.
     """
 
     version: str
@@ -143,22 +143,22 @@ class Check:
 
     @property
     def against(self) -> tuple[str, ...]:
-        """The versions whose galleries the new queries were tried on."""
+        """The versions whose vectors the new queries were tested on."""
         return tuple(cell.version for cell in self.cells)
 
     @property
     def translations(self) -> dict[str, str]:
-        """The files of the translations that were judged, by the version whose vectors they carry."""
+        """The files of the judged translations, by the version whose vectors they translate."""
         return {cell.version: cell.translation for cell in self.cells if cell.translation is not None}
 
     @property
     def classes(self) -> int:
-        """How many classes the labelled images are of."""
+        """The number of classes of the labelled images."""
         return int(self.data.get("classes", 0))
 
     @property
     def images(self) -> str:
-        """Which labelled images it used, in words."""
+        """The labelled images of the check, in words."""
         if self.data.get("source") == "held out":
             return HELD_OUT_WORDS
         return str(self.data.get("name") or ("given" if self.data else "no images"))
@@ -197,16 +197,16 @@ def _flipped_answer(content: dict[str, Any]) -> FlippedAnswer:
 
 def _calibration(slope: float, offset: float) -> tuple[float, float]:
     if not slope > 0:
-        raise ValueError(f"the slope of a calibration is above zero, not {slope}")
+        raise ValueError(f"the slope of a calibration must be above zero, got {slope}")
     return float(slope), float(offset)
 
 
 def is_weaker(check: Check, other: Check, galleries: Iterable[str]) -> bool:
-    """Whether an earlier check ``other`` keeps its place against ``check``, as far as ``galleries`` are concerned.
+    """Whether ``check`` is weaker than an earlier check ``other``, which then stays current, over ``galleries``.
 
-    It must have judged them all with as many queries. It keeps its place if it decided and ``check`` did not. If both
-    decided, it keeps its place with more queries, unless it asked an easier question. One that did not pass says
-    nothing about another way to search these vectors, such as a translation that was fitted since.
+    ``other`` must have judged all of them with at least as many queries. It stays if it decided and ``check`` did not.
+    If both decided, it stays with more queries, unless its question was easier. A check that did not pass says nothing
+    about another way to search these vectors, such as a translation fitted since.
     """
     asked = set(galleries)
     if not _speaks_of(other, asked) or check.queries > other.queries:
@@ -217,24 +217,24 @@ def is_weaker(check: Check, other: Check, galleries: Iterable[str]) -> bool:
         return True
     as_strict = other.tolerance <= check.tolerance and other.confidence >= check.confidence
     more = (other.queries, other.classes) > (check.queries, check.classes)
-    alike = bool(asked) or not other.against  # vectors that are gone say nothing about those that are there
+    alike = bool(asked) or not other.against  # results on deleted vectors do not apply to existing ones
     return alike and more and as_strict
 
 
 def _ways(check: Check, galleries: set[str]) -> dict[str, tuple[bool, tuple[str, ...]]]:
-    """How vectors of these galleries were searched: whether translated, and which models embedded the queries."""
+    """How vectors of these galleries were searched: translated or not, and by which models."""
     judged = [cell for cell in check.cells if cell.version in galleries]
     return {cell.version: (cell.translation is not None, cell.models) for cell in judged}
 
 
 def _speaks_of(check: Check, galleries: set[str]) -> bool:
-    """Whether a check judged all these galleries, and did not fail because of another one."""
+    """Whether a check judged all these galleries and did not fail because of another gallery."""
     judged = set(check.against)
     return galleries <= judged and (check.outcome == "pass" or not galleries or galleries == judged)
 
 
 def strongest_check(checks: Sequence[Check], searched: Iterable[str]) -> Check | None:
-    """Of a version's checks, oldest first, the one that counts over these versions' vectors, else the newest."""
+    """The strongest of a version's checks (oldest first) over these versions' vectors, else the newest."""
     galleries = set(searched)
     found = None
     for check in checks:
@@ -257,7 +257,7 @@ def save_check(workspace: Path, check: Check) -> Path:
 
 
 def last_check(workspace: Path, version: str) -> Check | None:
-    """The last check of a version that counts, if there was one."""
+    """The current check of a version, if there is one."""
     path = workspace / "checks" / f"{version}.json"
     if path.is_file():
         return _read_check(path, version)
@@ -265,7 +265,7 @@ def last_check(workspace: Path, version: str) -> Check | None:
 
 
 def check_history(workspace: Path, version: str) -> list[Check]:
-    """All checks of a version, oldest first. Damaged files are left out."""
+    """All checks of a version, oldest first. Damaged files are skipped."""
     found = []
     for path in sorted((workspace / "checks" / version).glob("check-*.json")):
         with contextlib.suppress(ModelError):
@@ -274,10 +274,10 @@ def check_history(workspace: Path, version: str) -> list[Check]:
 
 
 def checks_on_one_set(workspace: Path, versions: Iterable[str]) -> list[Check]:
-    """What checks measured on one set of images, newest first, one check per version: their figures compare.
+    """Checks on the same set of images, one per version, newest first, so that their figures are comparable.
 
-    It is the set of the newest check that counts. Of each version the check that counts is taken if it used this set,
-    else the newest one that did. A damaged check is as good as none.
+    The set is that of the newest current check. For each version this is its current check if it used the set, else
+    the newest check that did. Damaged checks are ignored.
     """
     counting: dict[str, Check | None] = {}
     for version in versions:
@@ -297,7 +297,7 @@ def checks_on_one_set(workspace: Path, versions: Iterable[str]) -> list[Check]:
 
 
 def _images_of(check: Check) -> tuple[str, str]:
-    """Which labelled images a check used."""
+    """The identity of the labelled images that a check used."""
     return str(check.data.get("fingerprint", "")), check.images
 
 
@@ -309,7 +309,7 @@ def _read_check(path: Path, version: str) -> Check:
 
 
 def outweighing_check(workspace: Path, check: Check) -> Check | None:
-    """The earlier check of the same version that still counts after a new one; None if the new one does."""
+    """The earlier check of the same version that stays current after a new one; None if the new one is current."""
     try:
         other = last_check(workspace, check.version)
     except ModelError:  # damaged: the new one replaces it
@@ -320,20 +320,20 @@ def outweighing_check(workspace: Path, check: Check) -> Check | None:
 
 
 class LastChecks:
-    """The checks of versions that count. Reading costs one ``stat`` of a file, so every search may ask."""
+    """The current checks of versions. A read costs one ``stat``, so every search can afford it."""
 
     def __init__(self, workspace: Path) -> None:
         self._workspace = workspace
         self._files: dict[str, WatchedFile[Check | None]] = {}
 
     def of(self, version: str) -> Check | None:
-        """None without a readable check: a search then ranks by cosine."""
+        """The current check; None if there is none or it is unreadable."""
         if version not in self._files:
             file = self._workspace / "checks" / f"{version}.json"
             self._files[version] = WatchedFile(file, lambda _: self._read(version), None)
         try:
             return self._files[version].content()
-        except (OSError, ValueError):  # not a name that a file can have
+        except (OSError, ValueError):  # not a valid file name
             return None
 
     def _read(self, version: str) -> Check | None:
@@ -343,7 +343,7 @@ class LastChecks:
 
 
 def require_passed_check(check: Check | None, version: str, searched: Iterable[str]) -> Check:
-    """The check, if it allows to deploy ``version`` over vectors of the versions ``searched``; else ``GateError``."""
+    """The check if it allows deploying ``version`` over vectors of the versions ``searched``; else ``GateError``."""
     again = NextStep("check", {"version": version})
     force = NextStep("deploy", {"version": version, "force": ...}, "deploy anyway, with a reason")
     if check is None:
@@ -359,7 +359,7 @@ def require_passed_check(check: Check | None, version: str, searched: Iterable[s
 
 
 def _with_images(step: NextStep, check: Check) -> NextStep:
-    """A repeated check needs the images of the first: by name, or given again."""
+    """Add the images of the first check to the step that repeats it: by name, or to be given again."""
     if "data" in step.arguments or check.data.get("source") == "held out":
         return step
     named = check.data.get("source") == "named"
@@ -367,7 +367,7 @@ def _with_images(step: NextStep, check: Check) -> NextStep:
 
 
 def require_one_model(check: Check, version: str) -> None:
-    """Refuse a deployment with one model per query that was not shown to find as much as before; ``GateError``."""
+    """Raise ``GateError`` unless one model per query was shown to find as much as before."""
     two = NextStep("deploy", {"version": version}, "two models per query")
     for cell in check.cells:
         alone = cell.one_model
@@ -387,7 +387,7 @@ def require_one_model(check: Check, version: str) -> None:
 
 
 def gain_sentence(version: str, cell: CheckedCell) -> str:
-    """Three numbers on one scale: now, at once after deploying, after embedding everything again."""
+    """Accuracy now, at once after deploying, and after re-embedding everything."""
     if cell.reembedded is None:
         return ""
     told = (
@@ -399,17 +399,17 @@ def gain_sentence(version: str, cell: CheckedCell) -> str:
         return f"{told}. {version} is no better than {cell.version} here: keep {cell.version}"
     if share <= 0:
         return told
-    return f"{told}: {min(share, 9.99):.0%} of the whole gain is had at once"
+    return f"{told}: {min(share, 9.99):.0%} of the whole gain is reached at once"
 
 
 def listed_flips(check: Check) -> list[tuple[CheckedCell, Literal["lost", "won"], FlippedAnswer]]:
-    """The flips that a check lists, in the order of their pictures: those lost on each gallery, then those won."""
+    """The listed flips of a check, in the order of their pictures: lost, then won, gallery by gallery."""
     kinds: tuple[Literal["lost"], Literal["won"]] = ("lost", "won")
     return [(cell, kind, one) for cell in check.cells for kind in kinds for one in getattr(cell, kind)]
 
 
 def save_flips(workspace: Path, check: Check, thumbnails: Thumbnails | None) -> str | None:
-    """Save three pictures per listed flip (query, found before, found now); the path, None without any."""
+    """Save three pictures per listed flip (query, found before, found now); returns the path, or None without any."""
     rows = [one.rows for *_, one in listed_flips(check) if one.rows is not None]
     if not rows or thumbnails is None:
         return None

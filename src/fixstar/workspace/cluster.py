@@ -1,4 +1,4 @@
-"""Embedding on many machines, through Ray (extra "cluster"): an ``Embedder`` whose batches are embedded elsewhere.
+"""Embedding on many machines with Ray (extra "cluster"): an ``Embedder`` whose batches run on workers.
 
 Every worker loads the version's encoder from its directory, once; no model travels. Workers read images by their paths,
 so directory and images must be at the same place on every machine (a shared file system). Ray restarts a worker that
@@ -24,7 +24,7 @@ from fixstar.models.encoder import read_card
 from fixstar.trust import remembered, trusted_modules, trusting
 from fixstar.workspace.items import LocalEmbedder
 
-RETRIES = 2  # workers that may die on a batch before it counts as the cause
+RETRIES = 2  # retries of a batch whose worker died, before the batch is blamed
 _AHEAD = 2  # batches in progress per worker: one is decoded while the model works on the other
 
 
@@ -39,7 +39,7 @@ class RayEmbedder:
         read_card(directory)  # fails here, not in every worker
         self._ray = _connected(address)
         free = int(self._ray.available_resources().get("CPU", 1))
-        most = int(self._ray.cluster_resources().get("CPU", 1))  # one worker too many would wait for a place for ever
+        most = int(self._ray.cluster_resources().get("CPU", 1))  # more would wait forever
         gpus = int(device.startswith("cuda"))
         actor = self._ray.remote(
             num_cpus=1, num_gpus=gpus, max_restarts=-1, max_task_retries=RETRIES, max_concurrency=_AHEAD
@@ -72,7 +72,7 @@ class RayEmbedder:
         return EmbeddedBatch(np.array(vectors), bad)  # a copy: Ray's own is read-only
 
     def close(self) -> None:
-        """End the workers; the cluster keeps running."""
+        """Stop the workers; the cluster keeps running."""
         for worker in self._workers:
             self._ray.kill(worker)
         self._workers = []

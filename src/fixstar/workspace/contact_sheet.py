@@ -21,7 +21,7 @@ _THUMBNAIL = Preprocessing(size=(96, 96), mean=(0, 0, 0), std=(1, 1, 1), fit="pa
 
 
 def draw_result(serving: Serving, queries: Sequence[str], result: SearchResult, stored: bool, path: Path) -> Path:
-    """Draw each query with its hits; a frame is green if labels agree. ``stored`` says that queries are item ids."""
+    """Draw each query with its hits; frames are green where labels agree. With ``stored``, queries are item ids."""
     from fixstar.evaluation import HitPicture, contact_sheet
 
     images = ImageStore(serving.path)
@@ -42,7 +42,7 @@ def draw_result(serving: Serving, queries: Sequence[str], result: SearchResult, 
 
 
 def _pixels(path: Path | None) -> NDArray[Any]:
-    """An image, or a grey square if it is gone."""
+    """An image, or a grey square if the file is missing."""
     if path is not None:
         try:
             return read_pixels(path, _THUMBNAIL)

@@ -1,4 +1,4 @@
-"""Which version answers queries, and which older ones help it: one pointer, moved at once, with its history.
+"""Which version answers queries, and with which translations: one pointer, moved atomically, with its history.
 
 state/deployment.json    the moves, oldest first; the last one says what is deployed
 """
@@ -19,15 +19,15 @@ from fixstar.workspace.registry import Registry
 
 Kind = Literal["deploy", "rollback", "translate"]
 
-_WAIT = 10.0  # seconds for another process that moves the pointer
+_WAIT = 10.0  # seconds to wait for another process that moves the pointer
 
 
 @dataclass(frozen=True)
 class Move:
     """One move of the pointer: who made it, and the reason if there was no passed check.
 
-    ``translations`` are files by the gallery version whose vectors they carry; ``calibrations`` are the slope and
-    offset of their scores, by gallery version.
+    ``translations`` holds file names by gallery version; ``calibrations`` holds the slope and offset of the scores, by
+    gallery version.
     """
 
     version: str
@@ -40,9 +40,9 @@ class Move:
 
 
 class Rollout:
-    """The pointer of one workspace, on the first version before any move. Reading is a ``stat``; threads may share it.
+    """The pointer of one workspace. A read costs one ``stat``; threads may share it.
 
-    That is v1, or the next one where v1 was a mistake and was dropped before anything was stored.
+    Before any move it points to the first version: v1, or the next one if v1 was dropped before anything was stored.
     """
 
     def __init__(self, path: Path) -> None:
@@ -58,11 +58,11 @@ class Rollout:
         return self.current_move().version
 
     def current_move(self) -> Move:
-        """The version that is deployed, and through which translations it searches: the last move."""
+        """The deployed version and its translations: the last move."""
         return (self.history() or (self._first_move(),))[-1]
 
     def _first_move(self) -> Move:
-        """Where the pointer stands before any move: the same object as long as it is the same version."""
+        """The state before any move: the same object as long as the version is the same."""
         number = 1
         while self._registry.is_retired(version_name(number)):
             number += 1
@@ -85,9 +85,9 @@ class Rollout:
         calibrations: Mapping[str, tuple[float, float]] | None = None,
         models: Sequence[str] = (),
     ) -> Move:
-        """Move the pointer to a version. ``deployed`` is where it must stand now, if that matters; see ``Move``.
+        """Move the pointer to a version. If ``deployed`` is given, it must be the current version; see ``Move``.
 
-        ``models`` are older versions that embed queries too: their weights must be here.
+        ``models`` are older versions that also embed queries: their weights must exist.
         """
         with self.moving():
             self.require_deployed(deployed)
@@ -107,9 +107,9 @@ class Rollout:
             return self._append(self.history(), move)
 
     def retranslate(self, move: Move, translations: Mapping[str, str]) -> Move | None:
-        """Use other translations for the deployed version; None if another version has been deployed since.
+        """Replace translations of the deployed version; None if another version has been deployed since.
 
-        Calibrations of those translations no longer hold.
+        Removes the calibrations of replaced translations, which no longer apply.
         """
         with self.moving():
             if self.current_move() != move:
@@ -122,7 +122,7 @@ class Rollout:
     def rollback(
         self, reason: str | None = None, by: str = "", deployed: str | None = None, to: str | None = None
     ) -> Move:
-        """Move back to before the last deployment; only from ``deployed`` and to ``to``, if these are given."""
+        """Undo the last deployment; if given, only from ``deployed`` and only to ``to``."""
         with self.moving():
             self.require_deployed(deployed)
             previous = self.previous_move()
@@ -133,9 +133,9 @@ class Rollout:
             return self._append(self.history(), replace(previous, kind="rollback", reason=reason, by=by))
 
     def forget(self, dropped: str) -> None:
-        """Undo deployments that only said how to ask a version that was dropped: a rollback would change nothing else.
+        """Remove deployments whose only change concerned a dropped version, so that rollback skips them.
 
-        Its vectors are gone, so searches stay as they are. The caller holds ``moving``.
+        The version's vectors are gone, so searches do not change. The caller holds ``moving``.
         """
         while self.previous() == self.current():
             now = self.current_move()
@@ -146,31 +146,31 @@ class Rollout:
             self._append(self.history(), replace(before, kind="rollback", reason=now.reason, by=now.by))
 
     def require_deployed(self, version: str | None) -> None:
-        """Refuse if another version is deployed than the one named; None is any."""
+        """Raise unless this version is deployed; None accepts any."""
         now = self.current()
         if version is not None and version != now:
             raise DeploymentMovedError(f"{now} is deployed now, not {version}; nothing was moved")
 
     def left_by(self, move: Move) -> str:
-        """The version that was deployed until a move of the history."""
+        """The version that was deployed before a move of the history."""
         moves = (self._start, *self.history())
         return moves[moves.index(move) - 1].version
 
     def previous(self) -> str | None:
-        """Where a rollback would lead; None if there is nothing to go back to, or it was retired."""
+        """The version that a rollback restores; None if there is none, or if it was retired."""
         try:
             return self.require_previous()
         except InputError:
             return None
 
     def require_previous(self) -> str:
-        """Where a rollback would lead, or an error that says why there is nothing to go back to."""
+        """The version that a rollback restores; raises if there is none."""
         return self.previous_move().version
 
     def previous_move(self) -> Move:
-        """The deployment that a rollback restores, or an error that says why there is none."""
+        """The deployment that a rollback restores; raises if there is none."""
         history = self.history()
-        stack = [self._start if history else self._first_move()]  # not rolled back, the current one last
+        stack = [self._start if history else self._first_move()]  # in effect, the current one last
         for move in history:
             if move.kind == "rollback":
                 stack.pop()
@@ -193,12 +193,12 @@ class Rollout:
         move = replace(move, when=datetime.now(UTC).isoformat(timespec="milliseconds"))
         first = self._first_move()
         if not moves and first.version != self._start.version:
-            moves = (replace(first, when=move.when),)  # a rollback leads to it, not to the version that was dropped
+            moves = (replace(first, when=move.when),)  # a rollback restores it, not the dropped version
         replace_json(self._file, document("deployment", {"moves": [asdict(m) for m in (*moves, move)]}))
         return move
 
     def moving(self) -> AbstractContextManager[None]:
-        """Held while what is deployed changes, or what could be deployed is deleted."""
+        """A lock to hold while changing the deployment or deleting a version."""
         seen = f"another process has been moving the deployment in {self._directory} for {_WAIT:.0f} s"
         return exclusive(self._directory, _WAIT, InputError(f"{seen}; try again when it is done"))
 
@@ -214,7 +214,7 @@ def _parse_move(content: dict[str, Any]) -> Move:
 
 
 def checked_reason(force: str | None, what: str) -> str | None:
-    """The reason to deploy without a passed check, if given; an empty one is refused."""
+    """The reason to deploy without a passed check, if given; an empty reason is refused."""
     if force is not None and not force.strip():
         raise GateError(f"{what} without a passed check needs a reason (force), and this one is empty")
     return force

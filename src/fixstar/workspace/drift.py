@@ -1,4 +1,4 @@
-"""Drift: where a new version puts the images that an older one has stored, in one plane."""
+"""Drift: stored images as an older and a newer version place them, drawn in one plane."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from fixstar.images import Decode
 from fixstar.workspace.items import LABEL, ImageStore, LocalEmbedder
 from fixstar.workspace.search import Serving
 
-LOOKED_AT = 5000  # stored items that a sample is chosen from, at most
+LOOKED_AT = 5000  # maximum number of stored items to sample from
 
 
 class DriftPoint(NamedTuple):
-    """A stored item, its place by the old and by the new version, and 1 minus the cosine between the two vectors."""
+    """A stored item, its position by the old and by the new version, and 1 minus the cosine of the two vectors."""
 
     item: Item
     old: tuple[float, float]
@@ -30,7 +30,7 @@ class DriftPoint(NamedTuple):
 
 
 def drift_map(serving: Serving, old: str, new: str, limit: int = 200, decode: Decode | None = None) -> list[DriftPoint]:
-    """Stored items as two versions see them, on the two principal components of both; farthest moved first."""
+    """Stored items as two versions embed them, on their joint two principal components; largest drift first."""
     counts = serving.gallery.count()
     if counts.get(old, 0) >= counts.get(new, 0):
         stored = old
@@ -65,7 +65,7 @@ def drift_map(serving: Serving, old: str, new: str, limit: int = 200, decode: De
 
 
 def _sample(serving: Serving, version: str, limit: int) -> list[Item]:
-    """Items of a version whose image is here: one of each label, then a second of each, and so on."""
+    """Items of a version with an available image: one per label, then a second per label, and so on."""
     images = ImageStore(serving.path, serving.registry.reads())
     by_label: dict[Any, list[Item]] = {}
     with closing(cast(Any, serving.gallery.iterate(version))) as source:
@@ -77,7 +77,7 @@ def _sample(serving: Serving, version: str, limit: int) -> list[Item]:
 
 
 def _plane(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The rows [N, s] on their two principal components [N, 2]."""
+    """The rows [N, s] projected on their two principal components, [N, 2]."""
     centred = vectors - vectors.mean(axis=0)
     _, _, axes = np.linalg.svd(centred, full_matrices=False)
     return np.pad(centred @ axes[:2].T, ((0, 0), (0, 2 - min(2, len(axes)))))

@@ -27,7 +27,7 @@ GALLERY = "gallery.db"
 
 
 def create_mark(path: Path, gallery: str | None) -> None:
-    """Make a directory a workspace; an existing workspace stays as it is, other content is refused."""
+    """Turn a directory into a workspace; an existing workspace is left unchanged, other content is refused."""
     if (path / "workspace.json").exists():
         there = read_mark(path).get("gallery", GALLERY)
         if gallery not in (None, there):
@@ -37,14 +37,14 @@ def create_mark(path: Path, gallery: str | None) -> None:
         raise InputError(f"{path} is not empty; choose a new directory for the workspace")
     forget(path)
     refuse_secret(gallery or "")
-    if "://" not in (gallery or ""):  # from now on it must be there; a server may be away
+    if "://" not in (gallery or ""):  # the file must exist from now on; a server may be unavailable
         make_directory(path)
         open_gallery(_address(path, gallery or GALLERY)).close()
     _write_mark(path, gallery)
 
 
 def _is_vacant(path: Path) -> bool:
-    """Whether nothing is there but what a killed ``create_mark`` left behind."""
+    """Whether the directory is empty, apart from leftovers of a killed ``create_mark``."""
     if is_vacant(path):
         return True
     made = path / GALLERY
@@ -56,11 +56,11 @@ def _is_vacant(path: Path) -> bool:
 
 
 def read_mark(path: Path) -> dict[str, str]:
-    """What workspace.json says, checked. Everything that opens a workspace begins here."""
+    """The checked content of workspace.json. Opening a workspace always starts here."""
     require_plain_files(path)
     mark = path / "workspace.json"
     if not mark.is_file():
-        if path == Path():  # most likely the workspace was not named
+        if path == Path():  # probably the path was left out
             raise InputError(
                 "the current directory is not a workspace; name yours, or make one", NextStep("init", {"path": ...})
             )
@@ -78,9 +78,9 @@ def read_mark(path: Path) -> dict[str, str]:
 
 
 def require_plain_files(path: Path) -> None:
-    """Refuse a workspace with a pipe or a device in it: to open one would wait for ever, and a device has no end.
+    """Refuse a workspace with a pipe or a device in it: opening a pipe blocks, and reading a device may never end.
 
-    Kept images are left out, as there may be millions: they are checked when read.
+    Kept images, which may be millions, are checked when they are read.
     """
     found = list(_strange_files(path))
     if found:
@@ -91,7 +91,7 @@ def require_plain_files(path: Path) -> None:
 
 
 def _strange_files(folder: Path, skip: str = "images") -> Iterator[Path]:
-    """What is neither a file nor a directory, also if a link leads there; directories behind links are left out."""
+    """Everything that is neither a file nor a directory, also through links; linked directories are skipped."""
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except (FileNotFoundError, NotADirectoryError):
@@ -108,22 +108,22 @@ def _strange_files(folder: Path, skip: str = "images") -> Iterator[Path]:
 
 
 def is_writable(folder: Path) -> bool:
-    """Whether files can be made in a folder, or the folder itself if it is missing. Searching does without."""
+    """Whether files can be created in a folder (created if missing). Searching does not need this."""
     there = next(one for one in (folder, *folder.parents) if one.exists())
     return os.access(there, os.W_OK)
 
 
 def require_writable(folder: Path, kept: str) -> None:
-    """Refuse a folder that cannot be written before any work is done for what is to be ``kept`` there."""
+    """Raise before any work is done if a folder is not writable; ``kept`` says what would be stored there."""
     if not is_writable(folder):
         raise FixstarError(
             f"{folder} cannot be written (read-only disk, or no permission), and {kept} are kept there. Make it "
-            "writable, or use a copy of the workspace; searching works as it is"
+            "writable, or use a copy of the workspace; searching works without"
         )
 
 
 def set_gallery(path: Path, url: str) -> None:
-    """Say where the gallery is from now on: a server's URL, or a file, relative to the workspace."""
+    """Set the gallery's address: a server's URL, or a file relative to the workspace."""
     read_mark(path)
     _write_mark(path, url)
 
@@ -134,7 +134,7 @@ def _write_mark(path: Path, url: str | None) -> None:
 
 
 def gallery_url(path: Path) -> str:
-    """Where the gallery of a workspace is: a file in it, or a server."""
+    """The address of a workspace's gallery: a file in it, or a server."""
     return _address(path, read_mark(path).get("gallery", GALLERY))
 
 
@@ -145,7 +145,7 @@ def _address(path: Path, url: str) -> str:
 
 
 def open_workspace_gallery(path: Path, read_only: bool = False) -> Gallery:
-    """The gallery of a workspace. A missing or empty file is refused, not made again: its vectors are lost."""
+    """The gallery of a workspace. A missing or empty file is an error and not created again: its vectors are lost."""
     url = gallery_url(path)
     is_file = "://" not in url and url != ":memory:"
     if is_file and (not Path(url).is_file() or not Path(url).stat().st_size):
@@ -160,14 +160,14 @@ def open_workspace_gallery(path: Path, read_only: bool = False) -> Gallery:
         if "://" not in url:
             raise
         raise GalleryUnavailableError(
-            f"{error}. If it stays away and there is a copy, such as the file it was moved from, the workspace can use "
-            "that",
+            f"{error}. If it stays unavailable and there is a copy, such as the file it was moved from, the "
+            "workspace can use that",
             NextStep("use-gallery", {"address": ...}, "a copy of the gallery"),
         ) from error
 
 
 def refuse_secret(url: str) -> None:
-    """Refuse an address that holds a password or a key: workspace.json is copied and shown around."""
+    """Refuse an address with a password or a key: workspace.json may be copied and shared."""
     if has_secret(url):
         raise InputError(
             "a password does not belong in workspace.json: put it into ~/.pgpass or PGPASSWORD (a key of Qdrant into "

@@ -1,21 +1,21 @@
-"""The gate: may a version answer queries over the stored vectors? Searches for images it never learnt decide.
+"""The gate decides whether a version may answer queries over the stored vectors, by searches for unlearnt images.
 
-The candidate's queries search the vectors of every other version, each as its translation says (``translations``). Each
-search is compared with that version's own queries on its own vectors, query by query (paired bootstrap), by exact
-search. All intervals hold together with the confidence asked for: each of m cells gets an m-th of the error
-(Bonferroni). The candidate
+The candidate's queries search the vectors of every other version through their translations (``translations``). Each
+search is exact and compared with that version's own queries on its own vectors, query by query (paired bootstrap).
+All intervals together have the requested confidence: each of m cells gets an m-th of the error (Bonferroni). The
+candidate
 
     passes              if every interval lies above -tolerance (0 by default: eq. 6 of HOC is strict),
-    is refused          if one lies wholly at or below it,
-    misses evidence     otherwise; the check then says how much more is needed.
+    is refused          if one interval lies at or below -tolerance,
+    misses evidence     otherwise; the check then says how many more queries are needed.
 
-**What is chosen is not judged by the same queries.** Half of the queries of each class choose the maps and the weight
-of a translation, the other half judges, and all figures of the check are of that half. Where nothing is to be chosen,
-all queries judge. Of two models per query and one, the half that chooses takes one if it finds as much. Where it takes
-two, one is judged beside them, as a family of its own.
+**Queries that choose do not judge.** Half of the queries of each class choose the maps and the weight of a translation.
+The other half judges, and all figures of the check come from it. If there is nothing to choose, all queries judge. The
+choosing half prefers one model per query over two if it finds as much. If it takes two, one model is judged too, as a
+separate family of tests.
 
-Calibrations, which let a search rank vectors of several versions together, are fitted on the way, and thresholds that
-tell a match from what is probably not in the gallery; no verdict depends on them.
+The check also fits calibrations, which let a search rank vectors of several versions together, and thresholds below
+which a hit is probably not a match. No verdict depends on them.
 """
 
 from __future__ import annotations
@@ -85,13 +85,13 @@ if TYPE_CHECKING:
 Labels = NDArray[np.integer[Any]]
 Indices = NDArray[np.int64]
 Features = Callable[["ImageSet", "ImageSet", Sequence[str]], "Sequence[VersionFeatures]"]
-"""The vectors that the named versions make of query and of gallery images."""
+"""Embeds query and gallery images with the named versions."""
 
 DECIDING = "nDCG@10"  # with known relevant items
-LISTED = 20  # lost queries listed per cell, and as many won ones
-LISTED_CLASSES = 10  # those that lose most, and those that win most
+LISTED = 20  # lost queries listed per cell, and won queries likewise
+LISTED_CLASSES = 10  # the classes that lose most and win most
 OUTCOMES: dict[str, Outcome] = {"compatible": "pass", "incompatible": "refuse", "not decided": "missing evidence"}
-LEAST_PROPOSING = 50  # queries; fewer say nothing about a proposal
+LEAST_PROPOSING = 50  # minimum number of queries for a proposal
 _VISIBLE = 0.005  # a drop that deserves a warning
 _NO_CALIBRATIONS = (
     f"no calibrations: they need {LEAST} queries and two classes in each half of the classes, and queries that "
@@ -101,7 +101,7 @@ _NO_CALIBRATIONS = (
 
 
 class Finding(NamedTuple):
-    """What was found about one version's vectors: the verdict, the evidence in a sentence, and what to do about it."""
+    """The finding on one version's vectors: verdict, evidence in a sentence, and next steps."""
 
     verdict: str
     reason: str
@@ -130,10 +130,10 @@ def check_version(
     report: bool = True,
     data: str | None = None,
 ) -> Check:
-    """Check a version against those whose vectors it would search; keep the verdict, the translations and the report.
+    """Check a version against those whose vectors it would search; store verdict, translations and report.
 
-    Without ``images``, those named ``data`` or pinned are used, else held-out ones that no version has learnt. ``keep``
-    keeps a translation and returns the name of its file.
+    ``images`` default to those named ``data`` or pinned, else held-out images that no version has learnt. ``keep``
+    stores a translation and returns its file name.
     """
     rules = rules or GateRules()
     card = registry.card(registry.checked(version))
@@ -225,7 +225,7 @@ def check_relevance(
 def judge_relevance(
     made: Sequence[VersionFeatures], searched: Sequence[Searched], known: KnownRelevant, rules: GateRules
 ) -> tuple[Check, dict[str, Translation]]:
-    """The verdict on the last version by known relevant items: nDCG@10 decides, other measures stand beside it."""
+    """The verdict on the last version by known relevant items: nDCG@10 decides, other measures are reported."""
     *older, newest = made
     features = {one.name: one for one in older}
     measured = [one for one in searched if one.name in features and one.measurable]
@@ -281,7 +281,7 @@ def judge_relevance(
 
 
 def _with_rows(relevant: Relevant, rows: Indices) -> Relevant:
-    """What is relevant for some of the queries."""
+    """The relevant items of a subset of the queries."""
     places = rows.tolist()
     return relevant._replace(
         queries=relevant.queries[rows],
@@ -291,7 +291,7 @@ def _with_rows(relevant: Relevant, rows: Indices) -> Relevant:
 
 
 def _beside(evidence: Evidence, way: Translation) -> dict[str, float]:
-    """One measure on the scale of the three searches: now, at once, and with everything embedded again."""
+    """One measure for the three searches: now, at once, and with everything re-embedded."""
     return {
         "before": float(evidence.before().mean()),
         "after": float(evidence.outcomes(way).mean()),
@@ -327,7 +327,7 @@ def _relevance_notes(known: KnownRelevant, translated_by_map: bool) -> Iterator[
 
 
 def _about_texts(check: Check) -> Check:
-    """The same check with the word for what was searched: its sentences are written for images."""
+    """The check with its sentences, which are written for images, rephrased for texts."""
     worded = partial(in_words_of, "texts")
     return replace(
         check,
@@ -338,7 +338,7 @@ def _about_texts(check: Check) -> Check:
 
 
 def _with_files(check: Check, chosen: Mapping[str, Translation], keep: Callable[[Translation], str]) -> Check:
-    """The check with the names of the files in which the chosen translations are kept."""
+    """Store the chosen translations, and add their file names to the check."""
     cells = []
     for cell in check.cells:
         way = chosen[cell.version]
@@ -387,7 +387,7 @@ def judge(labelled: LabelledVectors, searched: Sequence[Searched], rules: GateRu
         else:
             findings.append(_unmeasured(newest.name, one))
     outcome = _worst([finding.verdict for finding in findings])
-    findings.sort(key=lambda finding: OUTCOMES[finding.verdict] != outcome)  # what decided comes first
+    findings.sort(key=lambda finding: OUTCOMES[finding.verdict] != outcome)  # deciding findings first
     views = [translated(way, features[name], newest) for name, way in chosen.items() if name in features]
     own = replace(newest, queries=newest.queries_in(newest))
     labels = (labelled.query_labels, labelled.gallery_labels)
@@ -425,7 +425,7 @@ def judge(labelled: LabelledVectors, searched: Sequence[Searched], rules: GateRu
 def _chosen_ways(
     labelled: LabelledVectors, measured: Sequence[Searched], rows: Indices | None, rules: GateRules
 ) -> dict[str, Translation]:
-    """The translation of each version's vectors, chosen by the queries in ``rows``, if any."""
+    """The chosen translation of each version's vectors; the queries in ``rows``, if any, choose."""
     *older, newest = [replace(one, adapt=None) for one in labelled.versions]
     features = {one.name: one for one in older}
     measure = by_class(labelled.query_labels, labelled.gallery_labels)
@@ -437,7 +437,7 @@ def _chosen_ways(
 
 
 def _worst(verdicts: Sequence[str]) -> Outcome:
-    """The outcome of a check: its worst verdict decides."""
+    """The outcome of a check: the worst verdict."""
     if "incompatible" in verdicts:
         return "refuse"
     if "not decided" in verdicts:
@@ -446,9 +446,9 @@ def _worst(verdicts: Sequence[str]) -> Outcome:
 
 
 def _chosen(one: Searched, evidence: Evidence, rows: Indices | None, rules: GateRules) -> Translation:
-    """The way that some queries choose; without them the first, or the first with a weight if the rules name one.
+    """The translation chosen by some queries. Without queries the first one, or one with the weight of the rules.
 
-    In a shared space vectors are searched as they are, unless a translation gains more than its standard error.
+    In a shared space vectors are searched unchanged, unless a translation gains more than its standard error.
     """
     direct = [way for way in one.ways if way.shared and way.forward is None]
     mapped = [way for way in one.ways if way.forward is not None]
@@ -488,7 +488,7 @@ def _with_queries(labelled: LabelledVectors, rows: Indices) -> LabelledVectors:
 
 
 def _cross_test(labelled: LabelledVectors, chosen: Mapping[str, Translation]) -> CrossTest:
-    """C[t, k] of the versions that the newest one searches: their own queries, and the newest one's on all of them."""
+    """C[t, k] of the searched versions: their own queries, and the newest version's queries on all of them."""
     newest = labelled.versions[-1]
     older = [version for version in labelled.versions[:-1] if version.name in chosen]
     measure = by_class(labelled.query_labels, labelled.gallery_labels)
@@ -531,7 +531,7 @@ def evaluate_cell(
     after = tested.hits[newest, k]
     queries = labelled.query_labels
     found = flips(before, after, queries)
-    swapped = flips(after, before, queries)  # its losses are what the newest version wins
+    swapped = flips(after, before, queries)  # losses of the old version are wins of the newest
     judged = judged_difference(after, before=before, confidence=rules.shared(cells), rules=rules)
     lost = lost_queries(found, queries, *pair, shown=LISTED)
     won = lost_queries(swapped, queries, *pair, shown=LISTED)
@@ -570,7 +570,7 @@ def evaluate_cell(
 def _one_model(
     way: Translation, evidence: Evidence, before: NDArray[Any], rules: GateRules, cells: int
 ) -> OneModel | None:
-    """The verdict on queries by the new version alone, where two models were judged."""
+    """The verdict on queries by the new version alone, if two models were judged."""
     if way.two is None or way.one is None:
         return None
     alone = way.with_one_model()
@@ -579,11 +579,11 @@ def _one_model(
     return OneModel(float(after.mean()), judged.low, judged.high, judged.verdict, alone.weight)
 
 
-# --- vectors whose model is not here
+# --- vectors without a model
 
 
 def _sampled_cell(version: str, one: Searched, rules: GateRules, cells: int) -> tuple[Translation, CheckedCell, int]:
-    """The verdict by labelled items that both versions have vectors of: half of the queries choose, half judge."""
+    """The verdict by labelled items with vectors of both versions: half of the queries choose, half judge."""
     assert one.sample is not None
     evidence = one.sample.evidence(one.name, version, rules.seed)
     rows = np.arange(len(evidence.new.queries))
@@ -624,7 +624,7 @@ def _evidence_cell(
 def _sampled_calibrations(
     searched: Sequence[Searched], chosen: Mapping[str, Translation], rules: GateRules
 ) -> dict[str, Calibration]:
-    """Calibrations for vectors whose model is not here, by the labelled items that judged them."""
+    """Calibrations for vectors without a model, from the labelled items that judged them."""
     found: dict[str, Calibration] = {}
     for one in searched:
         if one.sample is None or one.name not in chosen:
@@ -640,7 +640,7 @@ def _sampled_calibrations(
 
 
 def _unmeasured(version: str, one: Searched) -> Finding:
-    """Of searched vectors about which nothing could be measured."""
+    """The finding for searched vectors that could not be measured."""
     why = one.lacking or (
         f"there is no model of {one.name}, and no labelled item of it with an image, so what its own queries find "
         "cannot be measured"
@@ -658,11 +658,11 @@ def _unmeasured(version: str, one: Searched) -> Finding:
     )
 
 
-# --- what the gate says
+# --- sentences
 
 
 def cell_sentence(version: str, cell: CheckedCell, confidence: float, cells: int, tolerance: float) -> str:
-    """The evidence of one cell."""
+    """The evidence of one cell in words."""
     limit = "above it"
     if tolerance:
         limit = f"less than {in_points(tolerance)} points below it"
@@ -693,7 +693,7 @@ def _cell_finding(
     one: Searched | None = None,
     chosen_by: bool = False,
 ) -> Finding:
-    """What a cell says; ``chosen_by``: as many other queries chose its translation."""
+    """The finding of a cell; ``chosen_by`` is the number of queries that chose its translation."""
     evidence = cell_sentence(version, cell=cell, confidence=rules.confidence, cells=cells, tolerance=rules.tolerance)
     if cell.verdict != "not decided":
         return Finding(cell.verdict, evidence)
@@ -715,7 +715,7 @@ def _cell_finding(
 
 
 def _old_queries_step(version: str, names: Sequence[str]) -> NextStep:
-    """A deployment that cannot lose: old vectors keep the queries of the model that made them."""
+    """A deployment that cannot lose: old vectors are still searched by the model that made them."""
     return NextStep(
         "deploy",
         {"version": version, "queries": "old"},
@@ -736,7 +736,7 @@ def _without_images(
     keep: Callable[[Translation], str],
     can_upgrade: bool,
 ) -> Check:
-    """What can be said without labelled images: a version that is alone passes, another one misses all evidence."""
+    """The check without labelled images: a version passes if it is alone, else evidence is missing."""
     judged: list[tuple[CheckedCell, Finding]] = []
     missing = [one for one in searched if one.sample is None or not one.measurable]
     for one in searched:
@@ -804,7 +804,7 @@ def _without_evidence(version: str, names: Sequence[str], images: int, learnt_by
 
 
 def _with_image_notes(check: Check, selected: bool, learnt_by: Sequence[str]) -> Check:
-    """Notes on held-out images that also chose the epoch, and on those that could not be used."""
+    """Add notes on held-out images that also chose the epoch, and on images that could not be used."""
     notes = list(check.notes)
     if selected:
         notes.append(
@@ -829,7 +829,7 @@ def _outweighed(stronger: Check) -> str:
     return (
         f"the check of {stronger.when[:10]} still counts ({stronger.outcome}): it asked "
         f"{plural(stronger.queries, 'query')}{of} ({stronger.images}). "
-        "This one is kept beside it"
+        "This one is kept in the history"
     )
 
 
@@ -839,8 +839,8 @@ def _may_have_learnt(learnt_by: Sequence[str]) -> str:
 
 
 def _mixture_notes(newest: str, curves: Mapping[str, BackfillCurve], queries: int) -> Iterator[str]:
-    """A warning for each old gallery that, partly re-embedded, does worse than as it is and than all new."""
-    visible = max(_VISIBLE, 2 / queries)  # one or two queries are no reason to warn
+    """A warning for each old gallery that does worse when partly re-embedded than unchanged or all new."""
+    visible = max(_VISIBLE, 2 / queries)  # no warning for one or two queries
     for old, curve in curves.items():
         accuracy = curve.accuracy
         worst = int(accuracy[1:-1].argmin()) + 1
@@ -885,7 +885,7 @@ def _report(judged: GateResult, rules: GateRules) -> Report:
 
 
 def _asked_by(cell: CheckedCell) -> str:
-    """Who asks the vectors of a version."""
+    """Which models embed queries for a version's vectors, in words."""
     return f"{cell.version}'s vectors are asked by {' and '.join(cell.models)}, w = {cell.weight:g}"
 
 
@@ -897,13 +897,13 @@ def _described(images: ImageSet | None, source: str) -> dict[str, Any]:
     return {"name": images.name, "source": source, **counts, "fingerprint": digest}
 
 
-# --- what would hold where the version's own queries do not: a backfill, or the old version
+# --- proposals after a check that did not pass: a backfill, or the old version
 
 
 def proposals(judged: GateResult, deployed: str | None = None) -> tuple[NextStep, ...]:
-    """Ways to get past a check that did not pass, for the vectors that lose most; empty if too little was measured.
+    """Proposals after a check that did not pass, for the vectors that lose most; empty with too few measurements.
 
-    A version that is deployed cannot be dropped, and needs no way past the gate: only a backfill is proposed for it.
+    For the deployed version, which cannot be dropped, only a backfill is proposed.
     """
     check = judged.check
     failed = [cell for cell in check.cells if cell.verdict != "compatible" and cell.version in judged.curves]
@@ -918,9 +918,9 @@ def proposals(judged: GateResult, deployed: str | None = None) -> tuple[NextStep
 
 
 def _backfill_step(curve: BackfillCurve, now: float) -> Iterator[NextStep]:
-    """The smallest share of the gallery that, re-embedded in random order, is measured to find more than now.
+    """A backfill with the smallest share that, in random order, was measured to find more than now.
 
-    It must also find more than at once, with nothing re-embedded, and no smaller share may find less than that.
+    It must also find more than with nothing re-embedded, and no smaller share may find less than that.
     """
     accuracies = curve.accuracy.tolist()
     at_once = accuracies[0]

@@ -1,14 +1,14 @@
 """Labelled images that training never sees, split off at training time, for the gate: held-out/v1.safetensors, ...
 
-They are kept as pixels at the model's size, so the gate works when the originals are gone. If images may not be kept,
-nothing is split off, and the gate needs images from the user.
+They are kept as pixels at the model's size, so the gate works even if the originals are gone. If images may not be
+kept, nothing is split off, and the gate needs images from the user.
 
-Every image draws a number by its content. held-out/v1.json keeps the draws of the images that were held out,
-v1-learnt.safetensors those of the images that were trained on (8 bytes each). So it is known which version has learnt
-what another held out. learnt/v1.json names the files of the images that were trained on: a later version is trained on
-those that are still there and still the same.
+Every image draws a number from a hash of its content. held-out/v1.json keeps the draws of the held-out images, and
+v1-learnt.safetensors the draws of the training images (8 bytes each). They show whether a version was trained on images
+that another version held out. learnt/v1.json lists the files of the training images: a later version is also trained on
+those that still exist unchanged.
 
-Images of the user can have a name, held-out/named.json: later checks use the same, and a changed folder is noticed.
+The user's own images can get a name (held-out/named.json). Later checks use them again and notice a changed folder.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _SMALL = Preprocessing(size=(32, 32), mean=(0, 0, 0), std=(1, 1, 1), fit="squash
 
 
 class SplitOff(NamedTuple):
-    """Images to train on, what each of them drew, and the images held out, None without any."""
+    """Images to train on, the draw of each, and the held-out images (None if there are none)."""
 
     shown: ImageSet
     drawn: NDArray[np.float64]
@@ -51,13 +51,13 @@ class SplitOff(NamedTuple):
 def split_off(images: ImageSet, share: float) -> SplitOff:
     """The images to train on, and about ``share`` held out; a class never loses its last image.
 
-    The content decides, so an image is on the same side in every later training with this share, or a larger one.
+    The content decides, so a held-out image is held out in every later training with this share or a larger one.
     """
     if not 0 <= share <= 0.5:
-        raise InputError(f"the share that is held out lies between 0 and 0.5, got {share}")
+        raise InputError(f"the held-out share must be between 0 and 0.5, got {share}")
     drawn = np.array([_draw(source) for source in images.images], np.float64)
     held = drawn < share
-    held[_unreadable(images, np.flatnonzero(held))] = False  # training says what is wrong with them
+    held[_unreadable(images, np.flatnonzero(held))] = False  # training will report them
     for label in range(len(images.classes)):
         mine = images.labels == label
         if held[mine].all():
@@ -75,7 +75,7 @@ def _unreadable(images: ImageSet, rows: NDArray[np.intp]) -> list[int]:
 
 
 def _draw(source: Path | NDArray[np.uint8]) -> float:
-    """A number from 0 to 1 that an image's content decides. An unreadable file is not held out."""
+    """A number from 0 to 1, hashed from the image's content. An unreadable file is not held out."""
     try:
         seen = content(source)
     except OSError:
@@ -84,7 +84,7 @@ def _draw(source: Path | NDArray[np.uint8]) -> float:
 
 
 def keep_held_out(workspace: Path, name: str, images: ImageSet, preprocessing: Preprocessing) -> None:
-    """Keep the images held out from a version's training, with their draws; unreadable ones are left out."""
+    """Keep the images held out from a version's training, with their draws; unreadable images are skipped."""
     chosen = images.take(np.sort(np.random.default_rng(0).permutation(len(images))[:MOST]))
     loaded, bad = chosen.load(preprocessing, "skip")
     unread = {one.index for one in bad}
@@ -94,7 +94,7 @@ def keep_held_out(workspace: Path, name: str, images: ImageSet, preprocessing: P
 
 
 def keep_learnt(workspace: Path, name: str, split: SplitOff, files: bool = True) -> None:
-    """Keep the draws of the images that a version was trained on, and with ``files`` where they are."""
+    """Keep the draws of the images that a version was trained on; with ``files``, also their paths."""
     write_arrays(
         _file(workspace, f"{name}-learnt.safetensors"),
         name="learnt",
@@ -110,7 +110,7 @@ def keep_learnt(workspace: Path, name: str, split: SplitOff, files: bool = True)
 
 
 class FoundImages(NamedTuple):
-    """Images of earlier trainings whose files are still there, unchanged, and how many there were."""
+    """Images of earlier trainings whose files still exist unchanged, and how many there were."""
 
     images: ImageSet | None
     of: int
@@ -120,7 +120,7 @@ class FoundImages(NamedTuple):
 
 
 def found_images(workspace: Path, versions: Sequence[str], following: SplitOff) -> FoundImages:
-    """What earlier versions were trained on, each image once, without those that ``following`` has or holds out."""
+    """Training images of earlier versions, without duplicates and without images in ``following``."""
     known = set(following.drawn.tolist())
     if following.held is not None:
         known |= {_draw(source) for source in following.held.images}
@@ -147,12 +147,12 @@ def found_images(workspace: Path, versions: Sequence[str], following: SplitOff) 
 
 
 def held_out_images(workspace: Path, names: Sequence[str], preprocessing: Preprocessing) -> ImageSet | None:
-    """What was held out from these versions' training, each image once, at one size; None without any."""
+    """The images held out from these versions' training, without duplicates, at one size; None without any."""
     return _together([images for images, _ in _kept(workspace, names)], preprocessing)
 
 
 class UnlearntImages(NamedTuple):
-    """Held-out images that none of the versions has learnt, if any, and the versions that learnt others."""
+    """Held-out images that no version was trained on, and the versions that were trained on others."""
 
     images: ImageSet | None
     learnt_by: tuple[str, ...] = ()
@@ -165,7 +165,7 @@ def unlearnt_images(
     preprocessing: Preprocessing,
     following: SplitOff | None = None,
 ) -> UnlearntImages:
-    """What was held out up to a version and learnt neither by those versions, ``searched`` nor ``following``."""
+    """Images held out up to a version that neither those versions, ``searched`` nor ``following`` have learnt."""
     names = registry.known()
     earlier = [name for name in names if version_number(name) <= version_number(version)]
     asked = [name for name in names if name in earlier or name in searched]
@@ -184,7 +184,7 @@ def unlearnt_images(
 
 
 def _unlearnt(registry: Registry, name: str, draws: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Which of the images that drew ``draws`` [n] a version has not learnt; without its list, by its share."""
+    """Which images, given their ``draws`` [n], a version has not learnt; without its list, judged by its share."""
     try:
         _, learnt = read_arrays(_file(registry.path, f"{name}-learnt.safetensors"), "learnt")
         return ~np.isin(draws, learnt["draws"].astype(np.float64))
@@ -196,7 +196,7 @@ def _unlearnt(registry: Registry, name: str, draws: NDArray[np.float64]) -> NDAr
 
 
 def _kept(workspace: Path, names: Sequence[str]) -> Iterator[tuple[ImageSet, NDArray[np.float64]]]:
-    """What each version held out, and what each image drew. Images whose draws are damaged are not used."""
+    """The held-out images of each version and their draws. Images with damaged draws are skipped."""
     for name in names:
         file = _file(workspace, f"{name}.safetensors")
         if file.is_file():
@@ -218,7 +218,7 @@ def _draws(stored: Mapping[str, Any]) -> NDArray[np.float64]:
 
 
 def _together(sets: Sequence[ImageSet], preprocessing: Preprocessing) -> ImageSet | None:
-    """All images, each once: a copy in the gallery would be found by its own query."""
+    """All images without duplicates: a copy in the gallery would be found by its own query."""
     found = [images.load(preprocessing).images for images in sets if len(images)]
     if not found:
         return None
@@ -230,7 +230,7 @@ def _together(sets: Sequence[ImageSet], preprocessing: Preprocessing) -> ImageSe
     return images.take(list(first.values()))
 
 
-# --- images that have a name
+# --- named images
 
 
 def pin_images(
@@ -246,7 +246,7 @@ def pin_images(
     known = _named(workspace)
     if path is not None:
         if name == HELD_OUT or not name.isprintable() or not 0 < len(name.strip()) <= 64:
-            raise InputError(f"a name has 1 to 64 printable characters and is not {HELD_OUT!r}; got {name!r}")
+            raise InputError(f"a name needs 1 to 64 printable characters and must not be {HELD_OUT!r}; got {name!r}")
         images = open_images(path, split, label, text)
         kept = {"path": str(path.absolute()), "split": split, "label": label, "text": text, "images": len(images)}
         known["sets"][name] = {**kept, "fingerprint": images.fingerprint(read=True)}
@@ -257,7 +257,7 @@ def pin_images(
 
 
 def named_images(workspace: Path, name: str | None = None) -> ImageSet | None:
-    """The images of a name or the pinned one, None for held-out ones; refused if they have changed."""
+    """The named or pinned images; None means held-out images. Raises if the images have changed."""
     known = _named(workspace)
     chosen = name or known["default"]
     if chosen == HELD_OUT:
@@ -269,14 +269,14 @@ def named_images(workspace: Path, name: str | None = None) -> ImageSet | None:
     if images.fingerprint(read=True) != kept["fingerprint"]:
         raise InputError(
             f"the images named {chosen!r} have changed: {plural(kept['images'], 'image')} when they got the name, "
-            f"{len(images):,} now. Restore them, or give the present ones a name",
+            f"{len(images):,} now. Restore them, or give the current images a name",
             NextStep("check", {"data": ..., "name": ...}, "the images as they are now"),
         )
     return replace(images, name=chosen)
 
 
 def _named(workspace: Path) -> dict[str, Any]:
-    """Which name is pinned, and the images of each name."""
+    """The pinned name, and the images of each name."""
     file = _file(workspace, "named.json")
     if file.is_file():
         known = read_document(file, "named-images")

@@ -1,8 +1,8 @@
 """Items: found in a folder, a list or a labelled set, embedded batch by batch, and stored in the gallery.
 
-The payload of an item that fixstar indexed says where its image is (``image``: a path, relative to the workspace for
-images that the workspace keeps), or holds its text (``text``), and identifies its content (``stamp``), so that backfill
-finds it again. Stored batches stay; a repeated call resumes.
+The payload of an indexed item names its image (``image``: a path, relative to the workspace for images that the
+workspace keeps) or holds its text (``text``). Its ``stamp`` identifies the content. A backfill uses them to find the
+original. Stored batches are kept, so a repeated call resumes.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ from fixstar.texts import Reads, Role
 IMAGE = "image"  # a payload field, as are the next two
 LABEL = "label"
 STAMP = "stamp"
-_TEXT_STAMP = "text-"  # how the stamp of a text begins: other items may have a field of that name
+_TEXT_STAMP = "text-"  # prefix of a text's stamp: other items may have a field called "text"
 
-_FIELDS = 5  # of a filter that found nothing, looked for among the items
+_FIELDS = 5  # number of filter fields to look up when a filter finds nothing
 _NUMBER = re.compile(r"-?(0|[1-9]\d{0,14})(\.\d{1,15})?")
 
 
 @dataclass(frozen=True)
 class CatalogueItem:
-    """An item to index. ``image`` is what the encoder reads: an image, or a text."""
+    """An item to index. ``image`` is the encoder's input: an image, or a text."""
 
     id: str
     image: ImageSource
@@ -61,9 +61,9 @@ class CatalogueItem:
 def catalogue(source: Path, prefix: str = "", label: str | None = None) -> Iterator[CatalogueItem]:
     """The items of a folder (all images below it), of a CSV list (``path`` and any other columns), or of one image.
 
-    An id is the path below the folder, or as the list writes it; a list may have a column ``id``. In a folder with
-    subfolders these are the label, as in ``image_folder``: by default the first, with a warning where another may be
-    meant. ``prefix`` goes before every id.
+    The id is the path below the folder, or the path as written in the list, which may have a column ``id`` instead.
+    Subfolders give the label, as in ``image_folder``: by default the top folder, with a warning if another level may be
+    intended. ``prefix`` is put before every id.
     """
     if not source.exists():
         raise InputError(
@@ -98,7 +98,7 @@ def _folder(folder: Path, prefix: str, label: str | None) -> Iterator[CatalogueI
 
 def _listed(path: Path, prefix: str) -> Iterator[CatalogueItem]:
     seen: dict[str, int] = {}
-    for line, row in _rows(path):  # checked as a whole before anything is indexed
+    for line, row in _rows(path):  # the whole list is checked before anything is indexed
         if not row.get("path"):
             raise DataError(f"{path}, line {line}: no path; it has {list(filter(None, row.values()))[:3]}")
         name = row.get("id") or str(row["path"])
@@ -134,7 +134,7 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _value(column: str, text: str) -> str | int | float:
-    """A number if it reads as one, so that filters can compare it; labels stay as they are written."""
+    """The value as a number if possible, so that filters can compare it; labels stay text."""
     if column == LABEL or not _NUMBER.fullmatch(text):
         return text
     if text.lstrip("-").isdigit():
@@ -145,7 +145,7 @@ def _value(column: str, text: str) -> str | int | float:
 def text_catalogue(
     source: Path, prefix: str = "", text: str | None = None, key: str | None = None, on_bad: OnBad | None = None
 ) -> Iterator[CatalogueItem]:
-    """The items of a file or folder of texts; see ``data.texts``. ``prefix`` goes before every id."""
+    """The items of a file or folder of texts; see ``data.texts``. ``prefix`` is put before every id."""
     for row in text_rows(source, text=text, key=key, on_bad=on_bad):
         if reserved := {IMAGE, STAMP} & row.fields.keys():
             raise DataError(f"{source}: the field {min(reserved)} is reserved; give yours another name")
@@ -153,17 +153,17 @@ def text_catalogue(
 
 
 def text_item(name: str, text: str, payload: Payload) -> CatalogueItem:
-    """An item that is a text, which its payload holds."""
+    """An item for a text, which is stored in its payload."""
     return CatalogueItem(name, text, {**payload, TEXT: text, STAMP: text_stamp(text)})
 
 
 def text_stamp(text: str) -> str:
-    """What identifies a text."""
+    """The stamp that identifies a text."""
     return _TEXT_STAMP + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def text_of(item: Item | Hit) -> str | None:
-    """The text that an item's vector was made of; None for other items."""
+    """The text that was embedded for an item; None for other items."""
     text = item.payload.get(TEXT)
     is_text = str(item.payload.get(STAMP, "")).startswith(_TEXT_STAMP)
     return text if is_text and isinstance(text, str) else None
@@ -178,7 +178,7 @@ def _stamp(path: Path) -> str:
     try:
         seen = path.stat()
     except OSError:
-        return "absent"  # reading it will raise, with its name
+        return "absent"  # reading it later raises an error with its name
     return f"{seen.st_size}-{seen.st_mtime_ns}"
 
 
@@ -196,7 +196,7 @@ def labelled_items(images: ImageSet, prefix: str = "") -> Iterator[CatalogueItem
 
 
 def _below_class(path: Path, label: str) -> str:
-    """CLASS/.../NAME if a folder above the image is named after its class, else the whole path: ids stay distinct."""
+    """CLASS/.../NAME if a parent folder is named after the class, else the whole path, so that ids are distinct."""
     folders = path.parts[:-1]
     if label not in folders:
         return path.as_posix()
@@ -204,9 +204,9 @@ def _below_class(path: Path, label: str) -> str:
 
 
 class ImageStore:
-    """Images that came as bytes or pixels, kept in images/ab/abcd....png, named by their SHA-256.
+    """Images that arrived as bytes or pixels, stored as images/ab/abcd....png, named by their SHA-256.
 
-    ``reads`` is what the models of the workspace read.
+    ``reads`` is the input of the workspace's models: images or texts.
     """
 
     def __init__(self, path: Path, reads: Reads = "images") -> None:
@@ -214,7 +214,7 @@ class ImageStore:
         self.reads = reads
 
     def keep(self, image: bytes | ImageSource, suffix: str = ".png") -> Payload:
-        """Keep an image; the payload fields that lead back to it. Pixels are kept as PNG, bytes as they are."""
+        """Store an image; returns payload fields that point to it. Pixels are stored as PNG, bytes unchanged."""
         if isinstance(image, bytes):
             content = image
         else:
@@ -222,7 +222,7 @@ class ImageStore:
         digest = hashlib.sha256(content).hexdigest()
         name = f"images/{digest[:2]}/{digest}{suffix}"
         try:
-            os.utime(self.path / name)  # kept already, and used again: ``prune`` must not delete it now
+            os.utime(self.path / name)  # already stored and now used again: ``prune`` must not delete it
             whole = (self.path / name).is_file() and (self.path / name).read_bytes() == content
         except FileNotFoundError:
             whole = False
@@ -231,18 +231,18 @@ class ImageStore:
         return {IMAGE: name, STAMP: digest[:16]}
 
     def unused(self, used: Iterable[str], before: float) -> list[Path]:
-        """Kept images not named in ``used``, which must be collected after ``before``, and kept before that."""
+        """Stored images older than ``before`` and not in ``used``, which must be collected after ``before``."""
         old = {path for path in self.path.glob("images/??/*") if path.is_file() and path.stat().st_mtime < before}
         return sorted(old - {self.path / name for name in used})
 
     def prune(self, unused: Iterable[Path], before: float) -> tuple[int, int]:
-        """Delete unused images; how many, and their bytes. One that has been kept again since stays."""
+        """Delete unused images; returns their number and bytes. Images that were stored again since are kept."""
         images = 0
         total = 0
         for path in unused:
             aside = path.with_name(f".{path.name}.pruned")
             try:
-                path.rename(aside)  # from here on ``keep`` writes it again
+                path.rename(aside)  # from now on ``keep`` writes it again
             except FileNotFoundError:
                 continue
             seen = aside.stat()
@@ -255,25 +255,25 @@ class ImageStore:
         return images, total
 
     def original(self, item: Item) -> Path | str | None:
-        """What the vector of an item was made of, to be embedded again: its image or its text; None if it is gone."""
+        """The original of an item for re-embedding: its image or its text; None if it is gone."""
         if self.reads == "texts":
             return text_of(item)
         return self.find(item)
 
     def place(self, item: Item) -> str:
-        """Where the original of an item is, to be looked for later (``has``): a path, or its payload; "" if unknown."""
+        """The location of an item's original, for a later ``has``: a path, or its payload; "" if unknown."""
         if self.reads == "texts":
             return "" if text_of(item) is None else TEXT
         return _image_name(item)
 
     def has(self, place: str) -> bool:
-        """Whether the original is still at its place."""
+        """Whether the original still exists at this location."""
         if self.reads == "texts":
             return place == TEXT
         return self._file(place) is not None
 
     def find(self, item: Item) -> Path | None:
-        """Where the image of an item is; None if unknown or gone."""
+        """The path of an item's image; None if unknown or gone."""
         return self._file(_image_name(item))
 
     def _file(self, name: str) -> Path | None:
@@ -285,14 +285,14 @@ class ImageStore:
             path = self.path / name
             kept = (self.path / "images").resolve()
             if not path.resolve().is_relative_to(kept):
-                return None  # not one that the workspace keeps
+                return None  # not an image that the workspace keeps
         if not path.is_file():
             return None
         return path
 
 
 def _image_name(item: Item) -> str:
-    """The path of an item's image as its payload has it; "" without one."""
+    """The path of an item's image in its payload; "" without one."""
     name = item.payload.get(IMAGE)
     return name if isinstance(name, str) else ""
 
@@ -310,7 +310,7 @@ def _png(image: Any) -> bytes:
 
 
 class Embedder(Protocol):
-    """Makes vectors of one version. Batches may be embedded in parallel; results come in their order."""
+    """Embeds with one version. Batches may be embedded in parallel; results keep the order of the batches."""
 
     def __call__(self, batches: Iterable[Sequence[ImageSource]]) -> Iterator[EmbeddedBatch]:
         """One result per batch."""
@@ -324,7 +324,7 @@ class LocalEmbedder:
         self._decode = decode
 
     def __call__(self, batches: Iterable[Sequence[ImageSource]]) -> Iterator[EmbeddedBatch]:
-        """One result per batch. The next batch is asked for, and decoded, while the model works on this one."""
+        """One result per batch. The next batch is fetched and decoded while the model works on the current one."""
         return self._encoder.encode_batches(batches, form="short", decode=self._decode)
 
     def one(self, images: Sequence[ImageSource], role: Role = "item") -> EmbeddedBatch:
@@ -337,29 +337,30 @@ class LocalEmbedder:
 
 
 def ensure_version(gallery: Gallery, name: str, encoder: Encoder) -> None:
-    """Make room for a version's vectors; refused if the name belongs to another model's space."""
+    """Register a version in the gallery; raises if the name belongs to another model."""
     projection = encoder.projection_matrix()
     width = min(encoder.feature_dim, encoder.backbone.feature_dim)
     if not made_or_same(gallery, name=name, width=width, projection=projection):
         raise GalleryError(
-            f"the gallery holds vectors of another model under the name {name!r}; each workspace needs a gallery "
-            "of its own, and imported vectors a name of their own",
-            NextStep("init", {"path": ...}, "a workspace with a gallery of its own"),
+            f"the gallery holds vectors of another model under the name {name!r}; each workspace needs its own "
+            "gallery, and imported vectors need a different name",
+            NextStep("init", {"path": ...}, "a workspace with its own gallery"),
         )
 
 
 BATCH = 256
 FIRST_BATCH = 32
-WAIT = 2.0  # seconds that vectors wait to be written, about
+WAIT = 2.0  # approximate seconds between writes of vectors
 
 Store = Callable[[str, Sequence[str], Vectors, Sequence[Payload]], object]  # as Gallery.upsert
 
 
 @dataclass(frozen=True)
 class Indexed:
-    """Items embedded, unchanged, unreadable; embedded ones ``changed`` their content or ``replaced`` an image.
+    """Counts of embedded, unchanged and unreadable items.
 
-    Unchanged are image and vector; ``updated`` ones of these got another payload, such as another label.
+    Of the embedded items, ``changed`` have new content and ``replaced`` have another image. Of the unchanged items
+    (image and vector), ``updated`` got a new payload, such as another label.
     """
 
     version: str
@@ -372,7 +373,7 @@ class Indexed:
 
 
 class _ChangedItems(NamedTuple):
-    """Items to embed, what is stored under their ids, and how many were taken to find them."""
+    """Items to embed, the stored items with the same ids, and how many items were read from the source."""
 
     items: list[CatalogueItem]
     known: dict[str, Item]
@@ -390,7 +391,7 @@ def index_items(
 ) -> Indexed:
     """Embed items with a version and store them; unchanged images keep their vector unless ``again``.
 
-    ``store`` writes in the place of ``Gallery.upsert``: for callers that must respect what others wrote meanwhile.
+    ``store`` replaces ``Gallery.upsert``, for callers that must not overwrite concurrent changes.
     """
     unchanged = 0
     updated = 0
@@ -401,7 +402,7 @@ def index_items(
     stepped = time.monotonic()
 
     def step(taken: int) -> None:
-        """After ``taken`` items: how many to take next. Batches that are embedded ahead have the size of then."""
+        """The next batch size after ``taken`` items. Batches that are already in progress keep their size."""
         nonlocal size, stepped
         now = time.monotonic()
         size = next_size(taken, now - stepped)
@@ -410,7 +411,7 @@ def index_items(
     def batches() -> Iterator[list[object]]:
         nonlocal unchanged, updated
         source = iter(items)
-        while came := list({item.id: item for item in islice(source, size)}.values()):  # the last of every id
+        while came := list({item.id: item for item in islice(source, size)}.values()):  # the last item of each id
             taken = size
             batch = [item for item in came if _is_unicode(item.id)]
             shown = (item.id.encode("utf-8", "backslashreplace").decode() for item in came if not _is_unicode(item.id))
@@ -456,7 +457,7 @@ def index_items(
 
 
 def next_size(size: int, seconds: float) -> int:
-    """How many items are embedded and stored together, after so many took so long: a slow model stores often too.
+    """The next batch size, given the last one and its duration, so that a slow model also stores often.
 
     >>> next_size(32, 0.1), next_size(32, 1.5), next_size(32, 9.0), next_size(BATCH, 0.1)
     (64, 32, 16, 256)
@@ -469,17 +470,17 @@ def next_size(size: int, seconds: float) -> int:
 
 
 def _before(stored: Item | None, item: CatalogueItem) -> Literal["new", "changed", "replaced"]:
-    """What an item was before: not there, of the same image, or of another one. A file that was moved is the same."""
+    """Whether an item is new, changed, or replaces another image. A moved file counts as the same image."""
     if stored is None:
         return "new"
     if text_of(stored) is not None and isinstance(item.image, str):
-        return "changed"  # another text under its id, as another content under a file's name
+        return "changed"  # another text with the same id, like new content in the same file
     same = any(stored.payload.get(name) == item.payload.get(name) for name in (IMAGE, STAMP))
     return "changed" if same else "replaced"
 
 
 def replaced_items(gallery: Gallery, items: Iterable[CatalogueItem]) -> list[str]:
-    """The ids under which the gallery holds another image than these items have."""
+    """The ids of items whose stored image is a different one."""
     found = list[str]()
     source = iter(items)
     while came := list(islice(source, BATCH)):
@@ -490,7 +491,7 @@ def replaced_items(gallery: Gallery, items: Iterable[CatalogueItem]) -> list[str
 
 
 def vanished_items(gallery: Gallery, folder: Path, prefix: str, items: Iterable[CatalogueItem]) -> list[str]:
-    """The ids of stored items that came from a folder, with this prefix, and are no longer among its ``items``."""
+    """The ids of stored items from a folder, with this prefix, that are no longer among its ``items``."""
     named = {item.id for item in items}
     root = folder.absolute()
     return [
@@ -501,12 +502,12 @@ def vanished_items(gallery: Gallery, folder: Path, prefix: str, items: Iterable[
 
 
 def _is_unicode(name: str) -> bool:
-    """File names may hold any bytes; those that are not UTF-8 become lone surrogates, which no store can hold."""
+    """Whether a name is valid Unicode. File names that are not UTF-8 have lone surrogates, which stores reject."""
     return not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
 def _store_fields(gallery: Gallery, known: dict[str, Item], items: list[CatalogueItem]) -> int:
-    """Give stored items their new fields, and count them. What others have deleted since stays deleted."""
+    """Update the payload of stored items; returns their number. Items deleted in the meantime stay deleted."""
     items = [item for item in items if dict(known[item.id].payload) != dict(item.payload)]
     count = len(items)
     while items:
@@ -516,7 +517,7 @@ def _store_fields(gallery: Gallery, known: dict[str, Item], items: list[Catalogu
             stored = [known[item.id] for item in changed]
             vectors = np.stack([one.vector for one in stored])
             done.update(gallery.replace_vectors(version, stored, vectors, [item.payload for item in changed]))
-        known = gallery.get([item.id for item in items if item.id not in done])  # embedded again meanwhile: try again
+        known = gallery.get([item.id for item in items if item.id not in done])  # changed by others: try again
         items = [item for item in items if item.id in known]
     return count
 
@@ -527,7 +528,7 @@ def _same_image(stored: Item | None, item: CatalogueItem) -> bool:
     return all(stored.payload.get(name) == item.payload.get(name) for name in (IMAGE, STAMP))
 
 
-# --- what is stored
+# --- stored items
 
 
 def update_payload(
@@ -537,18 +538,18 @@ def update_payload(
     revision: int | None = None,
     max_bytes: int | None = None,
 ) -> Item:
-    """Change payload fields of a stored item, None removes one; its vector stays. See ``Gallery.update_payload``."""
+    """Change payload fields of a stored item, None removes one. See ``Gallery.update_payload``."""
     if reserved := {IMAGE, STAMP} & changes.keys():
-        raise InputError(f"the payload field {min(reserved)!r} is reserved: it says where the item's image is")
+        raise InputError(f"the payload field {min(reserved)!r} is reserved: it holds the path of the item's image")
     if TEXT in changes:
         stored = gallery.get([name]).get(name)
         if stored is not None and text_of(stored) is not None:
-            raise InputError(f"the text of {name!r} is what its vector was made of; store the item again to change it")
+            raise InputError(f"the vector of {name!r} was made from this text; store the item again to change it")
     return gallery.update_payload(name, changes, revision, max_bytes)
 
 
 class Counted(NamedTuple):
-    """Items that passed, how often each value of a field came, how many were looked at, where to continue."""
+    """Number of matching items, counts per value of a field, items examined, and where to continue."""
 
     total: int
     values: tuple[tuple[str, int], ...]
@@ -565,9 +566,9 @@ def count_items(
     most: int | None = None,
     most_characters: int | None = None,
 ) -> Counted:
-    """Count items by payload, ``most`` of them at once. Texts are values as they are, others as JSON.
+    """Count items by payload, up to ``most`` per call. Text values are used unchanged, others as JSON.
 
-    ``most_characters`` ends the count where the values together are longer; it continues behind the last item.
+    The count stops when the values together exceed ``most_characters``; it can continue after the last item.
     """
     if not where and field is None and after is None:
         counts = gallery.count()
@@ -603,16 +604,16 @@ def count_items(
 
 
 def unknown_fields(gallery: Gallery, where: Where) -> list[str]:
-    """The fields of a filter that no item has: why nothing passes it. Asks for the first few, as each costs a search.
+    """The fields of a filter that no item has, to explain an empty result. Looks up only a few: each costs a search.
 
-    A field that only some items have is known, and one that must be absent is not asked for.
+    A field counts as known if any item has it. Fields that must be absent are not looked up.
     """
     wanted = dict.fromkeys(name for name, *condition in conditions(where) if condition != ["exists", False])
     return [name for name in islice(wanted, _FIELDS) if not _has_field(gallery, name)]
 
 
 def _has_field(gallery: Gallery, field: str) -> bool:
-    """By any query: the filter decides. Galleries remember what passes it, or ask their server's index."""
+    """Whether any item has the field: a search with an arbitrary query, where only the filter matters."""
     present: Where = {field: {"exists": True}}
     return any(
         gallery.search(space.name, np.eye(1, space.width), k=1, where=present, versions=[space.name])[0]

@@ -1,8 +1,8 @@
-"""Pairs: vectors that two versions made of the same items, which a translation is fitted on and judged with.
+"""Pairs: vectors of the same items by two versions. A translation is fitted on them and judged with them.
 
-They come from images that both models embed: those of a training, those of a folder without labels, or those of items
-in the gallery, whose old vectors are stored already. They may come from a file. Where no image is left, the class means
-of labelled vectors are paired.
+They come from images that both models embed: training images, a folder without labels, or items of the gallery, whose
+old vectors are already stored. They may also come from a file. If no image is left, the class means of labelled vectors
+are paired.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ if TYPE_CHECKING:
 
 Vectors = NDArray[np.float32]
 
-SAMPLE = 8000  # items by both models, at most
-HELD_OUT = 0.4  # of the items of a version without a model: they judge and are never fitted
-VIEWS = 3  # augmented views of each training image beside the image itself
-LEAST_CLASSES = 10  # whose means are paired
+SAMPLE = 8000  # maximum number of items embedded by both models
+HELD_OUT = 0.4  # share of the items of a version without a model that judge and are never fitted
+VIEWS = 3  # augmented views of each training image, in addition to the image itself
+LEAST_CLASSES = 10  # minimum number of classes for pairs of class means
 _EMBED_BATCH = 256
 _SAME = 1e-6  # below 1: the cosine of two equal vectors, up to rounding
-_ROUNDING = 0.01  # of a unit vector: how far a full feature, even in half precision, may lie outside its version's span
+_ROUNDING = 0.01  # tolerance for a full unit feature, even in half precision, outside its version's span
 
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """Items by both versions, ``old`` [N, a] and ``new`` [N, b], with the label of each, None if unknown."""
+    """Items embedded by both versions, ``old`` [N, a] and ``new`` [N, b], and their labels (None if unknown)."""
 
     old: Vectors
     new: Vectors
@@ -63,7 +63,7 @@ class Sample:
         return len(self.old)
 
     def take(self, rows: NDArray[Any]) -> Sample:
-        """Some of them."""
+        """A subset by rows."""
         if self.weights is None:
             weights = None
         else:
@@ -78,7 +78,7 @@ class Sample:
         return np.array([number.get(label, -1) for label in self.labels], np.int64)
 
     def pairs(self, seed: int = 0) -> Pairs:
-        """To fit on; classes stay together if all are known."""
+        """Pairs for fitting; classes are kept together if all labels are known."""
         codes = self.coded()
         groups = None
         if len(codes) and (codes >= 0).all() and len(np.unique(codes)) > 1:
@@ -86,13 +86,13 @@ class Sample:
         return Pairs.checked(self.old, self.new, weights=self.weights, groups=groups, seed=seed)
 
     def searchable(self) -> Sample:
-        """Those of a class that has at least two."""
+        """The items of classes with at least two items."""
         codes = self.coded()
         counts = np.bincount(codes + 1)
         return self.take(np.flatnonzero((codes >= 0) & (counts[codes + 1] > 1)))
 
     def without(self, fitted: Sample) -> Sample:
-        """Without items that are among the fitted ones, recognised by their old vectors."""
+        """Without items that were fitted, recognised by their old vectors."""
         if not len(self) or not len(fitted):
             return self
         closest = nearest(self.old, fitted.old)[0][:, 0]
@@ -100,14 +100,14 @@ class Sample:
         return self.take(np.flatnonzero(cosines < 1 - _SAME))
 
     def divided(self, held_out: float, seed: int) -> tuple[Sample, Sample]:
-        """What to fit on, and a share to judge with; an item that occurs twice is on one side only."""
+        """Split into items for fitting and a share for judging; duplicates go to the same side."""
         order = np.random.default_rng(seed).permutation(len(self))
         out = round(held_out * len(self))
         fitted = self.take(np.sort(order[out:]))
         return fitted, self.take(np.sort(order[:out])).without(fitted)
 
     def evidence(self, source: str, target: str, seed: int) -> Evidence:
-        """Half of each class as gallery and half as queries; of items with a label."""
+        """Labelled items as evidence: half of each class as gallery, half as queries."""
         codes = self.coded()
         split = gallery_query_split(codes, seed=seed)
         old = VersionFeatures(source, self.old[split.queries], self.old[split.gallery])
@@ -116,7 +116,7 @@ class Sample:
 
 
 def together(samples: Sequence[Sample]) -> Sample:
-    """Several samples as one; those without items are left out."""
+    """Join several samples; empty ones are skipped."""
     kept = [sample for sample in samples if len(sample)]
     if len(kept) < 2:
         return kept[0] if kept else samples[0]
@@ -141,10 +141,10 @@ def from_images(
     seed: int = 0,
     progress: bool = False,
 ) -> Sample:
-    """Images as both models embed them, at most ``most``; with an augmentation, ``VIEWS`` more views of each.
+    """Up to ``most`` images, embedded by both models; with an augmentation, ``VIEWS`` more views of each.
 
-    Both models see the same views. A model's vectors of views differ as those of other photos do, so a map that is
-    fitted on views holds better on images that neither model was trained on.
+    Both models see the same views. Views vary like other photos of the same thing, so a map fitted on views generalises
+    better to images that neither model was trained on.
     """
     if len(images) > most:
         chosen = np.random.default_rng(seed).permutation(len(images))[:most]
@@ -227,9 +227,9 @@ def from_gallery(
     seed: int = 0,
     progress: bool = False,
 ) -> tuple[Sample, int]:
-    """Random items of a version whose images are here, as ``target`` embeds them, and how many there are.
+    """Random items of a version that have images, embedded by ``target``, and their total number.
 
-    ``judging`` takes the labelled ones among those that judge, or all that are fitted; None takes all of both.
+    ``judging=True`` takes labelled items for judging, False takes all items for fitting, None takes both.
     """
     find = ImageStore(serving.path, serving.registry.reads()).original
 
@@ -245,7 +245,7 @@ def from_gallery(
 
 
 def from_items(serving: Serving, source: str, target: str, items: Sequence[Item], progress: bool = False) -> Sample:
-    """Items of a version as ``target`` embeds them; those whose images are gone or cannot be read are left out."""
+    """Items of a version, embedded by ``target``; items with a missing or unreadable image are skipped."""
     find = ImageStore(serving.path, serving.registry.reads()).original
     embedder = LocalEmbedder(serving.encoder(target))
     made = [np.empty((0, serving.gallery.space(target).width), np.float32)]
@@ -261,13 +261,13 @@ def from_items(serving: Serving, source: str, target: str, items: Sequence[Item]
 
 
 def judges(item: str) -> bool:
-    """Whether an item is one of those that judge translations and are never fitted; its id decides, for ever."""
+    """Whether an item is reserved for judging translations and never fitted. A hash of its id decides."""
     drawn = int.from_bytes(hashlib.blake2b(item.encode(), digest_size=8).digest(), "big") / 2**64
     return drawn < HELD_OUT
 
 
 def by_class_means(serving: Serving, source: str, target: str, *, most: int = SAMPLE, seed: int = 0) -> Sample:
-    """Weighted class means of two gallery versions that have no image in common, by the labels of their items."""
+    """Pairs of weighted class means of two gallery versions without common images, by the labels of their items."""
     from fixstar.translation.unpaired import paired_by_class
 
     sides = []
@@ -286,7 +286,7 @@ def by_class_means(serving: Serving, source: str, target: str, *, most: int = SA
         )
         pairs = NextStep("check", {"version": target, "pairs": ...}, "vectors by both models, FILE.npz")
         if source not in serving.registry.names():
-            raise InputError(f"{seen}. Give a file of pairs: the model of {source} is not here", pairs)
+            raise InputError(f"{seen}. Give a file of pairs: the model of {source} is not available", pairs)
         images = NextStep(
             "check", {"version": target, "images": ...}, f"{kind}s without labels, for both models to embed"
         )
@@ -301,7 +301,7 @@ def by_class_means(serving: Serving, source: str, target: str, *, most: int = SA
 def _draw(
     gallery: Gallery, version: str, wanted: Callable[[Item], bool], most: int, seed: int
 ) -> tuple[list[Item], int]:
-    """Up to ``most`` of the wanted items, each equally likely (reservoir sampling), and how many there are."""
+    """A uniform sample of up to ``most`` wanted items (reservoir sampling), and their total number."""
     rng = np.random.default_rng(seed)
     kept: list[Item] = []
     seen = 0
@@ -339,7 +339,7 @@ def _stacked(items: Sequence[Item], width: int) -> Vectors:
 
 
 def from_file(path: Path, gallery: Gallery, source: str, target: str) -> Sample:
-    """Arrays ``old``, ``new`` (stored or full vectors of the same items) and maybe ``labels`` of FILE.npz."""
+    """Read FILE.npz: arrays ``old`` and ``new`` (stored or full vectors of the same items), optionally ``labels``."""
     if not path.is_file():
         raise InputError(f"there is no file {path}; pairs are FILE.npz with arrays old and new")
     try:
@@ -358,12 +358,12 @@ def from_file(path: Path, gallery: Gallery, source: str, target: str) -> Sample:
     if "labels" in arrays:
         labels = [known_label(label) for label in as_labels(arrays["labels"]).tolist()]
     if not len(old) == len(new) == len(labels):
-        raise DataError(f"{path}: {len(old)} rows of old, {len(new)} of new, {len(labels)} labels; row i is one item")
+        raise DataError(f"{path}: {len(old)} rows of old, {len(new)} of new, {len(labels)} labels; they must be equal")
     return Sample(old, new, labels, origin=f"{plural(len(old), 'pair')} of {path.name}")
 
 
 def unit_rows(array: NDArray[Any], name: str, where: str | Path) -> Vectors:
-    """A matrix of unit vectors; other lengths are divided out, as an import does."""
+    """The rows of a matrix, normalised to unit length as an import does."""
     if array.dtype.kind not in "fiu" or array.ndim != 2 or 0 in array.shape:
         raise DataError(f"{where}: {name} is a matrix [items, components] of numbers; got {array.dtype} {array.shape}")
     lengths = np.linalg.norm(array.astype(np.float64), axis=1)
@@ -402,7 +402,7 @@ def _as_stored(rows: Vectors, where: str, gallery: Gallery, version: str) -> Vec
 
 
 def with_scales(way: Translation, old: VersionFeatures, new: VersionFeatures) -> Translation:
-    """The translation with what standardises its scores, and those among the target's own vectors; no labels needed."""
+    """Add the scales of its scores, and of scores among the target's own vectors. Needs no labels."""
     own = replace(new, queries=unit(np.asarray(new.queries, np.float32)))
     about = {
         **way.about,
@@ -414,16 +414,16 @@ def with_scales(way: Translation, old: VersionFeatures, new: VersionFeatures) ->
     return replace(way, about=about)
 
 
-# --- what a check fits and judges with
+# --- pairs for a check
 
 
 @dataclass(frozen=True, eq=False)
 class Searched:
     """A version whose vectors the candidate would search.
 
-    ``ways`` are the translations to choose among, the usual one first. Without its model here, ``sample`` are labelled
-    items by both versions, of the gallery or of a file of pairs, which were not fitted. ``lacking`` says why something
-    is missing, and ``next_steps`` what can be done about it.
+    ``ways`` are the candidate translations, the default one first. If the version has no model, ``sample`` holds
+    labelled items by both versions that were not fitted, from the gallery or from a file of pairs. ``lacking`` says
+    what is missing and why, ``next_steps`` how to provide it.
     """
 
     name: str
@@ -435,22 +435,21 @@ class Searched:
 
     @property
     def measurable(self) -> bool:
-        """Whether the candidate's own queries reach these vectors at all."""
+        """Whether the candidate's own queries can search these vectors."""
         return any(way.shared or way.forward is not None for way in self.ways)
 
     @property
     def chooses(self) -> bool:
-        """Whether there is anything to choose."""
+        """Whether there is a choice to make."""
         return len(self.ways) > 1 or any(way.forward is not None for way in self.ways)
 
 
 @dataclass(frozen=True)
 class FitOptions:
-    """What translations are fitted on beside what a workspace finds by itself.
+    """Additional data for fitting translations, besides what a workspace finds by itself.
 
-    ``images`` are embedded by both models; labels are not needed. ``pairs`` is FILE.npz with vectors by both models. If
-    it has labels, and the old model is gone, some of them judge and are not fitted.
-    ``refit`` fits again where a translation was fitted before.
+    ``images`` are embedded by both models and need no labels. ``pairs`` is FILE.npz with vectors by both models. If it
+    has labels and the old model is gone, some pairs judge and are not fitted. ``refit`` replaces existing fits.
     """
 
     images: ImageSet | None = None
@@ -465,18 +464,18 @@ class FitOptions:
 
     @property
     def asks(self) -> bool:
-        """Whether something was given to fit on."""
+        """Whether the caller gave data for fitting."""
         return self.refit or self.images is not None or self.pairs is not None
 
 
 def fit(
     serving: Serving, source: str, target: str, options: FitOptions | None = None, progress: bool = False
 ) -> list[Translation]:
-    """Fit translations from one version to another on all pairs that can be had, and keep them."""
+    """Fit translations from one version to another on all available pairs, and store them."""
     options = options or FitOptions()
     for name in (source, target):
         if name in serving.registry.names():
-            serving.encoder(name)  # makes room for its vectors
+            serving.encoder(name)  # registers the version in the gallery
     samples = list(_samples(serving, source=source, target=target, options=options, progress=progress))
     if not samples:
         samples = [by_class_means(serving, source, target, most=options.sample, seed=options.seed)]
@@ -492,7 +491,7 @@ def _samples(serving: Serving, source: str, target: str, options: FitOptions, pr
     if options.images is not None:
         if not has_model:
             raise InputError(
-                f"the model of {source} is not here, so it cannot embed them; pass vectors by both models instead",
+                f"the model of {source} is not available, so it cannot embed them; pass vectors by both models instead",
                 NextStep("check", {"version": target, "pairs": ...}, "FILE.npz with arrays old and new"),
             )
         kind = serving.registry.reads().removesuffix("s")
@@ -515,9 +514,9 @@ def _samples(serving: Serving, source: str, target: str, options: FitOptions, pr
 
 
 def _of_file(serving: Serving, path: Path, source: str, target: str, seed: int) -> tuple[Sample, Sample]:
-    """The pairs of a file that are fitted, and those that judge: labelled ones, where the model of ``source`` is gone.
+    """Split a file's pairs into those for fitting and those for judging.
 
-    Without labels nothing judges.
+    Only labelled pairs judge, and only if the model of ``source`` is gone.
     """
     whole = from_file(path, gallery=serving.gallery, source=source, target=target)
     if source in serving.registry.names() or not len(whole.searchable()):
@@ -528,7 +527,7 @@ def _of_file(serving: Serving, path: Path, source: str, target: str, seed: int) 
 
 
 def keep_fitted(serving: Serving, sample: Sample, source: str, target: str, seed: int = 0) -> list[Translation]:
-    """Fit translations on a sample, and keep them in the workspace; the preferred one first."""
+    """Fit translations on a sample and store them in the workspace; the preferred one first."""
     spaces = serving.gallery.versions()
     shared = source in sharing_space(serving.registry, target, spaces)
     pairs = sample.pairs(seed)
@@ -556,15 +555,15 @@ def keep_fitted(serving: Serving, sample: Sample, source: str, target: str, seed
 def searched_versions(
     serving: Serving, version: str, options: FitOptions | None = None, progress: bool = False
 ) -> list[Searched]:
-    """The versions whose vectors a version would search, with the ways to do so; those that are missing are fitted.
+    """The versions whose vectors a version would search, with their translations; missing ones are fitted.
 
-    Pairs from a file are for vectors of models that are not here, where there are any: others need none.
+    Pairs from a file are used for vectors whose model is not available, if there are any: others do not need them.
     """
     options = options or FitOptions()
     homes = serving.registry.homes(serving.live())
     for name in (version, *homes.values()):
         if name in serving.registry.names():
-            serving.encoder(name)  # makes room for its vectors
+            serving.encoder(name)  # registers the version in the gallery
     shared = sharing_space(serving.registry, version, serving.gallery.versions())
     older = [name for name in dict.fromkeys(homes.values()) if name != version]
     without_model = [name for name in older if name not in serving.registry.names()]

@@ -1,4 +1,4 @@
-"""The versions of one directory: immutable, each with a card, and numbered for ever.
+"""The versions of one directory: immutable, each with a card. Numbers are never reused.
 
 versions/v1, v2, ...     finished encoders: weights and card, never rewritten
 retired/v1.json, ...     the cards of versions whose weights were deleted
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 Card = Callable[[str], dict[str, Any]]  # a version's card by its name
 
-_WAIT = 10.0  # seconds for another process that retires a version
+_WAIT = 10.0  # seconds to wait for another process that retires a version
 FIRST = (  # how a workspace gets its first version
     NextStep("add", {"model": "efficientnet-lite0"}, "photos: a small pre-trained network"),
-    NextStep("train", {"data": ...}, "drawings and imagery of your own"),
+    NextStep("train", {"data": ...}, "drawings and unusual images"),
     NextStep("add", {"model": "st:FOLDER"}, "texts: a sentence-transformers model"),
     NextStep("add", {"model": "https://HOST/v1/embeddings?model=NAME"}, "texts: a server that embeds them"),
     NextStep("add", {"model": ...}, "a model that you have"),
@@ -35,14 +35,14 @@ FIRST = (  # how a workspace gets its first version
 
 
 class Registry:
-    """Which versions there are, where they come from, and which class owns which slot."""
+    """The versions of a workspace, their origin, and which class owns which slot."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.files = VersionFiles(path)
 
     def names(self) -> list[str]:
-        """The finished versions whose weights are here, oldest first. A number missing in between is damage."""
+        """The finished versions that still have weights, oldest first. A gap in the numbers means damage."""
         there, gone = self._numbers()
         if missing := sorted(set(range(1, max(there | gone, default=0) + 1)) - there - gone):
             raise ModelError(f"{self.files.finished} lacks {version_name(missing[0])}; restore it from a copy first")
@@ -62,7 +62,7 @@ class Registry:
         return names[-1]
 
     def reads(self) -> Reads:
-        """What the models of this directory read; all read the same."""
+        """What the models of this directory read (images or texts); it is the same for all."""
         names = self.names()
         if not names:
             return "images"
@@ -71,17 +71,17 @@ class Registry:
         return "images"
 
     def can_upgrade(self) -> bool:
-        """Whether the newest version was trained here, so that a training can continue from it."""
+        """Whether the newest version was trained here, so that an upgrade can start from it."""
         return "added" not in self.card(self.newest())["about"]
 
     def next_version(self, note: str = "") -> NextStep:
-        """How to make the next version: an upgrade, or another model where the newest one was added."""
+        """How to make the next version: an upgrade, or another model if the newest version was added."""
         if self.can_upgrade():
             return NextStep("upgrade", {"data": ...}, note)
         return NextStep("add", {"model": ...}, note)
 
     def next_number(self) -> int:
-        """The number of the next version; numbers are never used again."""
+        """The number of the next version; numbers are never reused."""
         return max(set().union(*self._numbers()), default=0) + 1
 
     def unfinished(self) -> str | None:
@@ -114,7 +114,7 @@ class Registry:
         return version_numbers(there), version_numbers(gone)
 
     def checked(self, name: str) -> str:
-        """A version whose weights are here, or an error that names those."""
+        """The name of a version that has weights; raises with the available names otherwise."""
         known = self.names()
         if name in known:
             return name
@@ -128,11 +128,11 @@ class Registry:
         return self.files.encoder(name)
 
     def directories(self) -> list[Path]:
-        """The directories of versions as they lie on disk, without what a killed ``retire`` left behind."""
+        """The directories of versions on disk, without leftovers of a killed ``retire``."""
         return [path for path in sorted(self.files.finished.glob("v*")) if not self.is_retired(path.name)]
 
     def card_file(self, name: str) -> Path:
-        """Where a version's card is; it stays when the version is retired."""
+        """The path of a version's card, which is kept when the version is retired."""
         if self.is_retired(name):
             return self.files.retired_card(name)
         return self.directory(name) / "card.json"
@@ -142,7 +142,7 @@ class Registry:
         return self.files.retired_card(name).is_file()
 
     def card(self, name: str) -> dict[str, Any]:
-        """What a version is: backbone, classifier, slots, and ``about``, where it comes from. Retired ones too."""
+        """A version's card, also of a retired one: backbone, classifier, slots, and its origin (``about``)."""
         if self.is_retired(name):
             return read_document(self.files.retired_card(name), "encoder")
         from fixstar.models.encoder import read_card
@@ -157,7 +157,7 @@ class Registry:
             return Encoder.load(self.directory(self.checked(name)), device)
 
     def code(self) -> dict[str, str]:
-        """The import path of the code that makes a version, by version; those that need none are left out."""
+        """The import path of each version's own code; versions without such code are left out."""
         made = {name: self.card(name)["backbone"] for name in self.names()}
         paths = {name: import_path(one["name"], one["options"]) for name, one in made.items()}
         return {name: path for name, path in paths.items() if path is not None}
@@ -167,7 +167,7 @@ class Registry:
         return lineage(self.card, name)
 
     def manifest(self) -> dict[str, Any]:
-        """Which class owns which slot, for ever: what a separate team needs to stay interoperable."""
+        """Which class owns which slot. The assignment never changes; other teams need it to stay interoperable."""
         newest = self.newest()
         slots = self.card(newest)["slots"]
         return {
@@ -180,7 +180,7 @@ class Registry:
         }
 
     def growth(self) -> tuple[int, ...]:
-        """The capacities of the simplices added to the first, oldest first; the next version is trained with them."""
+        """The capacities of added simplices, oldest first; the next version is trained with them."""
         path = self.path / "growth.json"
         if not path.is_file():
             return ()
@@ -190,14 +190,14 @@ class Registry:
         return added
 
     def grow(self, count: int) -> tuple[int, ...]:
-        """Add a simplex of ``count`` classes in new dimensions for the next versions; all that were added so far."""
+        """Add a simplex of ``count`` classes in new dimensions for later versions; returns all added capacities."""
         from fixstar.training.run_directory import RunDirectory
 
         if isinstance(count, bool) or count < 2:
             raise InputError(f"a simplex is added for two classes or more, got {count}")
         if not (names := self.names()):
             raise InputError(
-                f"{self.path} has no version that could grow yet; train the first with room for all classes to come",
+                f"{self.path} has no version that could grow yet; train the first with room for all later classes",
                 NextStep("train", {"data": ..., "capacity": ...}),
             )
         card = self.card(names[-1])
@@ -222,7 +222,7 @@ class Registry:
             if checkpoint.exists():
                 raise InputError(
                     f"the training of {name} was interrupted, and it could not resume with a larger capacity. "
-                    f"Finish it first by repeating the upgrade, or give it up: delete {checkpoint}, then grow",
+                    f"Finish it first by repeating the upgrade, or discard it: delete {checkpoint}, then grow",
                     NextStep("upgrade", {"data": ...}, "the same as before: it resumes"),
                 )
             added = (*self.growth(), count)
@@ -230,12 +230,12 @@ class Registry:
         return added
 
     def using(self, name: str) -> AbstractContextManager[None]:
-        """Held while vectors are made with a version and stored: it is not retired meanwhile."""
+        """A lock to hold while a version embeds and stores items: it cannot be retired meanwhile."""
         return self._held(self.checked(name), "it is being retired", shared=True)
 
     def unused(self, name: str) -> AbstractContextManager[None]:
-        """Held while a version is retired: refused while vectors are being made with it, and blocks new users."""
-        return self._held(name, "items are being embedded with it. Wait for that, or end it", shared=False)
+        """A lock to hold while a version is retired: fails while items are being embedded with it."""
+        return self._held(name, "items are being embedded with it. Wait until that is done, or stop it", shared=False)
 
     @contextmanager
     def _held(self, name: str, busy: str, shared: bool) -> Iterator[None]:
@@ -246,7 +246,7 @@ class Registry:
             yield
 
     def is_half_retired(self, name: str) -> bool:
-        """Whether ``retire`` was killed half way."""
+        """Whether ``retire`` was killed before it finished."""
         return self.is_retired(name) and self.directory(name).is_dir()
 
     def retire(self, name: str) -> None:

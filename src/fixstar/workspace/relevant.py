@@ -1,7 +1,7 @@
 """Queries with known relevant items of the gallery (BEIR's layout), as evidence for the gate.
 
-Queries are the texts of a ``queries.jsonl``; what is relevant for them are stored items, by their ids. They search
-these items among others of the gallery, which are drawn at random where it is large.
+Queries are the texts of a ``queries.jsonl``. Their relevant items are ids of stored items. They search these items
+among others of the gallery; from a large gallery, the others are a random sample.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _AT_ONCE = 1000  # items read from the gallery
 class KnownRelevant(NamedTuple):
     """Queries, the stored texts that they search, and which of them are relevant; ``stored`` counts the gallery.
 
-    ``vectors`` are those that are stored, by version: the row of each among the texts, and its vector.
+    ``vectors`` holds the stored vectors by version: for each, its row among the texts, and the vector.
     """
 
     queries: ImageSet
@@ -46,7 +46,7 @@ class KnownRelevant(NamedTuple):
         """Queries and texts as a version embeds them. Texts whose vectors are stored are not embedded again."""
         known = self.vectors.get(version, {})
         missing = [row for row in range(len(self.gallery)) if row not in known]
-        rows = missing or [0]  # one at least: features are never empty
+        rows = missing or [0]  # at least one: features must not be empty
         (made,) = embed(self.queries, self.gallery.take(np.array(rows)), [version])
         gallery = np.empty((len(self.gallery), made.gallery.shape[1]), np.float32)
         gallery[rows] = made.gallery
@@ -63,7 +63,7 @@ def known_relevant(
 ) -> KnownRelevant:
     """What is relevant among stored items: files, queries.jsonl and one of relevant items; or grades by query text.
 
-    Up to ``most`` stored items are searched, the relevant ones always.
+    Up to ``most`` stored items are searched, always including the relevant ones.
     """
     if isinstance(relevant, Mapping):
         texts = {text: checked_text(text, name=f"query {text!r:.80}") for text in relevant}
@@ -101,7 +101,7 @@ def known_relevant(
 
 
 def _items_of(gallery: Gallery, names: Sequence[str]) -> list[Item | None]:
-    """The items of these names; None for one that was deleted meanwhile."""
+    """The items with these ids; None for one that has been deleted."""
     found: list[Item | None] = []
     for start in range(0, len(names), _AT_ONCE):
         part = names[start : start + _AT_ONCE]

@@ -1,10 +1,10 @@
-"""Answering queries: the deployed version embeds them, the vectors of all versions are searched.
+"""Answering queries: the deployed version embeds them, and the vectors of all versions are searched.
 
-Every result belongs to one version, the one that was deployed when the search began. How its queries search what other
-versions stored is answered by ``translations``. Some translations need the query by the older model too. That takes the
-image, and one more forward pass for each such version, as long as it has vectors. A vector that a client sends, or a
-stored one, is a query of one model and is asked as such. Hits among vectors of several versions are ranked by
-probability if the version's last check has calibrations for all of them, else by standardised scores.
+Every result belongs to one version: the one that was deployed when the search began. ``translations`` decides how its
+queries search the vectors of other versions. Some translations also need the query embedded by the older model. That
+needs the image, and one more forward pass per older version with vectors. A vector from a client or from the gallery
+is a query of a single model. Hits from several versions are ranked by probability if the last check has calibrations
+for all of them, else by standardised scores.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ VERIFY_EVERY = 600.0  # seconds after which a model in memory is re-verified
 
 
 class Serving:
-    """Search by whatever is deployed; the ``keep`` last used encoders stay in memory. Threads may share it."""
+    """Search with the deployed version. Keeps the ``keep`` last used encoders in memory. Threads may share it."""
 
     def __init__(
         self,
@@ -58,15 +58,15 @@ class Serving:
         self.device = device
         self._keep = keep
         self._usage = usage
-        self.read_through: ReadThrough | None = None  # notes what searches meet, if it is set
+        self.read_through: ReadThrough | None = None  # queues items that searches meet, if set
         self._carrier = Carrier(gallery.projection)
         self._encoders: OrderedDict[str, Encoder] = OrderedDict()
-        self._verified: dict[str, float] = {}  # when each was last seen to be what it was when saved
+        self._verified: dict[str, float] = {}  # when each encoder was last verified
         self._lock = threading.Lock()
         self._loading = threading.Lock()
 
     def deployed(self) -> str:
-        """The version that embeds queries and new items; the first one before any deployment."""
+        """The version that embeds queries and new items; before any deployment, the first version."""
         self.registry.newest()  # raises without a version
         return self.rollout.current()
 
@@ -76,7 +76,7 @@ class Serving:
         return list(dict.fromkeys([*found, self.deployed()]))
 
     def encoder(self, version: str) -> Encoder:
-        """A version's encoder, loaded once and verified every ten minutes; the gallery has room for its vectors."""
+        """A version's encoder, loaded once and verified every ten minutes. Registers the version in the gallery."""
         known = self._loaded(version)
         if known is not None:
             if time.monotonic() - self._verified[version] > VERIFY_EVERY:
@@ -85,7 +85,7 @@ class Serving:
             return known
         with self._loading:
             known = self._loaded(version)
-            if known is not None:  # another thread has loaded it meanwhile
+            if known is not None:  # another thread has loaded it
                 return known
             self.registry.newest()  # raises without a version
             encoder = self.registry.encoder(version, self.device)
@@ -147,9 +147,9 @@ class Serving:
         return self.search_queries(move, by_models, wanted)._replace(embedded=embedded)
 
     def asking(self) -> tuple[Move, list[str]]:
-        """The deployment now, and the versions that embed each query: the deployed one, then others.
+        """The current deployment, and the versions that embed each query: the deployed one, then others.
 
-        Where everything stored is asked by its own model, the deployed one embeds no query.
+        If all stored vectors are searched by their own models, the deployed version embeds no query.
         """
         move = self.rollout.current_move()
         return move, list(self.translations.plan(move.version, move).embedding)
@@ -161,7 +161,7 @@ class Serving:
         request: SearchRequest | None = None,
         **options: Unpack[SearchOptions],
     ) -> SearchResult:
-        """The nearest items of queries, as all versions of ``asking`` embedded them, [N, width] each."""
+        """The nearest items of queries, embedded by all versions of ``asking``, [N, width] each."""
         return self._counted(self._search(move.version, vectors, SearchRequest.of(request, **options), move))
 
     def search_vectors(
@@ -171,7 +171,7 @@ class Serving:
         return self._counted(self._search(version, {version: vectors}, SearchRequest.of(request, **options)))
 
     def like(self, item: str, request: SearchRequest | None = None, **options: Unpack[SearchOptions]) -> SearchResult:
-        """The nearest items of a stored one, itself left out, by its stored vector."""
+        """The nearest neighbours of a stored item by its stored vector, without the item itself."""
         return self.by_examples(Examples(ids=(item,)), Examples(), request, **options)
 
     def by_examples(
@@ -182,7 +182,7 @@ class Serving:
         decode: Decode | None = None,
         **options: Unpack[SearchOptions],
     ) -> SearchResult:
-        """The nearest items of several examples, themselves left out: like the positive, unlike the negative ones.
+        """The nearest items of several examples, without the examples: like the positive, unlike the negative ones.
 
         The query is the positive mean minus half of the negative one. Stored vectors of one version are used as they
         are, otherwise the deployed version embeds all images.
@@ -211,12 +211,12 @@ class Serving:
                 made[name] = _combined(*sides)
             result = self._search(move.version, made, more, move)
         if len(names) + len(positive.images) + len(negative.images) > 1:
-            result = result._replace(thresholds={})  # they were measured with single images
+            result = result._replace(thresholds={})  # thresholds were measured with single images
         found = [hit for hit in result.hits[0] if hit.id not in items][: wanted.k]
         return self._counted(result._replace(hits=[found]))
 
     def _images_of(self, names: Sequence[str], items: Mapping[str, Item]) -> list[ImageSource]:
-        """The images of stored items, which must be here."""
+        """The images of stored items; raises if one is missing."""
         store = ImageStore(self.path, self.registry.reads())
         found = {name: store.original(items[name]) for name in names}
         missing = [name for name, path in found.items() if path is None]
@@ -230,9 +230,9 @@ class Serving:
     def _search(
         self, version: str, by_models: Mapping[str, Vectors], request: SearchRequest, move: Move | None = None
     ) -> SearchResult:
-        """Search with queries of a version, and with those of other models where translations need them.
+        """Search with queries of a version, and of other models where translations need them.
 
-        ``move`` is the deployment that the models were chosen by; without one, that of now.
+        ``move`` is the deployment that determined the models; default: the current one.
         """
         move = move or self.rollout.current_move()
         plan = self.translations.plan(version, move, frozenset(by_models), request.versions, request.calibrate)
@@ -291,12 +291,12 @@ class Serving:
         )
 
     def carried(self, version: str, to: str, vectors: Vectors) -> Vectors:
-        """Vectors of a version in the space of another one that shares it."""
+        """Vectors of a version in the form of another version of the same space."""
         narrow = np.asarray(vectors, np.float32)
         return self._carrier.carried(narrow, self.gallery.space(version), self.gallery.space(to))
 
     def in_space_of(self, old: str, new: str, vectors: Vectors) -> Vectors | None:
-        """Vectors of ``new`` as they ask in the space of ``old``, with one model; None if nothing connects them."""
+        """Vectors of ``new`` as queries in the space of ``old``, one model per query; None without a translation."""
         way = usable(self.translations.of(new).get(old), {new})
         if way is None:
             return None
@@ -312,7 +312,7 @@ class Serving:
         return result
 
     def close(self) -> None:
-        """Close the gallery, and write down what was counted."""
+        """Close the gallery and write the hit counts."""
         self.gallery.close()
         if self._usage is not None:
             self._usage.flush()
@@ -323,7 +323,7 @@ def _as_probability(hit: Hit, scales: Scales) -> Hit:
 
 
 class Examples(NamedTuple):
-    """What a search is to find more of, or less of: stored items by their ids, and images."""
+    """Examples of what a search should and should not find: ids of stored items, and images."""
 
     ids: Sequence[str] = ()
     images: Sequence[ImageSource] = ()
@@ -337,5 +337,5 @@ def _combined(positive: Sequence[Vectors], negative: Sequence[Vectors]) -> Vecto
     if negative:
         query = query - 0.5 * np.mean(negative, axis=0, dtype=np.float64, keepdims=True)
     if np.linalg.norm(query) < 1e-6:
-        raise InputError("the examples cancel each other out: no direction is left to search; use other ones")
+        raise InputError("the examples cancel each other out, so there is no direction to search; use other examples")
     return unit(np.asarray(query)).astype(np.float32)

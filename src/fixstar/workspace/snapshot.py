@@ -1,13 +1,13 @@
-"""A copy of a whole workspace, taken while others use it, in a folder or in one file (.tar).
+"""A copy of a whole workspace, in a folder or in one file (.tar). The workspace can be used meanwhile.
 
 manifest.json          when it was taken, and the SHA-256, size and mode of every file
 objects/ab/abcd...     the files, by their SHA-256
 
-A folder is brought up to date: files that it has are not copied again. The manifest is replaced last, so the older
-snapshot is whole until the newer one is.
+An existing folder is updated: files that it already has are not copied again. The manifest is replaced last, so the
+older snapshot stays valid until the newer one is complete.
 
-What was promised is never ahead of what was stored: jobs, cursors and deployments are copied first, then the gallery as
-of one moment, then everything that these name. An index job or a backfill of the copy may repeat work, but skips none.
+Jobs, cursors and deployments are copied first, then a consistent gallery, then all files that these refer to. So no
+copied job is ahead of the copied data: an index job or a backfill of the copy may repeat work, but skips none.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Entry(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """What a snapshot holds. ``copied`` of its files, ``copied_bytes`` together, were not there before."""
+    """A snapshot. ``copied`` of its files (``copied_bytes`` in total) were not there before."""
 
     when: str
     files: int
@@ -78,7 +78,7 @@ class Snapshot(NamedTuple):
 
 
 class _Folder:
-    """Where the files of a snapshot go."""
+    """Writes the files of a snapshot into a folder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -99,7 +99,7 @@ class _Folder:
 
 
 class _Tar:
-    """The same in one file."""
+    """Writes the files of a snapshot into one .tar file."""
 
     def __init__(self, archive: tarfile.TarFile) -> None:
         self._archive = archive
@@ -126,15 +126,15 @@ class _Tar:
 def take_snapshot(
     workspace: Path, target: Path, progress: Callable[[int], object] | None = None, without: Collection[str] = ()
 ) -> Snapshot:
-    """Copy a workspace to a folder, or to FILE.tar; an older snapshot there is replaced once this one is whole.
+    """Copy a workspace to a folder, or to FILE.tar; an older snapshot there is replaced when this one is complete.
 
-    A damaged workspace is refused. ``without`` are files to leave out, by their path within the workspace.
+    A damaged workspace is refused. ``without`` lists files to leave out, by their path within the workspace.
     """
     workspace = workspace.resolve()
     target = target.resolve()
     require_plain_files(workspace)
     if target.is_relative_to(workspace):
-        raise InputError(f"{target} is within the workspace; choose a place outside of it, best on another disk")
+        raise InputError(f"{target} is within the workspace; choose a place outside of it, preferably on another disk")
     if not _is_new(target) and (older := _read_manifest(target)["workspace"]) != workspace.name:
         raise InputError(f"{target} holds a snapshot of {older!r}; choose another place")
     is_tar = target.suffix == ".tar"
@@ -148,7 +148,7 @@ def take_snapshot(
             _clear(staged)
             remove_unfinished(target if is_tar else target / _MANIFEST)
             if not is_tar:
-                target.chmod(0o700)  # it holds what the workspace keeps private
+                target.chmod(0o700)  # it may hold private data
                 return fill(_Folder(target), staged)
             done: list[Snapshot] = []
 
@@ -163,7 +163,7 @@ def take_snapshot(
 
 
 def _is_new(target: Path) -> bool:
-    """Whether nothing is there but what a killed first snapshot left."""
+    """Whether the target is empty, apart from leftovers of a killed first snapshot."""
     if target.suffix == ".tar" or not target.is_dir():
         return not target.exists()
     return all(path.name == "objects" or path.name.endswith(".partial") for path in target.iterdir())
@@ -186,9 +186,9 @@ def _fill(
         if progress is not None:
             progress(len(entries))
         try:
-            with path.open("rb") as file:  # files are replaced, never rewritten: what is open stays as it is
+            with path.open("rb") as file:  # files are replaced, never rewritten, so an open file does not change
                 seen = os.fstat(file.fileno())
-                entry = Entry(path.stem, seen.st_size, seen.st_mode & _RIGHTS)  # an image is called by its digest
+                entry = Entry(path.stem, seen.st_size, seen.st_mode & _RIGHTS)  # images are named by their digest
                 if not name.startswith("images/") or not store.has(entry):
                     digest = _sha256(file, entry.size)
                     if name.startswith("images/") and digest != path.stem:
@@ -205,7 +205,7 @@ def _fill(
     with ExitStack() as held:
         registry = Registry(workspace)
         for version in registry.names():
-            held.enter_context(registry.using(version))  # it is not retired meanwhile
+            held.enter_context(registry.using(version))  # so that it is not retired meanwhile
         if problems := list(verify_files(workspace)):
             raise _damaged(problems)
         for pattern in _ORDER:
@@ -213,7 +213,7 @@ def _fill(
                 take(path.relative_to(workspace).as_posix(), path)
         for name, path in _copied_databases(workspace, staged):
             take(name, path)
-        for path in _files(workspace, "**/*"):  # images too: those that were kept meanwhile
+        for path in _files(workspace, "**/*"):  # again with images, for those that were added meanwhile
             take(path.relative_to(workspace).as_posix(), path)
     files = {name: list(entries[name]) for name in sorted(entries)}
     store.finish(document("snapshot", {"when": when, "workspace": workspace.name, "files": files}))
@@ -227,7 +227,7 @@ def _fill(
 
 
 def _files(workspace: Path, pattern: str) -> Iterator[Path]:
-    """Files but for locks, what killed writers left, databases, and the index, which the gallery builds again."""
+    """All files except locks, leftovers of killed writers, databases, and the index, which can be rebuilt."""
     for path in sorted(workspace.glob(pattern)):
         parts = path.relative_to(workspace).parts
         passing = any(part.startswith(".") or part.endswith((".partial", ".index")) for part in parts)
@@ -236,7 +236,7 @@ def _files(workspace: Path, pattern: str) -> Iterator[Path]:
 
 
 def _copied_databases(workspace: Path, staged: Path) -> Iterator[tuple[str, Path]]:
-    """Gallery and counts of use, each as of one moment; of a server, each item as of some moment."""
+    """Consistent copies of the gallery and the hit counts; from a server, only each item is consistent."""
     copy = staged / GALLERY
     with open_workspace_gallery(workspace) as gallery:
         url = gallery_url(workspace)
@@ -274,9 +274,9 @@ def _damaged(problems: list[str]) -> ModelError:
 
 
 def restore_snapshot(source: Path, path: Path, replace: bool = False) -> Snapshot:
-    """Make a snapshot the workspace at ``path``: checked as a whole first, then it changes at once.
+    """Restore a snapshot to ``path``: everything is checked first, then the workspace is swapped in at once.
 
-    None of the code that it names is trusted afterwards: see ``fixstar.trust``.
+    Code that it names is not trusted afterwards: see ``fixstar.trust``.
     """
     path = path.resolve()
     manifest = _read_manifest(source)
@@ -303,11 +303,11 @@ def restore_snapshot(source: Path, path: Path, replace: bool = False) -> Snapsho
                 with exclusive(path / "state" / "jobs", busy=running):
                     _exchange(made, path)
             else:
-                shutil.rmtree(path, ignore_errors=True)  # a lock, or what a killed writer left
+                shutil.rmtree(path, ignore_errors=True)  # a lock, or leftovers of a killed writer
                 made.rename(path)
             flush(path.parent)
         finally:
-            shutil.rmtree(made, ignore_errors=True)  # what failed, or what was replaced
+            shutil.rmtree(made, ignore_errors=True)  # the failed copy, or the replaced workspace
     size = sum(entry.size for entry in manifest["files"].values())
     return Snapshot(
         when=manifest["when"],
@@ -319,7 +319,7 @@ def restore_snapshot(source: Path, path: Path, replace: bool = False) -> Snapsho
 
 
 def _check_sizes(source: Path, files: dict[str, Entry], store: _Source, free: int) -> None:
-    """Refuse files of other sizes than in the manifest, and more than the disk has room for. Nothing is written yet."""
+    """Refuse file sizes that differ from the manifest or exceed the free space, before anything is written."""
     for name, entry in files.items():
         try:
             size = store.size(_object(entry.sha256))
@@ -354,13 +354,13 @@ def _restore_file(path: Path, entry: Entry, store: _Source, called: str) -> None
 
 
 class _Source(Protocol):
-    """Where the files of a snapshot are read: regular files only, whatever else is there under their names."""
+    """Reads the files of a snapshot; only regular files are accepted."""
 
     def size(self, name: str) -> int:
-        """Of a file, without reading it."""
+        """The size of a file, without reading it."""
 
     def open(self, name: str) -> IO[bytes]:
-        """A file to read from."""
+        """Open a file for reading."""
 
 
 class _SourceFolder:
@@ -378,7 +378,7 @@ class _SourceFolder:
 
 
 class _SourceTar:
-    """A snapshot in one file. A sparse member has less in the archive than it would write."""
+    """A snapshot in one file. A sparse member would write more than it takes in the archive."""
 
     def __init__(self, archive: tarfile.TarFile) -> None:
         self._archive = archive
@@ -389,7 +389,7 @@ class _SourceTar:
 
     def open(self, name: str) -> IO[bytes]:
         file = self._archive.extractfile(self._members[name])
-        assert file is not None  # it is for members that are not files
+        assert file is not None  # None only for members that are not files
         return file
 
 
@@ -403,7 +403,7 @@ def _opened(source: Path) -> Iterator[_Source]:
 
 
 def _read_manifest(source: Path) -> dict[str, Any]:
-    """The time, the workspace and the files by name; refused if it is damaged, or not a snapshot."""
+    """The manifest: time, workspace, and files by name. Raises if it is damaged or not a snapshot."""
     if not source.exists():
         raise InputError(f"there is no snapshot at {source}")
     try:
@@ -420,7 +420,7 @@ def _read_manifest(source: Path) -> dict[str, Any]:
 
 
 def _entry(name: str, sha256: object, size: object, mode: object) -> Entry:
-    """A file of a manifest, which is not trusted."""
+    """Validate one file of a manifest, which is not trusted."""
     parts = PurePosixPath(name).parts
     if not parts or parts[0] == "/" or ".." in parts:
         raise ValueError(f"it names {name!r}, which is outside of a workspace")
@@ -441,7 +441,7 @@ def _object(digest: str) -> str:
 
 
 def _sha256(file: IO[bytes], size: int) -> str:
-    """Of its first ``size`` bytes: what is appended later is not in the snapshot."""
+    """The SHA-256 of the first ``size`` bytes: later appends are not part of the snapshot."""
     digest = hashlib.sha256()
     for part in _parts(file, size):
         digest.update(part)
@@ -449,7 +449,7 @@ def _sha256(file: IO[bytes], size: int) -> str:
 
 
 def _parts(file: IO[bytes], size: int) -> Iterator[bytes]:
-    """The first ``size`` bytes of a file, or all if it has fewer."""
+    """The first ``size`` bytes of a file in parts, or all of it if it is shorter."""
     left = size
     while part := file.read(min(left, 1 << 20)):
         yield part
@@ -462,7 +462,7 @@ def _copy(file: IO[bytes], path: Path, size: int) -> None:
 
 
 def _clear(folder: Path) -> None:
-    """Remove what a killed process left. The lock is held, and stays."""
+    """Remove leftovers of a killed process, except the lock, which the caller holds."""
     for path in folder.iterdir():
         if path.is_dir():
             shutil.rmtree(path)
@@ -471,7 +471,7 @@ def _clear(folder: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> None:
-    """Swap two directories: atomically on Linux, else one after the other."""
+    """Swap two directories: atomically on Linux, elsewhere one after the other."""
     rename = getattr(ctypes.CDLL(None), "renameat2", None)
     names = os.fsencode(one), _AT_FDCWD, os.fsencode(other)
     if rename is None or rename(_AT_FDCWD, *names, _RENAME_EXCHANGE):

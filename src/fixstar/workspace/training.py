@@ -5,7 +5,7 @@ Before an upgrade short runs compare a few settings on held-out images, and the 
     trials-vN/results.json          what the finished trials measured
     trials-vN/*.safetensors         the trial in progress, after its last whole epoch
 
-After a kill the same upgrade resumes, in its trials too. They are deleted once version N is finished.
+After a kill the same upgrade resumes, also within trials. Trials are deleted once version N is finished.
 """
 
 from __future__ import annotations
@@ -58,37 +58,37 @@ from fixstar.workspace.pairs import from_images
 from fixstar.workspace.registry import Registry
 from fixstar.workspace.translations import OLD_WIDTH, OWN_SPACE
 
-# What is tried beside the settings of the last version: settings that differ enough to tell them apart.
+# Alternatives to the last version's settings: different enough to be told apart in short runs.
 OPTIONS: dict[str, tuple[Any, ...]] = {
-    "hold": (5.0, 40.0),  # polaris: how strongly the past is held
-    "rate": (1.0, 0.3),  # and how large the steps are
-    "rotated": (False, True),  # vega: faces are better without rotated classes, photos and drawings with them
+    "hold": (5.0, 40.0),  # polaris: weight of compatibility with the past
+    "rate": (1.0, 0.3),  # polaris: factor of the learning rate
+    "rotated": (False, True),  # vega: rotated classes help with photos and drawings, not with faces
 }
 RATES = (1.0, 0.3)  # times the first version's learning rate, for methods without an option ``rate``
 
 EPOCHS_SHARE = 0.1  # of the full run's epochs, for one trial
-LEAST_EPOCHS = 3  # fewer do not see the learning rate fall
-TRIAL_PAIRS = 2000  # images that a trial's translation is fitted on, at most
-MOST = 1 / 3  # of the full run, that trials may cost together unless a number is asked for
-LEAST_QUERIES = 200  # fewer do not tell settings apart
+LEAST_EPOCHS = 3  # with fewer epochs the learning rate does not decay
+TRIAL_PAIRS = 2000  # maximum number of images for a trial's translation
+MOST = 1 / 3  # maximum cost of all trials as a share of the full run, unless their number is given
+LEAST_QUERIES = 200  # with fewer queries settings cannot be told apart
 
 Trials = int | Literal["auto"]
 Say = Callable[[str], object]
 
 
 class AlreadyTrainedError(InputError):
-    """The newest version is what the upgrade would make."""
+    """The newest version is already the result of this upgrade."""
 
 
 @dataclass(frozen=True)
 class UpgradeOptions:
-    """How the next version differs from the last: what is None stays the same. Trials do not vary what is given.
+    """Changes from the last version; None means no change. Trials do not vary options that are set.
 
-    ``start`` names another version than the newest to continue from; ``from_scratch`` takes random weights; ``replace``
-    another model: a backbone, with its ``preprocessing``, or the directory of an encoder. ``keep_images=False`` neither
-    replays nor keeps images. ``hold_out`` is the share kept for the gate; with ``select`` it chooses the epoch (CoReS,
-    eq. 11). ``earlier_images`` trains on all images of earlier trainings whose files are still there, too; by default
-    where the method is free to use them (vega).
+    ``start`` is the version to continue from, by default the newest. ``from_scratch`` starts from random weights.
+    ``replace`` starts from another model: a backbone, with its ``preprocessing``, or the directory of an encoder.
+    ``keep_images=False`` neither replays nor keeps images. ``hold_out`` is the share kept for the gate; with ``select``
+    it also chooses the epoch (CoReS, eq. 11). ``earlier_images`` also trains on the images of earlier trainings that
+    still exist; the default depends on the method (on for vega).
     """
 
     recipe: Recipe | None = None
@@ -156,7 +156,7 @@ def train_upgrade(registry: Registry, images: ImageSet, options: UpgradeOptions,
     trials = checked_trials(trials)
     about = trained_with(registry, newest)[2]
     if options.hold_out and not (options.keep_images or options.select):
-        raise InputError("hold_out keeps images, and keep_images=False says not to; use only one of them")
+        raise InputError("hold_out keeps images, but keep_images=False forbids that; use only one of them")
     setups = _setups(registry, options)
     base = setups[0]
     split = split_off(images, options.hold_out)
@@ -219,7 +219,7 @@ def train_upgrade(registry: Registry, images: ImageSet, options: UpgradeOptions,
 
 
 def _with_earlier(registry: Registry, start: str, split: SplitOff, say: Say) -> SplitOff:
-    """What is trained on, with the images of earlier trainings whose files are still there."""
+    """The training images, with the images of earlier trainings that still exist."""
     found = found_images(registry.path, registry.lineage(start), split)
     if not found.of:
         return split
@@ -242,7 +242,7 @@ def _without_known(setup: Setup, images: ImageSet) -> Setup:
 
 
 def _setups(registry: Registry, options: UpgradeOptions) -> list[Setup]:
-    """What is asked for, and other settings worth a trial."""
+    """The requested setup, and alternatives for trials."""
     newest = registry.newest()
     known = registry.names()
     if options.start is None:
@@ -324,7 +324,7 @@ def add_version(registry: Registry, encoder: Encoder, compatible_with: str | Non
 
 
 def after_adding(registry: Registry, version: str) -> NextStep:
-    """What an added model is for: the first one embeds a catalogue, later ones are judged on it."""
+    """The step after adding a model: index with the first one, check a later one."""
     if registry.names() == [version]:
         return NextStep("index", {"items": ...}, "embed a catalogue")
     note = "fits how it searches stored vectors, and judges"
@@ -332,7 +332,7 @@ def after_adding(registry: Registry, version: str) -> NextStep:
 
 
 def _model_digest(encoder: Encoder) -> str:
-    """What identifies a model: its weights, and for texts also its prompts, its pooling, or what a server is asked."""
+    """Identifies a model: by its weights, for texts also by prompts and pooling, or by the request to a server."""
     weights = weights_digest(encoder)
     if encoder.reads == "images":
         return weights
@@ -341,13 +341,13 @@ def _model_digest(encoder: Encoder) -> str:
 
 
 def trained_with(registry: Registry, name: str) -> tuple[Settings, Method, dict[str, Any]]:
-    """How a version was trained, from its card alone: settings, method, and everything about it."""
+    """How a version was trained, from its card alone: settings, method, and ``about``."""
     try:
         about: dict[str, Any] = registry.card(name)["about"]
         if "added" in about:
             raise InputError(
-                f"{name} was added, not trained here, so there is nothing to continue from. The next version is "
-                f"another model that is added; a check of it translates {name}'s vectors",
+                f"{name} was added, not trained here, so there is nothing to continue from. Add another model as "
+                f"the next version; a check of it translates {name}'s vectors",
                 NextStep("add", {"model": ...}, "any other model"),
                 NextStep(
                     "add", {"model": ..., "compatible_with": name}, f"one that was trained to search {name}'s vectors"
@@ -361,7 +361,7 @@ def trained_with(registry: Registry, name: str) -> tuple[Settings, Method, dict[
 
 
 def discard_unfinished(registry: Registry) -> None:
-    """Give up an interrupted training: the next one starts from its beginning."""
+    """Discard an interrupted training: the next one starts from the beginning."""
     number = registry.next_number()
     run = RunDirectory(registry.path)
     with run.locked():
@@ -371,7 +371,7 @@ def discard_unfinished(registry: Registry) -> None:
 
 @contextlib.contextmanager
 def _next_version(registry: Registry) -> Iterator[tuple[RunDirectory, int]]:
-    """Let no other process train here; the run, and the number of the next version."""
+    """Lock the workspace for training; yields the run, and the number of the next version."""
     number = registry.next_number()
     run = RunDirectory(registry.path)
     with run.locked():
@@ -412,13 +412,13 @@ def _train_in(
             lambda: keep_held_out(run.path, name=version.name, images=held, preprocessing=version.encoder.preprocessing)
         )
     run.finish(number, version.encoder, remember(setup.memory, version, settings))
-    if not settings.replay_per_class:  # nothing of the images may be kept
+    if not settings.replay_per_class:  # no image may be kept
         on_rank_zero(lambda: shutil.rmtree(run.features, ignore_errors=True))
     return version
 
 
 def _refuse_too_few(images: ImageSet, context: TrainingContext) -> None:
-    """One image does not make a batch. Replayed ones count."""
+    """Raise if there are too few images for a batch. Replayed images count."""
     if (seen := len(images) + len(context.memory.images or ())) < 2:
         kinds = sum(count > 0 for count in images.counts().values())
         raise InputError(
@@ -429,7 +429,7 @@ def _refuse_too_few(images: ImageSet, context: TrainingContext) -> None:
 
 
 def _is_done(about: dict[str, Any], images: ImageSet, setup: Setup, validation: Validation | None) -> bool:
-    """Whether the newest version is what this upgrade would make: a retried command must not make another."""
+    """Whether the newest version is already the result of this upgrade: a repeated command must not train again."""
     context = setup.context
     method = setup.method
     way = about["method"]
@@ -450,11 +450,11 @@ def _is_done(about: dict[str, Any], images: ImageSet, setup: Setup, validation: 
 def _starting_point(
     context: TrainingContext, settings: Settings, method: Method, options: UpgradeOptions
 ) -> tuple[TrainingContext, Settings, Method]:
-    """Where training starts, if not from the last version's weights."""
+    """The weights that training starts from, if not those of the last version."""
     if options.preprocessing is not None and options.replace is None:
-        raise InputError("only a model that replaces the last one has a preprocessing of its own; name it (replace)")
+        raise InputError("only a model that replaces the last one can have its own preprocessing; name it (replace)")
     if options.replace is not None and options.from_scratch:
-        raise InputError("from_scratch and replace both say where to start; use only one of them")
+        raise InputError("from_scratch and replace both set the starting weights; use only one of them")
     if options.from_scratch:
         return context, settings, replace(method, initialisation="fresh")
     if options.replace is None:
@@ -477,9 +477,9 @@ def _starting_point(
 
 
 def _validation(held: ImageSet | None) -> Validation:
-    """The images held out, half of each class as gallery and half as queries."""
+    """The held-out images, half of each class as gallery and half as queries."""
     if held is None:
-        raise InputError("choosing the epoch needs images that are not trained on: pass hold_out, such as 0.1")
+        raise InputError("choosing the epoch needs held-out images: pass hold_out, such as 0.1")
     counts = held.counts()
     several = held.of_classes([name for name in held.classes if counts[name] >= 2])
     if not len(several):
@@ -507,7 +507,7 @@ class Setup:
 
     @property
     def previous(self) -> Encoder:
-        """The version that it follows."""
+        """The previous version."""
         assert self.context.previous is not None
         return self.context.previous
 
@@ -517,13 +517,13 @@ class Setup:
         return replace(self, memory=memory, context=replace(self.context, memory=replayed))
 
     def shortened(self, epochs: int) -> Setup:
-        """The same over fewer epochs."""
+        """The same setup with fewer epochs."""
         return replace(self, settings=replace(self.settings, recipe=self.settings.recipe.shortened(epochs)))
 
 
 @dataclass(frozen=True)
 class TrialResult:
-    """What a trial measured: new queries on each old gallery beside that version's own, and the new version alone.
+    """The results of a trial: new and own queries on each old gallery, and the self-test of the new version.
 
     >>> TrialResult("as v1", {"v1": (0.62, 0.60)}, 0.70).holds, TrialResult("as v1", {"v1": (0.59, 0.60)}, 0.70).holds
     (True, False)
@@ -543,13 +543,13 @@ class TrialResult:
 
     @property
     def score(self) -> tuple[bool, float]:
-        """Settings that hold come first, then the highest mean of old galleries and the new version alone."""
+        """Sort key: settings that hold first, then the highest mean over old galleries and the self-test."""
         cross = [cross for cross, _ in self.galleries.values()]
         return self.holds, (sum(cross) / len(cross) + self.self_test) / 2 if cross else self.self_test
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> TrialResult:
-        """As ``asdict`` wrote it."""
+        """From the output of ``asdict``."""
         galleries = {name: (float(pair[0]), float(pair[1])) for name, pair in content["galleries"].items()}
         return cls(
             content["setting"],
@@ -561,14 +561,14 @@ class TrialResult:
 
 
 def checked_trials(trials: Trials) -> Trials:
-    """The number of settings to try, or "auto"; an error for anything else."""
+    """Validate the number of settings to try, or "auto"."""
     if trials == "auto" or (isinstance(trials, int) and not isinstance(trials, bool) and (trials == 0 or trials >= 2)):
         return trials
     raise InputError(f"trials is auto, 0 for none, or the number of settings to compare, 2 or more; got {trials!r}")
 
 
 def alternatives(base: Setup, first_rate: float, method_is_free: bool, rate_is_free: bool) -> list[Setup]:
-    """The last version's settings, and each with one change. What the user has fixed is not varied."""
+    """The last version's settings, and variants with one change each. Options set by the user are not varied."""
     found = [base]
     recipe = base.settings.recipe
     given = base.method.options
@@ -596,14 +596,14 @@ def choose_setup(
     progress: bool,
     say: Say,
 ) -> tuple[Setup, list[TrialResult]]:
-    """The setup to train in full, and what short runs measured; nothing if they are not possible or not worth it."""
+    """The setup to train in full, and the results of trials; empty if trials are not possible or not worthwhile."""
     base = setups[0]
     folder = workspace / f"trials-v{number}"
     epochs = base.settings.recipe.epochs
     short = min(epochs, max(LEAST_EPOCHS, round(EPOCHS_SHARE * epochs)))
     compared = setups[: int(MOST * epochs / short) if trials == "auto" else trials]
     if trials == 0 or (from_rank_zero(RunDirectory(workspace).checkpoint(number).exists) and not folder.is_dir()):
-        return base, []  # the second: a run without trials was interrupted, and resumes
+        return base, []  # the second condition: an interrupted run without trials resumes
     if len(compared) < 2:
         if len(setups) > 1:
             say(
@@ -673,7 +673,7 @@ def _run_trials(
     say: Say,
     epochs: int,
 ) -> list[TrialResult]:
-    """What each setup measures, from ``folder`` as far as it was measured before a kill."""
+    """The results of each setup; finished trials are read from ``folder``."""
     known: dict[str, Any] = from_rank_zero(lambda: _results(folder / "results.json"))
     found = []
     for row, setup in enumerate(setups):
@@ -707,7 +707,7 @@ def _run_trials(
 
 
 def _measured(base: Setup, setup: Setup, encoder: Encoder, test: ImageSet, shown: ImageSet) -> dict[str, Any]:
-    """A trial's queries on the galleries of the versions that the upgrade must keep to, and on its own."""
+    """A trial's queries on the galleries of the versions it must stay compatible with, and on its own."""
     models = {base.start: base.previous}
     first = base.context.first
     if first is not None and first is not base.previous:
@@ -735,7 +735,7 @@ def _measured(base: Setup, setup: Setup, encoder: Encoder, test: ImageSet, shown
         if setup.method.own_space:
             model = copy.deepcopy(models[one.name]).to(encoder.device)
             sample = from_images(model, encoder, shown, origin="a trial", most=TRIAL_PAIRS)
-            way = fit_translations(sample.pairs(), one.name, newest.name)[-1]  # the linear one: quick to fit
+            way = fit_translations(sample.pairs(), one.name, newest.name)[-1]  # the linear one, which is quick to fit
         elif newest.comparable_with(one):
             way = Translation.between_shared(one.name, newest.name)
         else:
@@ -748,7 +748,7 @@ def _measured(base: Setup, setup: Setup, encoder: Encoder, test: ImageSet, shown
 
 
 def _results(path: Path) -> dict[str, Any]:
-    """What finished trials measured; nothing if the file is not there or damaged: they are then run again."""
+    """Results of finished trials; empty if the file is missing or damaged, so that they run again."""
     try:
         return parse_document(path, "trials", _parse_results)
     except (ModelError, OSError):

@@ -2,16 +2,16 @@
 
 translations/v1-v2-1.npz, ...    translations that were fitted or chosen; never rewritten
 
-For each version with vectors there is one answer, the first of these that exists:
+Each version with vectors has one answer, the first of these that exists:
 
-    the same space       the version itself; NAME@v1, vectors that v1's model made elsewhere, for v1
+    the same space       the version itself; for v1 also NAME@v1, vectors that v1's model made elsewhere
     deployed             the translation that the deployment names
-    checked              the one that the version's last check chose
-    a shared space       versions trained here that were held to one space, or said to be compatible: a translation
+    checked              the translation that the version's last check chose
+    a shared space       versions trained to share one space, or declared compatible: a translation
                          between these is used only where a check chose it
-    fitted               the newest that was fitted between the two, in this direction or the other one
-    through others       translations in a row, from version to version
-    old queries          the other version's own queries, as long as its model is here
+    fitted               the newest translation fitted between the two, in either direction
+    through others       a chain of translations, from version to version
+    old queries          the other version's own queries, if its model is available
 
 A version without any answer is left out of a search, and the result says so.
 """
@@ -38,20 +38,20 @@ from fixstar.workspace.registry import Card, Registry, lineage
 
 FOLDER = "translations"
 OLD_WIDTH = "old_vectors_width"  # of a card's ``about``: the width of the vectors that it was trained to agree with
-OWN_SPACE = "own_space"  # of a card's ``about``: trained freely, so its parent's space is not its own
+OWN_SPACE = "own_space"  # of a card's ``about``: trained freely, so its space is not its parent's
 CHOSEN = "chosen by a check"
-"""In a translation's ``about``: from those that were fitted. A bridge says "chosen" too, and means a way to search."""
+"""In a translation's ``about``: chosen among fitted ones. In a bridge, "chosen" means a way to search."""
 SCALE = "scale"  # of a translation's ``about``: slope and offset that standardise its scores
-ONE_SCALE = "scale_one"  # the same with one model per query, where two are usual
+ONE_SCALE = "scale_one"  # the same with one model per query, if two are the default
 TARGET_SCALE = "target_scale"  # those of the target's queries among its own vectors
 
-_WAIT = 10.0  # seconds for another process that writes here
-_LONGEST = 4  # translations in a row, at most
+_WAIT = 10.0  # seconds to wait for another process that writes here
+_LONGEST = 4  # maximum length of a chain of translations
 _PLANS = 100  # kept per version, at most
 
 
 class Scales(NamedTuple):
-    """What makes scores of several versions comparable, by version; ``calibrated`` if they are probabilities."""
+    """Slope and offset that make scores comparable, by version; ``calibrated``: the scores become probabilities."""
 
     by_version: Mapping[str, Calibration]
     calibrated: bool = False
@@ -84,7 +84,7 @@ class _Known(NamedTuple):
 
 
 class Translations:
-    """The answers for one workspace, kept while nothing they depend on changes. Threads and processes may share it."""
+    """The answers for one workspace, cached while their inputs do not change. Threads and processes may share it."""
 
     def __init__(self, registry: Registry, rollout: Rollout, gallery: Gallery) -> None:
         self._registry = registry
@@ -102,7 +102,7 @@ class Translations:
         """How queries of a version search the vectors of each gallery version, itself included; some may be missing.
 
         The source of a translation is the version whose space the vectors lie in: v1 for those called NAME@v1.
-        ``move`` is the deployment, if it was read before: a search reads it once.
+        ``move`` is the deployment, if the caller has read it: a search reads it once.
         """
         return self._now(version, move or self._rollout.current_move()).ways
 
@@ -118,7 +118,7 @@ class Translations:
         return known
 
     def after(self, move: Move) -> Mapping[str, Translation]:
-        """How queries would search once the deployment is this one, such as the one that a rollback restores."""
+        """How queries would search under this deployment, such as the one that a rollback restores."""
         return self._answers(move.version, self._gallery.versions(), move)
 
     def _answers(self, version: str, spaces: Sequence[VersionSpace], deployed: Move | None) -> dict[str, Translation]:
@@ -131,7 +131,7 @@ class Translations:
         for space in spaces:
             home = homes[space.name]
             if home != space.name and space.name not in sharing_space(self._registry, home, spaces):
-                continue  # of another width than the version it is named after
+                continue  # its width differs from that of the version it is named after
             way = self._answer(home, version, named, shared=space.name in shared)
             if way is not None:
                 found[space.name] = way
@@ -158,7 +158,7 @@ class Translations:
         return None
 
     def _through_others(self, source: str, version: str) -> Translation | None:
-        """The shortest row of fitted translations from one version to another; None without any."""
+        """The shortest chain of fitted translations between two versions, composed; None without one."""
         fitted = self._fitted_pairs()
         known = sorted({*fitted, *((target, origin) for origin, target in fitted)})
         rows: list[list[str]] = [[source]]
@@ -266,10 +266,10 @@ class Translations:
     # --- one scale
 
     def scales(self, version: str, asked: Mapping[str, Translation], move: Move | None = None) -> Scales:
-        """What ranks the vectors of several versions together, each asked through a translation.
+        """How scores of several versions, each searched through a translation, are made comparable.
 
-        By calibrations if there are any for all of them, and for as many models per query; else without labels, by
-        what unrelated items score; empty where neither is known, or only one version is searched.
+        Calibrations, if all versions have them for the same number of models per query. Else scales without labels,
+        from the scores of unrelated items. Empty if neither is known, or if only one version is searched.
         ``move`` as in ``of``.
         """
         if len(asked) < 2:
@@ -283,7 +283,7 @@ class Translations:
     def _calibrations(
         self, version: str, asked: Mapping[str, Translation], move: Move
     ) -> Mapping[str, tuple[float, float]]:
-        """Those of the deployment, else of the last check, if they hold for these questions; else empty."""
+        """Calibrations of the deployment, else of the last check, if they apply to these translations; else empty."""
         if move.version == version and asked.keys() <= move.calibrations.keys():
             deployed = self.of(version, move)
             if all(deployed[name].models == way.models for name, way in asked.items()):
@@ -321,7 +321,7 @@ class Translations:
         return self._loaded[name]
 
     def fitted(self, source: str, target: str) -> list[Translation]:
-        """The ways that the newest fit from one version to another found, the preferred one first."""
+        """The translations of the newest fit from one version to another, the preferred one first."""
         files = sorted(self._files(source, target), key=_number, reverse=True)
         ways = [self.load(file.name) for file in files]
         fitted = [way for way in ways if not way.about.get(CHOSEN)]
@@ -331,7 +331,7 @@ class Translations:
         return [way for way in fitted if way.about.get("fit") == newest][::-1]
 
     def keep(self, way: Translation) -> str:
-        """Keep a translation; the name of its file."""
+        """Store a translation; returns its file name."""
         with self._locked():
             names = (file.name for file in self._files(way.source, way.target))
             number = 1 + max((_number(Path(name)) for name in names), default=0)
@@ -348,7 +348,7 @@ class Translations:
                 yield file
 
     def _fitted_pairs(self) -> set[tuple[str, str]]:
-        """The versions between which a translation was fitted, not only chosen: that may be old queries alone."""
+        """Pairs of versions with a fitted translation. Chosen ones do not count: they may be old queries alone."""
         ways = [self.load(file.name) for file in self._directory.glob("*.npz")]
         return {(way.source, way.target) for way in ways if not way.about.get(CHOSEN)}
 
@@ -372,13 +372,13 @@ def _own_first(models: Set[str], version: str) -> tuple[str, ...]:
 
 
 def _backwards(way: Translation) -> Translation:
-    """A translation in the other direction. The scales of its scores were measured in this one, and are left out."""
+    """The inverse translation, without the scales, which were measured in this direction."""
     about = {name: value for name, value in way.about.items() if name not in (SCALE, ONE_SCALE, TARGET_SCALE)}
     return replace(way.reversed, about=about)
 
 
 def _quoted(version: str) -> str:
-    """A version's name as a part of a file's name: without a hyphen, which stands between the parts."""
+    """A version's name for use in a file name: quoted, without the hyphen that separates the parts."""
     return quote(version, safe="@").replace("-", "%2D")
 
 
@@ -395,11 +395,12 @@ def translation_files(workspace: Path) -> list[Path]:
 
 
 def sharing_space(registry: Registry, version: str, spaces: Sequence[VersionSpace]) -> frozenset[str]:
-    """Of the gallery versions in ``spaces``, those whose vectors lie in one space with a version's.
+    """The gallery versions in ``spaces`` that share a version's space.
 
-    Versions trained here share a space while each was held to the one before; one that was trained freely begins a
-    space of its own, and so does an added model, unless it was said to be compatible. Full widths must be equal, or one
-    grown from the other. Vectors that a version was trained to agree with (``bct-vectors``) share its space by width.
+    Versions trained here share a space as long as each was trained to be compatible with the one before. A version
+    that was trained freely starts a new space, and so does an added model unless it was declared compatible. Full
+    widths must be equal, or one grown from the other. Vectors that a version was trained to agree with
+    (``bct-vectors``) share its space if their width is right.
     """
     known = registry.known()
     card = cache(registry.card)
@@ -416,7 +417,7 @@ def _is_shared(card: Card, one: str, other: str, widths: Mapping[str, int], know
     their_home = home_of(other, known)
     if my_home is not None and their_home is not None:
         theirs = widths[other]
-        mine = widths.get(one, theirs)  # its first encoder makes room in the gallery
+        mine = widths.get(one, theirs)  # not in the gallery before its encoder is first used
         if space_root(card, my_home) != space_root(card, their_home):
             return False
         return mine == theirs or _is_grown(card(my_home), width=mine, other=card(their_home), other_width=theirs)
@@ -426,7 +427,7 @@ def _is_shared(card: Card, one: str, other: str, widths: Mapping[str, int], know
 
 
 def space_root(card: Card, version: str) -> str | None:
-    """The version that a version's space begins with; None for the space of the first version that was trained here."""
+    """The first version of a version's space; None for the space of the first version that was trained here."""
     for name in reversed(lineage(card, version)):
         about = card(name)["about"]
         if "added" in about and about.get("parent") is None:
@@ -437,7 +438,7 @@ def space_root(card: Card, version: str) -> str | None:
 
 
 def _is_grown(one: Mapping[str, Any], width: int, other: Mapping[str, Any], other_width: int) -> bool:
-    """Whether one space, by its card and width, is the other with simplices added: smaller vectors are zero there."""
+    """Whether one space is the other with added simplices, by cards and widths: smaller vectors are zero there."""
     first = _simplex_widths(one)
     second = _simplex_widths(other)
     shared = min(len(first), len(second))
@@ -446,7 +447,7 @@ def _is_grown(one: Mapping[str, Any], width: int, other: Mapping[str, Any], othe
 
 
 def _simplex_widths(card: Mapping[str, Any]) -> tuple[int, ...]:
-    """The widths of the simplices that a version's feature is made of; empty for other classifiers."""
+    """The widths of the simplices in a version's feature; empty for other classifiers."""
     if card["classifier"]["kind"] != "simplex":
         return ()
     options = card["classifier"]["options"]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fixstar.errors import DataError
 
-_MOST_WAITING = 100_000  # ids that wait in memory; more are written at once
+_MOST_WAITING = 100_000  # ids kept in memory; more are written immediately
 _TABLE = "CREATE TABLE IF NOT EXISTS usage (id TEXT PRIMARY KEY, count INTEGER NOT NULL) WITHOUT ROWID"
 _ADD = "INSERT INTO usage VALUES (?, ?) ON CONFLICT (id) DO UPDATE SET count = count + excluded.count"
 
@@ -42,7 +42,7 @@ class Usage:
             threading.Thread(target=self._flush_quietly, name="fixstar-usage", daemon=True).start()
 
     def flush(self) -> None:
-        """Write what waits in memory."""
+        """Write the counts that are still in memory."""
         with self._write:
             with self._lock:
                 rows = self._waiting
@@ -76,7 +76,7 @@ class Usage:
     def _flush_quietly(self) -> None:
         try:
             self.flush()
-        except (DataError, OSError):  # ``counts`` will raise it
+        except (DataError, OSError):  # ``counts`` will raise the same error
             return
 
     def _open(self) -> sqlite3.Connection:

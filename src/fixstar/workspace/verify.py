@@ -1,4 +1,4 @@
-"""Reads every file of a workspace and says which are damaged. Changes nothing."""
+"""Read every file of a workspace and report which are damaged. Changes nothing."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ ARRAYS = {
 
 
 def verify_workspace(path: Path) -> Iterator[str]:
-    """What is damaged, one sentence each: documents, weights, replay memories, kept images, and the gallery's items."""
+    """One sentence per damaged document, weight file, replay memory, kept image or gallery item."""
     strange = list(_problem(partial(require_plain_files, path)))
     if strange:
         yield from strange
@@ -60,7 +60,7 @@ def verify_workspace(path: Path) -> Iterator[str]:
 
 
 def verify_files(path: Path) -> Iterator[str]:
-    """The same without images and gallery; others may write meanwhile."""
+    """The same without images and gallery. Other processes may write at the same time."""
     for kinds, read in ((DOCUMENTS, read_document), (ARRAYS, read_arrays)):
         for pattern, kind in kinds.items():
             for file in sorted(path.glob(pattern)):

@@ -61,11 +61,11 @@ if TYPE_CHECKING:  # training code is loaded only to train
 
 
 Queries = Literal["checked", "one", "old"]
-"""Who asks the vectors of older versions: the models that a check chose, the new version alone, or their own models."""
+"""Which models embed queries for older vectors: those that a check chose, the new version, or their own models."""
 
 
 def checked_queries(text: str) -> Queries:
-    """One of the ways to ask older vectors, or an error that names them."""
+    """Validate a value of ``Queries``; raises with the valid values."""
     for known in get_args(Queries):
         if text == known:
             found: Queries = known
@@ -77,8 +77,8 @@ def checked_queries(text: str) -> Queries:
 class Status:
     """The state of a workspace: ``vectors`` counts items by the version that made them.
 
-    ``searched_by`` says which models ask the vectors of each version now, by the version that made the vectors;
-    ``left_out`` are versions whose vectors no search reaches.
+    ``searched_by`` names the models that embed queries for each version's vectors. ``left_out`` are versions whose
+    vectors no search reaches.
     """
 
     path: str
@@ -97,7 +97,7 @@ class Status:
 class Workspace:
     """Train, upgrade, index, search, check, deploy, backfill and roll back in one directory.
 
-    Threads may share one. ``record_usage`` counts what searches find. Close it, or use it in a ``with``.
+    Threads may share one. ``record_usage`` counts hits per item. Close it, or use it in a ``with`` statement.
     """
 
     def __init__(self, path: str | Path, device: str = "auto", record_usage: bool = False) -> None:
@@ -114,9 +114,9 @@ class Workspace:
 
     @classmethod
     def create(cls, path: str | Path, gallery: str | None = None, device: str = "auto") -> Workspace:
-        """Make a new workspace with its gallery in it, or at an address of ``open_gallery``.
+        """Create a workspace with its gallery inside, or at an address of ``open_gallery``.
 
-        An existing workspace stays as it is; other content is refused.
+        An existing workspace is left unchanged; other content is refused.
         """
         create_mark(Path(path), gallery)
         return cls(path, device)
@@ -136,7 +136,7 @@ class Workspace:
         return self.registry.encoder(self._with_encoder(name), device)
 
     def no_encoder(self, name: str) -> InputError | None:
-        """The error for a version whose encoder was never here, such as imported vectors; else None."""
+        """The error for a version that never had an encoder, such as imported vectors; else None."""
         own = self.versions()
         if name in self.registry.known() or name not in (one.name for one in self.gallery.versions()):
             return None
@@ -145,13 +145,13 @@ class Workspace:
         else:
             steps = []
         return InputError(
-            f"{name} has stored vectors and no encoder: it can be searched, and makes no vectors. "
+            f"{name} has stored vectors and no encoder: it can be searched, but cannot embed anything. "
             f"Versions with an encoder: {', '.join(own) or 'none yet'}",
             *steps,
         )
 
     def _with_encoder(self, name: str) -> str:
-        """A version whose weights are here."""
+        """The name of a version that has an encoder; raises otherwise."""
         if (error := self.no_encoder(name)) is not None:
             raise error
         return self.registry.checked(name)
@@ -179,8 +179,8 @@ class Workspace:
     ) -> Version:
         """Train v1. After a kill the same call resumes.
 
-        It stays compatible with ``old_vectors`` of another system. ``hold_out`` is the share of images kept for the
-        gate.
+        v1 stays compatible with ``old_vectors`` of another system, if given. ``hold_out`` is the share of images for
+        the gate.
         """
         from fixstar.workspace.training import train_first
 
@@ -208,10 +208,10 @@ class Workspace:
         trials: int | Literal["auto"] = "auto",
         say: Callable[[str], object] = lambda _: None,
     ) -> Version:
-        """Train the next version, and fit how its queries search what older ones stored; the same call resumes.
+        """Train the next version, and fit translations of older vectors; the same call resumes.
 
-        ``trials`` is how many settings short runs compare first (see ``workspace.training``): "auto" as many as cost a
-        third of the training at most, 0 none. ``say`` gets the plan and what was found; figures are in
+        ``trials`` is the number of settings that short runs compare first (see ``workspace.training``). "auto" takes as
+        many as fit into a third of the training time, 0 none. ``say`` gets the plan and the outcome; the figures are in
         ``about["trials"]``.
         """
         from fixstar.training.distributed import on_rank_zero
@@ -224,7 +224,7 @@ class Workspace:
         return version
 
     def _fit_after_training(self, version: Version, say: Callable[[str], object]) -> None:
-        """Fit how a new version's queries search what older ones stored, on the images that it was trained on."""
+        """Fit translations between a new version and older vectors, on the images that it was trained on."""
         target = version.name
         parent = self.registry.card(target)["about"].get("parent")
         sources = [name for name in self.versions() if name in (*self.serving.live(), parent)]
@@ -246,7 +246,7 @@ class Workspace:
             keep_fitted(self.serving, sample=sample, source=source, target=target)
 
     def _pair_images(self, version: Version) -> ImageSet:
-        """What a version was trained on: its images and those in the replay memory."""
+        """The images that a version was trained on, with those in the replay memory."""
         from fixstar.data.replay import ReplayMemory
         from fixstar.training.run_directory import RunDirectory
 
@@ -265,10 +265,10 @@ class Workspace:
         compatible_with: str | None = None,
         **options: Any,
     ) -> str:
-        """Store any model as the next version; returns its name. ``Encoder.wrap`` says what it takes.
+        """Store any model as the next version; returns its name. ``Encoder.wrap`` lists what is accepted.
 
-        ``compatible_with`` names a version whose vectors the model was trained to search as they are. Without it the
-        model has a space of its own, and a check fits the translations that connect it with the others.
+        ``compatible_with`` names a version whose vectors the model was trained to search directly. Without it the
+        model has its own space, and a check fits translations to the other versions.
         """
         from fixstar.workspace.training import add_version
 
@@ -283,17 +283,17 @@ class Workspace:
         return add_version(self.registry, encoder=encoder, compatible_with=compatible_with, source=source)
 
     def grow(self, count: int) -> tuple[int, ...]:
-        """Make room for ``count`` more classes in new dimensions, where old vectors are zero; all capacities added."""
+        """Add capacity for ``count`` classes in new dimensions, where old vectors are zero; returns all added ones."""
         return self.registry.grow(count)
 
     def retire(self, name: str) -> None:
-        """Delete a version's weights, once nothing needs them. Its card and its vectors stay."""
+        """Delete a version's weights if nothing needs them. Its card and its vectors are kept."""
         self._delete(name, "retired", half=self.registry.is_half_retired(name))
 
     def drop(self, name: str) -> None:
-        """Delete an unused version, even the newest, such as a refused one; its name is not given again.
+        """Delete an unused version, such as one that the gate refused; its name is not reused.
 
-        The first version may be deleted too, as long as it is the only one and nothing is stored with it.
+        The newest version may be deleted. The first one too, if it is the only one and nothing is stored with it.
         """
         self._delete(name, "dropped")
 
@@ -312,14 +312,14 @@ class Workspace:
                 self.rollout.forget(name)
 
     def _needs(self, name: str, for_upgrades: bool) -> tuple[list[str], list[NextStep]]:
-        """Why a version's weights must stay, and until when; and what to do, in this order, until they may go."""
+        """Why a version's weights are still needed, and the steps, in order, after which they may be deleted."""
         reasons: list[str] = []
         steps: list[NextStep] = []
         deployed = self.deployed()
         previous = self.rollout.previous()
         if name == deployed and not for_upgrades and self._is_unused_start(name):
             return reasons, steps
-        then: str | None = deployed  # once the steps so far are done; None if that is a version yet to come
+        then: str | None = deployed  # deployed after these steps; None: a version that does not exist yet
         if name == deployed:
             reasons.append("it is deployed. It can go once two others have been deployed after it")
             if not for_upgrades and previous not in (None, name):
@@ -362,24 +362,24 @@ class Workspace:
         return reasons, steps
 
     def _newer_step(self, version: str) -> NextStep:
-        """How a version newer than another gets deployed: the newest that is here, or one that is yet to be made."""
+        """The step that deploys a newer version: the newest one, or one that must be made first."""
         newest = self.newest()
         if version_number(newest) > version_number(version):
             return self.deploy_step(newest, "then repeat this command")
         return self.registry.next_version("a newer version; then check and deploy it, and repeat this command")
 
     def _is_unused_start(self, name: str) -> bool:
-        """Whether a version is deployed only because there is no other, and nothing stored depends on it."""
+        """Whether a version is deployed only because it is the first one, and nothing stored depends on it."""
         return self.versions() == [name] and not self.rollout.history() and not self._vectors_of(name)
 
     def _vectors_of(self, name: str) -> dict[str, int]:
-        """How many vectors lie in a version's space, by the name of the version that they are stored as."""
+        """The number of vectors in a version's space, by the version name that they are stored under."""
         counts = self.gallery.count()
         homes = self.registry.homes(counts)
         return {one: count for one, count in counts.items() if count and homes[one] == name}
 
     def _asks_after(self, move: Move, name: str) -> bool:
-        """Whether a version's own queries are needed for its vectors while a deployment is the one of a move."""
+        """Whether searching a version's vectors under this deployment needs the version's own queries."""
         ways = self.translations.after(move)
         return any(one not in ways or name in ways[one].models for one in self._vectors_of(name))
 
@@ -392,7 +392,7 @@ class Workspace:
 
     @property
     def translations(self) -> Translations:
-        """How queries of a version search what other versions stored."""
+        """How queries of a version search the vectors of other versions."""
         return self.serving.translations
 
     @property
@@ -417,7 +417,7 @@ class Workspace:
         store: Store | None = None,
         decode: Decode | None = None,
     ) -> Indexed:
-        """Embed items with the deployed version, or the embedder's; unchanged images are skipped."""
+        """Embed items with the deployed version, or with ``embedder``; unchanged images are skipped."""
         version = version or self.deployed()
         encoder = self.serving.encoder(version)
         embedder = embedder or LocalEmbedder(encoder, decode)
@@ -464,19 +464,19 @@ class Workspace:
     def update_payload(
         self, item: str, changes: Mapping[str, Any], revision: int | None = None, max_bytes: int | None = None
     ) -> Item:
-        """Change payload fields of a stored item; its vector and image stay. None removes a field.
+        """Change payload fields of a stored item; its vector and image do not change. None removes a field.
 
-        What others change at the same time is kept. With a ``revision`` the item must still have it. ``max_bytes`` is
-        how large the payload may become.
+        Concurrent changes to other fields are kept. With ``revision`` the item must still have that revision.
+        ``max_bytes`` limits the size of the payload.
         """
         return update_payload(self.gallery, name=item, changes=changes, revision=revision, max_bytes=max_bytes)
 
     def count(self, where: Where | None = None, version: str | None = None) -> int:
-        """How many items have such a payload."""
+        """The number of items whose payload matches."""
         return count_items(self.gallery, where, version).total
 
     def facets(self, field: str, where: Where | None = None, version: str | None = None) -> dict[str, int]:
-        """How many items have each value of a payload field, most frequent first."""
+        """The number of items for each value of a payload field, most frequent first."""
         return dict(count_items(self.gallery, where=where, version=version, field=field).values)
 
     # --- deployment
@@ -487,17 +487,17 @@ class Workspace:
         return self.rollout.current()
 
     def versions_to_check(self, version: str) -> list[str]:
-        """The versions whose spaces hold vectors that queries of ``version`` must search; a check must cover them."""
+        """The versions with vectors that queries of ``version`` search; a check must cover all of them."""
         homes = self.registry.homes(self.serving.live())
         return [name for name in dict.fromkeys(homes.values()) if name != version]
 
     def left_out_vectors(self, version: str) -> dict[str, int]:
-        """How many vectors queries of a version cannot search, by the version that made them."""
+        """The number of vectors that queries of a version cannot search, by the version that made them."""
         ways = self.translations.of(version)
         return {name: count for name, count in self.gallery.count().items() if count and name not in ways}
 
     def unchecked_vectors(self, version: str) -> dict[str, int]:
-        """How many vectors queries of a version search without a check, by the version that made them."""
+        """The number of vectors that queries of a version search without a check, by the version that made them."""
         try:
             check = self.last_check(version)
         except ModelError:  # a damaged check does not count, and must not prevent a rollback
@@ -510,7 +510,7 @@ class Workspace:
         }
 
     def last_check(self, version: str) -> Check | None:
-        """The last check of a version that counts: a weaker one does not take the place of a stronger one."""
+        """The current check of a version: a weaker check does not replace a stronger one."""
         return checks.last_check(self.path, self.registry.checked(version))
 
     def check_history(self, version: str) -> list[Check]:
@@ -530,10 +530,10 @@ class Workspace:
         embed: Features | None = None,
         relevant: Sequence[str | Path] | Mapping[str, Mapping[str, float]] = (),
     ) -> Check:
-        """Try the newest version, or another, on all stored vectors, with labelled images that it has not learnt.
+        """Test a version (default: the newest) on all stored vectors, with labelled images that it was not trained on.
 
-        By default with those named ``data``, of the name that ``pin_images`` chose, or those held out at training.
-        Translations that are missing are fitted first, on what ``fitting`` says and on items whose images are here.
+        These are the images named ``data``, else the pinned ones (``pin_images``), else those held out at training.
+        Missing translations are fitted first, on the data in ``fitting`` and on items with an available image.
         ``embed`` makes the vectors of labelled images. See ``fixstar.workspace.gate``.
 
         With ``relevant``, these judge in place of labels: BEIR's queries.jsonl and a file of relevant stored items, or
@@ -584,21 +584,21 @@ class Workspace:
     def searched_versions(
         self, version: str, fitting: FitOptions | None = None, progress: bool = False
     ) -> list[Searched]:
-        """The versions whose vectors a version would search, and the ways to do so; missing ones are fitted."""
+        """The versions whose vectors a version would search, with their translations; missing ones are fitted."""
         return searched_versions(self.serving, version=version, options=fitting, progress=progress)
 
     def fit_translations(
         self, source: str, target: str, fitting: FitOptions | None = None, progress: bool = False
     ) -> list[Translation]:
-        """Fit how queries of ``target`` search what ``source`` stored; a check then chooses and judges."""
+        """Fit translations for queries of ``target`` over vectors of ``source``; a check then chooses and judges."""
         self._with_encoder(target)
         return fit(self.serving, source=source, target=target, options=fitting, progress=progress)
 
     def install_translation(self, path: str | Path, source: str | None, target: str) -> str:
-        """Put a translation from a file, such as a bridge, into this workspace; a check then judges it.
+        """Copy a translation from a file, such as a bridge, into this workspace; a check then judges it.
 
-        It must lead from vectors as wide as those of ``source`` to vectors as wide as those of ``target``. Without a
-        ``source`` it is the one version with vectors of that width. Returns the name of its file here.
+        Its widths must match the vectors of ``source`` and ``target``. ``source`` defaults to the only version with
+        vectors of that width. Returns the name of the new file.
         """
         way = load_translation(path)
         self.serving.encoder(self._with_encoder(target))  # makes room for its vectors
@@ -620,7 +620,7 @@ class Workspace:
         return self.translations.keep(replace(way, source=source, target=target, one=one, two=two, about=about))
 
     def _only_version(self, width: int, target: str, path: Path) -> str:
-        """The version, other than ``target``, whose stored vectors have so many components."""
+        """The only version except ``target`` whose stored vectors have this width."""
         widths = {name: self.gallery.space(name).width for name in self.versions_to_check(target)}
         fitting = [name for name, found in widths.items() if found == width]
         if len(fitting) != 1:
@@ -654,21 +654,21 @@ class Workspace:
         deployed: str | None = None,
         queries: Queries = "checked",
     ) -> Move:
-        """Let queries and new items use a version. Requires a passed check, or ``force``: a reason to skip it.
+        """Use a version for queries and new items. Requires a passed check, or ``force``: a reason to skip it.
 
-        Moves one pointer; old vectors stay and are found through their translations. If another version than
-        ``deployed`` is deployed now, nothing is moved: ``DeploymentMovedError``. ``queries`` says who asks old vectors:
-        "checked" the models that the check chose, "one" the new version alone, "old" their own models alone, which
-        find what they find now and need no check.
+        Moves one pointer. Old vectors do not change and are found through their translations. If ``deployed`` is given
+        and is not the current version, nothing changes and ``DeploymentMovedError`` is raised. ``queries`` chooses the
+        models that embed queries for old vectors: "checked" the models that the check chose, "one" the new version
+        alone, "old" their own models alone. "old" finds the same as now and needs no check.
         """
         self._with_encoder(version)
         self.rollout.require_deployed(deployed)
         force = checked_reason(force, "a deployment")
-        encoder = self.serving.encoder(version)  # a damaged model is found here, not by the first query
+        encoder = self.serving.encoder(version)  # so that a damaged model fails here and not at the first query
         if encoder.adapter is not None:
             raise GateError(
-                f"{version} reads old vectors through an adapter of its own, and a gallery is searched as it is; "
-                "deploy a version that was trained without one"
+                f"{version} needs an adapter to read old vectors, and galleries are searched without one; "
+                "deploy a version that was trained without an adapter"
             )
         if self.is_deployed(version, queries):
             raise InputError(f"{version} is deployed already")
@@ -697,7 +697,7 @@ class Workspace:
         )
 
     def deploy_step(self, version: str, note: str = "", queries: Queries = "checked") -> NextStep:
-        """The step that deploys a version: with a reason, where its check does not allow it."""
+        """The step that deploys a version, with a reason if its check does not allow it."""
         step = NextStep("deploy", {"version": version}, note)
         if queries != "checked":
             step = replace(step, arguments={**step.arguments, "queries": queries})
@@ -708,7 +708,7 @@ class Workspace:
         return step
 
     def is_deployed(self, version: str, queries: Queries) -> bool:
-        """Whether a deployment would change nothing: the version is deployed, and old vectors are asked in this way."""
+        """Whether a deployment would change nothing: the version is already deployed with the same ``queries``."""
         move = self.rollout.current_move()
         if move.version != version:
             return False
@@ -718,7 +718,7 @@ class Workspace:
         return ways.keys() == now.keys() and all(ways[name].scores_like(now[name]) for name in now)
 
     def _strongest(self, version: str) -> Check | None:
-        """The check that counts for a deployment of a version."""
+        """The current check for a deployment of a version."""
         return checks.strongest_check(self.check_history(version), self.versions_to_check(version))
 
     def _passed(self, version: str, queries: Queries) -> Check:
@@ -729,7 +729,7 @@ class Workspace:
         return check
 
     def _deployed_ways(self, version: str, check: Check | None, queries: Queries) -> dict[str, Translation]:
-        """The translation of each older version's vectors, as they are to be deployed; a shared space needs none."""
+        """The translations to deploy, by older version; versions of a shared space need none."""
         chosen = {} if check is None else check.translations
         ways = self.translations.of(version)
         found: dict[str, Translation] = {}
@@ -739,7 +739,7 @@ class Workspace:
                 way = self.translations.load(chosen[name])
             if queries == "old":
                 if name not in self.versions():
-                    raise InputError(f"the model of {name} is not here, so its own queries cannot be asked")
+                    raise InputError(f"the model of {name} is not available, so it cannot embed queries")
                 way = Translation.by_old_queries(name, version)
             if way is None or (way.shared and way.forward is None):
                 continue
@@ -753,7 +753,7 @@ class Workspace:
         return found
 
     def _kept(self, way: Translation, check: Check | None) -> str:
-        """The file of a translation: one that was judged or is deployed, if it scores alike, else a new one."""
+        """The file of a translation: an existing one (judged or deployed) if it scores the same, else a new one."""
         known = [*self.rollout.current_move().translations.values()]
         if check is not None:
             known = [*check.translations.values(), *known]
@@ -763,7 +763,7 @@ class Workspace:
         return self.translations.keep(replace(way, about={**way.about, CHOSEN: True}))
 
     def rollback(self, by: str = "", deployed: str | None = None, to: str | None = None) -> Move:
-        """Back to the version deployed before, at once: from ``deployed`` and to ``to``, if given, or not at all."""
+        """Return to the previously deployed version; if given, only from ``deployed`` and only to ``to``."""
         self.deployed()
         if (previous := self.rollout.previous()) is not None:
             self.serving.encoder(self.registry.checked(previous))
@@ -774,7 +774,7 @@ class Workspace:
         return planning.backfill_outlook(self.serving)
 
     def plan_backfill(self, options: BackfillOptions | None = None, predict: bool = True) -> PlannedBackfill:
-        """What ``backfill`` would re-embed, and what that will bring, if labelled images tell."""
+        """What ``backfill`` would re-embed, with a prediction if there are labelled images."""
         return planning.plan_backfill(self.serving, options or BackfillOptions(), predict)
 
     def backfill(
@@ -784,11 +784,11 @@ class Workspace:
         return planning.backfill(self.serving, options or BackfillOptions(), progress, judged)
 
     def status(self) -> Status:
-        """The state of everything."""
+        """The state of the workspace."""
         names = self.registry.names()
         move, models = self.serving.asking()
         previous = self.rollout.previous()
-        while self.rollout.current_move() is not move:  # it moved in between
+        while self.rollout.current_move() is not move:  # the deployment changed in between
             move, models = self.serving.asking()
             previous = self.rollout.previous()
         if names and move.version not in names:
@@ -826,7 +826,7 @@ class Workspace:
         device: str = "auto",
         progress: bool = True,
     ) -> list[VersionFeatures]:
-        """Each version's short forms of the query and gallery images, made once."""
+        """Short features of the query and gallery images by each version, cached."""
         names = self.versions() if versions is None else versions
         models = ((name, self.encoder(name).to(resolve_device(device))) for name in names)
         return [

@@ -1,6 +1,6 @@
 """Collections of Chroma, of a server or in a folder. Translated vectors go into a second collection.
 
-Chroma has no aliases, and can rename: ``switch`` gives the old collection's name to the new one.
+Chroma has no aliases but can rename collections: ``switch`` gives the old collection's name to the new one.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from fixstar.gallery.filters import Payload
 from fixstar.gallery.store import Floats
 from fixstar.gallery.vector_files import MARK, PAGE, FileRows, VectorPlace
 
-DOCUMENT = "chroma:document"  # the field of a payload that holds a record's text; Chroma keeps this name for itself
+DOCUMENT = "chroma:document"  # the payload field for a record's text; Chroma reserves this name
 _OF = "fixstar_of"  # metadata of a new collection: the name of the old one
-_TO = "fixstar_to"  # and its own name before any switch
+_TO = "fixstar_to"  # its own name before any switch
 
 
 def chroma_collection(server: str | Any, name: str, old: bool = False) -> VectorPlace:
@@ -61,7 +61,7 @@ def _connect(address: ChromaAddress) -> Any:
 
 @contextmanager
 def _translated(address: str) -> Iterator[None]:
-    """Translate the errors of Chroma's client, which has many kinds and no common one."""
+    """Translate the errors of Chroma's client, which have no common base class."""
     try:
         yield
     except FixstarError:
@@ -69,8 +69,7 @@ def _translated(address: str) -> Iterator[None]:
     except Exception as error:
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise GalleryUnavailableError(
-            f"Chroma at {address} failed ({reason}); is it running, and may you write there? What is stored is as it "
-            "was"
+            f"Chroma at {address} failed ({reason}); is it running, and may you write there? Stored data is unchanged"
         ) from error
 
 
@@ -128,7 +127,7 @@ def collections(client: Any) -> dict[str, Any]:
 
 
 def before(name: str) -> str:
-    """What a collection is called after another got its name."""
+    """The name of a collection after another one got its name."""
     return f"{name}_before"
 
 
@@ -148,7 +147,7 @@ class _ChromaBeside:
         self._to = to
 
     def _found(self) -> Any:
-        """The new collection under either of its names, or None."""
+        """The new collection by either of its names, or None."""
         there = collections(self._client)
         if self._to in there:
             return there[self._to]
@@ -188,7 +187,7 @@ class _ChromaBeside:
             )
 
     def marks(self, ids: Sequence[str]) -> dict[str, str | None]:
-        """Those of the records that are there."""
+        """The marks of existing records."""
         with _translated(self._old.address):
             found = self._found()
             if found is None:
@@ -207,7 +206,7 @@ class _ChromaBeside:
                 start += len(page["ids"])
 
     def write(self, rows: FileRows, marks: Sequence[str]) -> None:
-        """Store records, in place of those of the same ids; first those with a text, then the others."""
+        """Store records, replacing those with the same ids; first those with a text, then the others."""
         with _translated(self._old.address):
             found = self._found()
             for with_text in (True, False):
@@ -230,10 +229,10 @@ class _ChromaBeside:
             self._found().delete(ids=list(ids))
 
     def close(self) -> None:
-        """Nothing is left to do: every block was stored."""
+        """Nothing to do: every block is already stored."""
 
     def switch(self, alias: str | None) -> str:
-        """Give the old collection's name to the new one. What a kill left half done is finished."""
+        """Give the old collection's name to the new one; finishes a switch that was interrupted by a kill."""
         _refuse_alias(alias)
         title = self._old.title
         with _translated(self._old.address):
@@ -246,8 +245,8 @@ class _ChromaBeside:
                     there[title].modify(name=before(title))
                 new.modify(name=title)
         return (
-            f"Collection {title!r} now holds the translated vectors; the old ones are in {before(title)!r}. Searches "
-            "that run must open the collection again, and embed queries with the new model"
+            f"Collection {title!r} now holds the translated vectors; the old ones are in {before(title)!r}. Running "
+            "searches must open the collection again, and embed queries with the new model"
         )
 
     def undo(self, alias: str | None) -> str:

@@ -14,7 +14,7 @@ from fixstar.gallery.vector_files import FileRows, VectorPlace
 
 
 def faiss_index(path: str | Path) -> VectorPlace:
-    """The vectors of a FAISS index file, as the index reconstructs them: exactly, or nearly if it compresses them.
+    """The vectors of a FAISS index file, as the index reconstructs them: only approximate if it compresses them.
 
     Ids are those of an IndexIDMap, or FILE/0, FILE/1, ...
     """
@@ -40,11 +40,11 @@ class _FaissIndex:
         self.ids = [f"{path.stem}/{row}" for row in range(count)]
         if isinstance(index, faiss.IndexIDMap):  # IndexIDMap2 as well
             self.ids = [str(one) for one in faiss.vector_to_array(index.id_map).tolist()]
-            self._outer = index  # which owns the one inside
+            self._outer = index  # it owns the inner index
             index = faiss.downcast_index(index.index)
         if not count:
             raise DataError(f"{path} holds no vectors")
-        if hasattr(index, "make_direct_map"):  # an inverted file knows where a vector is only after this
+        if hasattr(index, "make_direct_map"):  # an inverted file can look up vectors only after this
             index.make_direct_map()
         self._index = index
 
@@ -61,12 +61,12 @@ class _FaissIndex:
             yield FileRows(ids, vectors, [{}] * len(ids))
 
     def beside(self, to: str) -> FileBeside:
-        """Another file; an index again if it is called .faiss or .index."""
+        """Another file: an index if its suffix is .faiss or .index."""
         return FileBeside(self.path, Path(to))
 
 
 def load_faiss(purpose: str) -> Any:
-    """The library, untyped, or an error that says what to install."""
+    """The library, untyped; raises with the package to install if it is missing."""
     try:
         return importlib.import_module("faiss")
     except ImportError as error:

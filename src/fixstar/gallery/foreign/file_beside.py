@@ -1,7 +1,7 @@
 """A file of translated vectors beside the file of the old ones: .npz, .npy, .parquet, or a FAISS index.
 
-A file is written whole or not at all: after a kill the same command starts again, and what was there before is as it
-was. TARGET.migration.json says which rows it was made of, and that it may be replaced by the same migration.
+A file is written atomically: after a kill the same command starts again, and an earlier file is unchanged.
+TARGET.migration.json records the rows it was made from, and allows the same migration to replace it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class FileBeside:
         self._lines: IO[bytes] | None = None
 
     def there(self) -> bool:
-        """Whether the file exists; one that was not made by a migration is refused."""
+        """Whether the file exists; raises if it was not made by a migration."""
         if not self._to.exists():
             return False
         if not self._record.exists():
@@ -57,7 +57,7 @@ class FileBeside:
         return True
 
     def open(self, width: int) -> None:
-        """Begin a new file; the one that is there stays until the new one is whole."""
+        """Start a new file; the existing one is kept until the new one is complete."""
         self.there()
         self._to.parent.mkdir(parents=True, exist_ok=True)
         self._width = width
@@ -67,7 +67,7 @@ class FileBeside:
         self._lines = tempfile.TemporaryFile()  # noqa: SIM115
 
     def marks(self, ids: Sequence[str]) -> dict[str, str | None]:
-        """Those of the file; none while a new one is written, so that all rows are."""
+        """The marks in the file; empty while a new one is written, so that all rows are written."""
         if self._vectors is not None or not self.there():
             return {}
         if not self._marks:
@@ -75,7 +75,7 @@ class FileBeside:
         return {name: self._marks[name] for name in ids if name in self._marks}
 
     def marked(self) -> Iterator[list[str]]:
-        """All ids of the file that is there."""
+        """All ids of the existing file."""
         if self.there():
             yield list(read_document(self._record, _DOCUMENT)["rows"])
 
@@ -93,12 +93,12 @@ class FileBeside:
         """Nothing to do: the new file holds only what the old one holds now."""
 
     def close(self) -> None:
-        """Put the new file in its place."""
+        """Move the new file to its place."""
         assert self._vectors is not None
         assert self._lines is not None
         try:
             with self._vectors, self._lines:
-                self._note({})  # until the file is there, no row is known to be
+                self._note({})  # until the file exists, no row counts as written
                 if self._to.suffix in _FAISS:
                     self._write_index()
                 elif self._to.suffix == ".parquet":
@@ -115,7 +115,7 @@ class FileBeside:
             self._lines = None
 
     def switch(self, alias: str | None) -> str:
-        """Files have no aliases: what to do instead."""
+        """Files have no aliases; returns what to do instead."""
         _refuse_alias(alias, str(self._to))
         return (
             f"A file has no alias. Let your program load {self._to} instead of {self._old}, and embed queries with the "
@@ -123,7 +123,7 @@ class FileBeside:
         )
 
     def undo(self, alias: str | None) -> str:
-        """What to do to go back."""
+        """Returns how to go back."""
         _refuse_alias(alias, str(self._to))
         return f"{self._old} was never changed. Let your program load it again, with the old model's queries"
 
@@ -140,7 +140,7 @@ class FileBeside:
             yield Item(name, "", vector, json.loads(line))
 
     def _write_index(self) -> None:
-        """A flat index by inner product, which is the cosine of unit vectors; numbered as the old one."""
+        """A flat index by inner product, which is the cosine of unit vectors, with the ids of the old one."""
         from fixstar.gallery.foreign.faiss import load_faiss
 
         assert self._vectors is not None

@@ -23,7 +23,7 @@ def lance_table(folder: str | Path, table: str, id_column: str = "id", vector_co
 
 @contextmanager
 def _translated(folder: Path) -> Iterator[None]:
-    """Translate the errors of LanceDB, which are of Python's own kinds."""
+    """Translate the errors of LanceDB, which are built-in exceptions."""
     try:
         yield
     except FixstarError:
@@ -31,7 +31,7 @@ def _translated(folder: Path) -> Iterator[None]:
     except (OSError, RuntimeError, ValueError) as error:
         reason = " ".join(str(error).split())[:300]
         raise GalleryUnavailableError(
-            f"LanceDB in {folder} failed ({reason}). What is stored there is as it was; can the folder be written?"
+            f"LanceDB in {folder} failed ({reason}). Stored data is unchanged; is the folder writable?"
         ) from error
 
 
@@ -62,7 +62,7 @@ class _LanceTable:
         self.width = int(self.table.schema.field(vector_column).type.list_size)
         if not self.ids:
             raise DataError(f"{self.name} has no rows")
-        self.read_last: Any = None  # the rows of the block that was read last, with all columns
+        self.read_last: Any = None  # the rows of the last block, with all columns
 
     def blocks(self, rows: int) -> Iterator[FileRows]:
         """All rows, ``rows`` at a time."""
@@ -139,7 +139,7 @@ class _LanceBeside:
         """Create the table, with the old one's columns; one that exists must be as wide."""
         if len(set(self._old.ids)) < len(self._old.ids) or "None" in self._old.ids:
             raise DataError(
-                f"{self._old.name}: the column {self._old.id!r} has a value twice, or none; rows are told apart by it. "
+                f"{self._old.name}: the column {self._old.id!r} has duplicate or missing values; rows need unique ids. "
                 "Name a column that is unique: ...&id=COLUMN"
             )
         wanted = self._schema(width)
@@ -165,7 +165,7 @@ class _LanceBeside:
         return self._old.database.open_table(self._to)
 
     def marks(self, ids: Sequence[str]) -> dict[str, str | None]:
-        """Those of the rows that are there."""
+        """The marks of existing rows."""
         if not self.there():
             return {}
         with _translated(self._old.folder):
@@ -181,7 +181,7 @@ class _LanceBeside:
                 yield [str(name) for name in batch.column(self._old.id).to_pylist()]
 
     def write(self, rows: FileRows, marks: Sequence[str]) -> None:
-        """Store rows with the other columns as they are in the old table."""
+        """Store rows with the other columns of the old table."""
         arrow = importlib.import_module("pyarrow")
         read = self._old.read_last
         place = {str(name): row for row, name in enumerate(read.column(self._old.id).to_pylist())}
@@ -205,10 +205,10 @@ class _LanceBeside:
             self._table().delete(self._among(ids))
 
     def close(self) -> None:
-        """Nothing is left to do: every block was committed."""
+        """Nothing to do: every block is already committed."""
 
     def switch(self, alias: str | None) -> str:
-        """LanceDB in a folder neither renames tables nor has aliases: what to do instead."""
+        """LanceDB in a folder has no aliases and cannot rename tables; returns what to do instead."""
         _refuse_alias(alias)
         return (
             f"LanceDB in a folder has no aliases and renames no tables. Let your program open table {self._to!r} "
@@ -216,7 +216,7 @@ class _LanceBeside:
         )
 
     def undo(self, alias: str | None) -> str:
-        """What to do to go back."""
+        """Returns how to go back."""
         _refuse_alias(alias)
         return f"{self._old.name} was never changed. Let your program open it again, with the old model's queries"
 

@@ -1,4 +1,4 @@
-"""Collections of a Milvus server. Translated vectors go into a second collection; an alias says which is searched."""
+"""Collections of a Milvus server. Translated vectors go into a second collection; an alias selects the searched one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fixstar.gallery.store import Floats
 from fixstar.gallery.vector_files import MARK, PAGE, FileRows, VectorPlace, json_fields
 
 _ABOUT_INDEX = ("field_name", "index_name", "total_rows", "indexed_rows", "pending_index_rows", "state")
-_KEPT = ("max_length", "max_capacity", "element_type")  # parameters of a field that its copy needs
+_KEPT = ("max_length", "max_capacity", "element_type")  # parameters of a field to copy
 _DYNAMIC = "$meta"
 
 
@@ -46,7 +46,7 @@ def _translated(address: MilvusServerAddress) -> Iterator[None]:
         if address.token:
             reason = reason.replace(address.token, "***")
         raise GalleryUnavailableError(
-            f"the Milvus server at {address.shown} failed ({reason[:300]}); what was stored there is as it was. Check "
+            f"the Milvus server at {address.shown} failed ({reason[:300]}); stored data is unchanged. Check "
             "that it runs, then try again"
         ) from error
 
@@ -74,7 +74,7 @@ class _MilvusCollection:
         self.ids = [str(row[self.id]) for page in self.pages([self.id], PAGE) for row in page]
         if not self.ids:
             raise DataError(f"{self.name} is empty")
-        self.read_last: dict[str, dict[str, Any]] = {}  # the entities of the block that was read last, by their ids
+        self.read_last: dict[str, dict[str, Any]] = {}  # the entities of the last block, by id
 
     def blocks(self, rows: int) -> Iterator[FileRows]:
         """All entities, ``rows`` at a time."""
@@ -93,7 +93,7 @@ class _MilvusCollection:
         """All entities of this or another collection in the order of their ids, page by page."""
         name = collection or self.collection
         with _translated(self.address):
-            # an iterator has the collection's level of consistency: wait until everything that was written is there
+            # an iterator uses the collection's consistency level: wait until all writes are visible
             self.client.query(name, filter="", output_fields=["count(*)"], consistency_level="Strong")
             found = self.client.query_iterator(name, batch_size=rows, filter="", output_fields=fields)
             try:
@@ -175,7 +175,7 @@ class _MilvusBeside:
         return made
 
     def marks(self, ids: Sequence[str]) -> dict[str, str | None]:
-        """Those of the entities that are there."""
+        """The marks of existing entities."""
         if not ids or not self.there():
             return {}
         with _translated(self._old.address):
@@ -194,7 +194,7 @@ class _MilvusBeside:
             yield [str(row[self._old.id]) for row in page if row.get(MARK) is not None]
 
     def write(self, rows: FileRows, marks: Sequence[str]) -> None:
-        """Store entities with the other fields as they are in the old collection."""
+        """Store entities with the other fields of the old collection."""
         made = []
         for name, vector, mark in zip(rows.ids, rows.vectors, marks, strict=True):
             own = {key: value for key, value in self._old.read_last[name].items() if key != _DYNAMIC}
@@ -208,16 +208,16 @@ class _MilvusBeside:
             self._client.delete(self._to, ids=self._keys(ids))
 
     def close(self) -> None:
-        """Write what is only in the server's memory to its disk."""
+        """Flush the server's memory to its disk."""
         with _translated(self._old.address):
             self._client.flush(self._to)
 
     def switch(self, alias: str | None) -> str:
-        """Let the alias lead to this collection."""
+        """Point the alias to this collection."""
         return self._point(alias, self._to)
 
     def undo(self, alias: str | None) -> str:
-        """Let the alias lead to the old collection."""
+        """Point the alias to the old collection."""
         return self._point(alias, self._old.collection)
 
     def _point(self, alias: str | None, collection: str) -> str:
@@ -239,7 +239,7 @@ class _MilvusBeside:
                     )
                 self._client.alter_alias(collection, alias)
         return (
-            f"The alias {alias!r} leads to collection {collection!r}, at once for everybody. Let your searches name "
+            f"The alias {alias!r} leads to collection {collection!r}, at once for all clients. Let your searches name "
             f"{alias!r} as their collection"
         )
 

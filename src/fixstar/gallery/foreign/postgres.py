@@ -63,7 +63,7 @@ class _PostgresTable:
                 if vector is None or len(vector) != self.width:
                     seen = "none" if vector is None else f"one of {len(vector)}"
                     raise DataError(
-                        f"{self.name}: {name!r} needs a vector of {self.width} components and has {seen}. Mend that "
+                        f"{self.name}: {name!r} needs a vector of {self.width} components and has {seen}. Repair that "
                         "row, or name a view without such rows as the table"
                     )
             payloads: list[Payload] = [{field: v for field, v in row[2].items() if v is not None} for row in some]
@@ -101,11 +101,11 @@ class _PostgresTable:
                 yield from cursor.execute(SQL(query).format(**names))
         except psycopg.Error as error:
             reason = without_password(str(error).strip().splitlines()[0], address)
-            raise DataError(f"{self.name} cannot be read: {reason}") from None  # its text may hold the password
+            raise DataError(f"{self.name} cannot be read: {reason}") from None  # the text may contain the password
 
 
 def quoted(table: Sequence[str]) -> str:
-    """The name of a table as SQL has it.
+    """The quoted name of a table for SQL.
 
     >>> quoted(["public", "Photos"])
     '"public"."Photos"'
@@ -114,14 +114,14 @@ def quoted(table: Sequence[str]) -> str:
 
 
 class _PostgresBeside:
-    """A table of ids, vectors and marks. The old table is not altered, so nothing that writes it waits for us."""
+    """A table of ids, vectors and marks. The old table is not altered, so its writers never wait."""
 
     copies = False
 
     def __init__(self, old: _PostgresTable, to: str) -> None:
         table = to.split(".")
         if len(table) < len(old.table):
-            table = [*old.table[:-1], *table]  # in the old one's schema
+            table = [*old.table[:-1], *table]  # in the schema of the old one
         if table == old.table:
             raise InputError(f"{old.name} is the old one, which is never written; choose another name")
         self.name = f"table {'.'.join(table)!r}"
@@ -164,7 +164,7 @@ class _PostgresBeside:
             )
 
     def marks(self, ids: Sequence[str]) -> dict[str, str | None]:
-        """Those of the rows that are there."""
+        """The marks of existing rows."""
         with self._connected() as db:
             if not _columns(db, self._table):
                 return {}
@@ -180,7 +180,7 @@ class _PostgresBeside:
                 yield [row[0] for row in page]
 
     def write(self, rows: FileRows, marks: Sequence[str]) -> None:
-        """Store rows in one transaction; a row that its user has written since stays."""
+        """Store rows in one transaction; rows that the user has written since are kept."""
         if self._vector_type.endswith("[]"):
             brackets = "{}"
         else:
@@ -199,7 +199,7 @@ class _PostgresBeside:
             db.execute(self._sql("DELETE FROM {new} WHERE {id} = ANY(%s::{id_type}[])"), [list(ids)])
 
     def close(self) -> None:
-        """Nothing is left to do: every block was committed."""
+        """Nothing to do: every block is already committed."""
 
     def switch(self, alias: str | None) -> str:
         """Let the view show the new vectors."""
@@ -249,7 +249,7 @@ class _PostgresBeside:
     def _require_unique(self) -> None:
         if len(set(self._old.ids)) < len(self._old.ids) or None in self._old.ids:
             raise DataError(
-                f"{self._old.name}: the column {self._old.id!r} has a value twice, or none; rows are told apart by it. "
+                f"{self._old.name}: the column {self._old.id!r} has duplicate or missing values; rows need unique ids. "
                 "Name a column that is unique: ...&id=COLUMN"
             )
 
@@ -282,7 +282,7 @@ class _PostgresBeside:
                 yield db
         except psycopg.Error as error:
             reason = without_password(str(error).strip().splitlines()[0], address)
-            hint = "What is stored there is as it was"
+            hint = "Stored data is unchanged"
             if isinstance(error, (psycopg.errors.InsufficientPrivilege, psycopg.errors.ReadOnlySqlTransaction)):
                 hint = "Connect as a user who may create tables in that schema, to a server that takes writes"
             raise DataError(f"{self.name} cannot be read or written: {reason}. {hint}") from None

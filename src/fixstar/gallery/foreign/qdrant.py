@@ -1,4 +1,4 @@
-"""Collections of a Qdrant server. Translated vectors go into a second collection; an alias says which is searched."""
+"""Collections of a Qdrant server. Translated vectors go into a second collection; an alias selects the searched one."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _translated(address: str) -> Iterator[None]:
     except (ApiException, importlib.import_module("grpc").RpcError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         status = getattr(error, "status_code", None)
-        hint = "what was stored there is as it was; try again"
+        hint = "stored data is unchanged; try again"
         if status is None:
             hint = "is it running, and does the address name its port?"
         elif status in (401, 403):
@@ -188,7 +188,7 @@ class _QdrantBeside:
             )
 
     def marks(self, ids: Sequence[str]) -> dict[str, str | None]:
-        """Those of the points that are there."""
+        """The marks of existing points."""
         if not self.there():
             return {}
         with _translated(self._old.address):
@@ -202,7 +202,7 @@ class _QdrantBeside:
                 yield [str(record.id) for record in page if MARK in (record.payload or {})]
 
     def write(self, rows: FileRows, marks: Sequence[str]) -> None:
-        """Store points, in place of those of the same ids."""
+        """Store points, replacing those with the same ids."""
         from qdrant_client import models
 
         points = []
@@ -223,14 +223,14 @@ class _QdrantBeside:
             self._client.delete(self._to, models.PointIdsList(points=[_point_id(name) for name in ids]), wait=True)
 
     def close(self) -> None:
-        """Nothing is left to do: every block was stored."""
+        """Nothing to do: every block is already stored."""
 
     def switch(self, alias: str | None) -> str:
-        """Let the alias lead to this collection."""
+        """Point the alias to this collection."""
         return self._point(alias, self._to)
 
     def undo(self, alias: str | None) -> str:
-        """Let the alias lead to the old collection."""
+        """Point the alias to the old collection."""
         return self._point(alias, self._old.collection)
 
     def _point(self, alias: str | None, collection: str) -> str:
@@ -256,7 +256,7 @@ class _QdrantBeside:
             changes.append(models.CreateAliasOperation(create_alias=made))
             self._client.update_collection_aliases(changes)
         return (
-            f"The alias {alias!r} leads to collection {collection!r}, at once for everybody. Let your searches name "
+            f"The alias {alias!r} leads to collection {collection!r}, at once for all clients. Let your searches name "
             f"{alias!r} as their collection"
         )
 

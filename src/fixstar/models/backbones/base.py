@@ -21,7 +21,7 @@ Statistics = tuple[tuple[float, ...], tuple[float, ...]]
 class Backbone(nn.Module, ABC):
     """Images to pooled features; ``create_backbone(name, **options)`` rebuilds it offline from a model's card.
 
-    ``inputs`` is what it expects of what it reads: the preprocessing of images, or the prompts of texts.
+    ``inputs`` is the preprocessing of images, or the prompts of texts.
     """
 
     def __init__(self, name: str, options: dict[str, Any], feature_dim: int, inputs: Preprocessing | Prompts) -> None:
@@ -33,7 +33,7 @@ class Backbone(nn.Module, ABC):
 
     @property
     def preprocessing(self) -> Preprocessing:
-        """What it expects of its images."""
+        """The preprocessing of its images."""
         return require_images(self.inputs)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -50,14 +50,14 @@ class Backbone(nn.Module, ABC):
 
 
 def require_images(inputs: Preprocessing | Prompts) -> Preprocessing:
-    """The preprocessing of a model that reads images; one that reads texts is refused."""
+    """The preprocessing of an image model; raises for a text model."""
     if isinstance(inputs, Prompts):
-        raise InputError("this model reads texts, and images were meant: only models of images can be used here")
+        raise InputError("this model reads texts, but only image models can be used here")
     return inputs
 
 
 def run_stages(x: Tensor, *stages: nn.Module) -> tuple[Tensor, ...]:
-    """The outputs of all stages, each applied to the output of the one before."""
+    """The outputs of all stages, applied one after the other."""
     maps: list[Tensor] = []
     for stage in stages:
         x = stage(x)

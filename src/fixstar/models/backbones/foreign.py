@@ -1,6 +1,6 @@
 """Models from elsewhere as backbones: an ONNX file, or a module of the user's own code. Their output is the feature.
 
-A saved version holds all of it: the bytes of an ONNX model are one of its tensors; a module's weights are stored with
+A saved version is self-contained. The bytes of an ONNX model are stored as a tensor. A module's weights are stored with
 the import path that rebuilds it, which runs only if its module is trusted (``fixstar.trust``). Nothing is unpickled.
 """
 
@@ -29,11 +29,11 @@ from fixstar.models.backbones.pretrained import PRETRAINED
 from fixstar.trust import ADDRESSES, require_own, require_trusted
 
 _UNPREPARED = (
-    "{} does not say how its images are prepared, and vectors mean nothing without that: pass its preprocessing (size, "
+    "{} does not say how its images are prepared, so its vectors would be meaningless: pass its preprocessing (size, "
     "mean and std)"
 )
 _WEIGHTS_ALONE = (".pt", ".pth", ".ckpt", ".bin", ".pkl", ".safetensors")
-_SECONDS_PER_IMAGE = 30.0  # of one run; the largest models take some seconds on a slow CPU
+_SECONDS_PER_IMAGE = 30.0  # time limit of one run; the largest models take seconds on a slow CPU
 _LIBRARIES = {"hf:": "transformers", "open_clip:": "open_clip", "st:": "sentence-transformers"}
 
 
@@ -45,15 +45,15 @@ def foreign_backbone(
     weights: str | Path | None = None,
     output: str | None = None,
 ) -> Backbone:
-    """A backbone of an ONNX file, of ``package.module:name`` (what makes a module), or of a module.
+    """A backbone from an ONNX file, from ``package.module:name`` (a callable that returns a module), or from a module.
 
-    A module comes back by its import path ``source`` and ``arguments``, or is exported to ONNX without them.
+    A module is restored from its import path ``source`` and ``arguments``; without them it is exported to ONNX.
     """
     if preprocessing is None:
         raise InputError(_UNPREPARED.format(_described(model)))
     if isinstance(model, nn.Module):
         if source is not None:
-            mine = copy.deepcopy(model).cpu()  # the user's stays as it is
+            mine = copy.deepcopy(model).cpu()  # the user's module is not changed
             return ModuleBackbone(source, dict(arguments or {}), preprocessing.to_json(), module=mine)
         return OnnxBackbone.of(_exported(model, preprocessing), preprocessing, type(model).__name__, output)
     path = Path(model)
@@ -101,14 +101,14 @@ def own_backbone(
 
 
 def require_fitting(model: str | Path | nn.Module, **given: object) -> None:
-    """Refuse options that do not go with a model: they would be ignored."""
+    """Refuse options that do not apply to a model and would be ignored."""
     kind, allowed = _kind(model, given.get("source") is not None)
     if unused := [name for name, value in given.items() if value and name not in allowed]:
         raise InputError(f"{kind} takes no {' and no '.join(unused)}; it takes {' and '.join(allowed) or 'no option'}")
 
 
 def _kind(model: str | Path | nn.Module, by_source: bool) -> tuple[str, tuple[str, ...]]:
-    """What a model is, in words, and which options go with it."""
+    """The kind of a model in words, and the options that apply to it."""
     if isinstance(model, nn.Module):
         return "a torch module", ("source", "arguments") if by_source else ("source", "output")
     if model in PRETRAINED:
@@ -130,17 +130,17 @@ def _described(model: str | Path | nn.Module) -> str:
 
 
 class _Foreign(Backbone):
-    """A backbone that has an output and no maps."""
+    """A backbone with an output but no feature maps."""
 
     def maps(self, images: Tensor) -> tuple[Tensor, ...]:
-        """Not supported: nothing is known of its layers."""
+        """Not supported: its layers are unknown."""
         raise ModelError(
-            f"a model from elsewhere ({self.name}) gives no feature maps of images {tuple(images.shape)}; a method "
+            f"an added model ({self.name}) gives no feature maps of images {tuple(images.shape)}; a method "
             "that compares maps (podnet) needs one of fixstar's own backbones"
         )
 
     def _measured(self) -> int:
-        """The width of its features, by one grey image; anything but one vector per image is refused."""
+        """The width of its features, measured on grey images; raises unless it gives one vector per image."""
         p = self.preprocessing
         with torch.no_grad():
             features = self(torch.zeros(2, p.channels, *p.size))
@@ -153,7 +153,7 @@ class _Foreign(Backbone):
 
 
 class ModuleBackbone(_Foreign):
-    """A torch module that ``source``, an import path ``package.module:name``, makes when called with ``arguments``."""
+    """A torch module created by calling the import path ``source`` (``package.module:name``) with ``arguments``."""
 
     def __init__(
         self,
@@ -185,7 +185,7 @@ class ModuleBackbone(_Foreign):
 
 
 def mismatch(error: Exception) -> str:
-    """What to do where torchvision and torch do not fit together, which their error does not say; else nothing."""
+    """A hint if torchvision and torch do not match, which their error does not say; else empty."""
     if "torchvision::" not in str(error):
         return ""
     return (
@@ -237,7 +237,7 @@ class OnnxBackbone(_Foreign):
 
     @classmethod
     def of(cls, content: bytes, preprocessing: Preprocessing, title: str, output: str | None = None) -> OnnxBackbone:
-        """The model in a file's bytes; refused if it does not take images and give one vector per image."""
+        """Load a model from its bytes; raises unless it maps images to one vector each."""
         session = open_session(content, title)
         chosen = chosen_output(session, output, title)
         _check_input(session, preprocessing, title)
@@ -249,7 +249,7 @@ class OnnxBackbone(_Foreign):
         return backbone
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies: each opens the model for itself."""
+        """For copies, which open their own session."""
         return {**self.__dict__, "_session": None}
 
     def forward(self, images: Tensor) -> Tensor:
@@ -268,7 +268,7 @@ class OnnxBackbone(_Foreign):
         return found
 
     def _run(self, name: str, pixels: np.ndarray[Any, Any], batch: int) -> np.ndarray[Any, Any]:
-        """The features of at most ``batch`` images; a model of a fixed batch size gets empty images besides."""
+        """The features of at most ``batch`` images; a model with a fixed batch size also gets empty images."""
         count = len(pixels)
         if count < batch:
             pixels = np.concatenate([pixels, np.zeros((batch - count, *pixels.shape[1:]), pixels.dtype)])
@@ -281,7 +281,7 @@ class OnnxBackbone(_Foreign):
 
 
 def _channels_of(p: Preprocessing) -> str:
-    """A hint at one number in the place of three: a model of grey images is rare."""
+    """A hint if the mean has one number instead of three, as models of grey images are rare."""
     if p.channels == 1:
         return ". A mean of one number means grey images"
     return ""

@@ -27,12 +27,12 @@ Pooling = Literal["auto", "cls", "mean"]
 _CLS_NAMES = {"cls_token", "class_embedding"}
 # Recorded by transformers, but not part of the architecture.
 _NOT_ARCHITECTURE = ("_name_or_path", "architectures", "dtype", "id2label", "label2id", "problem_type")
-_PROCESSOR_FILES = ["preprocessor_config.json", "processor_config.json"]  # the second is a multimodal model's
+_PROCESSOR_FILES = ["preprocessor_config.json", "processor_config.json"]  # the second for multimodal models
 _JSON_FILES = ["config.json", *_PROCESSOR_FILES]
 _WEIGHT_FILES = ["model.safetensors", "model.safetensors.index.json", "model-*.safetensors"]
 _TIMEOUT_S = 10.0
 _RESAMPLE: dict[int, Interpolation] = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers
-_SQUASHED_FROM = 384  # processors with crop_pct crop below this size and squash from it on
+_SQUASHED_FROM = 384  # processors with crop_pct crop below this size, and squash at this size and above
 
 
 def hf_backbone(
@@ -61,7 +61,7 @@ def hf_backbone(
 
 
 class HFBackbone(Backbone):
-    """A model of transformers with a pooling; parameters that the features do not depend on are frozen."""
+    """A model of transformers with a pooling. Parameters that do not affect the features are frozen."""
 
     def __init__(self, loaded: Loaded, pooling: Pooling, preprocessing: Preprocessing) -> None:
         model = loaded.model.eval()
@@ -110,7 +110,7 @@ class HFBackbone(Backbone):
         return pooled
 
     def _trial_output(self) -> Any:
-        """The output for one black image: shows the shape of features, and whether the model runs at all."""
+        """The output for one black image, to get the shape of features and to see whether the model runs."""
         shape = (1, self.preprocessing.channels, *self.preprocessing.size)
         device = next(self.model.parameters()).device
         failing = explained(ModelError, f"{self.name} cannot run on an image of shape {shape[1:]}")
@@ -124,7 +124,7 @@ class HFBackbone(Backbone):
 
 @contextmanager
 def explained(kind: type[FixstarError], what: str) -> Iterator[None]:
-    """Inside, any error of transformers becomes one of ours; each architecture raises its own."""
+    """Converts any error of transformers to ``kind``; architectures raise different errors."""
     try:
         yield
     except FixstarError:
@@ -162,7 +162,7 @@ def _prefix_tokens(model: Any, hidden: Tensor, size: tuple[int, int]) -> int:
 
 
 def _freeze_unused(model: nn.Module, features: Tensor, missing: frozenset[str], name: str) -> None:
-    """Freeze parameters that the features do not depend on (mask tokens, an unused pooler)."""
+    """Freeze parameters that do not affect the features (mask tokens, an unused pooler)."""
     used = set(map(id, _leaves(features)))
     unused = {key for key, parameter in model.named_parameters() if id(parameter) not in used}
     for key, parameter in model.named_parameters():
@@ -177,7 +177,7 @@ def _freeze_unused(model: nn.Module, features: Tensor, missing: frozenset[str], 
 
 
 def _leaves(result: Tensor) -> Iterator[Tensor]:
-    """The leaf tensors with a gradient that ``result`` was computed from, found in autograd's graph."""
+    """The leaf tensors with a gradient in the autograd graph of ``result``."""
     seen = set()
     stack = [result.grad_fn]
     while stack:
@@ -191,7 +191,7 @@ def _leaves(result: Tensor) -> Iterator[Tensor]:
 
 
 def plain_config(config: Any) -> dict[str, Any]:
-    """The whole config, defaults too, as plain JSON: defaults may change from one transformers to the next."""
+    """The whole config as plain JSON, with defaults, which may change between releases of transformers."""
     values: dict[str, Any] = json.loads(config.to_json_string(use_diff=False))
     return {key: value for key, value in values.items() if key not in _NOT_ARCHITECTURE}
 
@@ -207,14 +207,14 @@ class Loaded:
 
 
 def is_architecture(source: str) -> bool:
-    """Whether ``hf:source`` names a kind of model, without weights, and not a trained one."""
+    """Whether ``hf:source`` names an architecture and not a trained model."""
     return source in hf_library().CONFIG_MAPPING
 
 
 def load_model(source: str, pretrained: bool | None, config: dict[str, Any] | None) -> Loaded:
-    """The model that ``hf:source`` means. With ``config`` it is built from that alone, and nothing is read."""
+    """Load the model of ``hf:source``. With ``config`` it is built from that alone, and no file is read."""
     if not source:
-        raise InputError("hf: needs a name or a folder behind it, such as hf:facebook/dinov2-small or hf:./my-model")
+        raise InputError("hf: needs a name or a folder after it, such as hf:facebook/dinov2-small or hf:./my-model")
     transformers = hf_library()
     bare = config is not None or source in transformers.CONFIG_MAPPING
     if bare and pretrained:
@@ -238,7 +238,7 @@ def load_model(source: str, pretrained: bool | None, config: dict[str, Any] | No
 
 
 def hf_library() -> Any:
-    """The library, imported when it is first needed: that takes seconds."""
+    """The library, imported on first use, which takes seconds."""
     try:
         return importlib.import_module("transformers")
     except ImportError as error:
@@ -275,7 +275,7 @@ def _bare_config(transformers: Any, source: str, config: dict[str, Any]) -> Any:
     if source in known and source != model_type:
         raise InputError(f"hf:{source} and model_type {model_type!r} of its config contradict each other")
     with explained(InputError, f"the config of hf:{model_type} is wrong"):
-        if "transformers_version" not in values:  # written by hand: an unknown key is a typo
+        if "transformers_version" not in values:  # written by hand, so an unknown key is a typo
             default = known[model_type]
             if unknown := sorted(set(values) - set(default().to_dict()) - set(default.attribute_map)):
                 raise InputError(
@@ -299,7 +299,7 @@ def _as_encoder(transformers: Any, config: Any) -> Any:
     if getattr(model, "main_input_name", None) != "pixel_values":
         hint = "choose a vision model, such as hf:dinov2 or hf:convnext"
         if getattr(config, "vision_config", None) is not None:
-            hint = "save its vision part to a folder of its own (the ...VisionModel class), and give that folder"
+            hint = "save its vision part (the ...VisionModel class) to a separate folder, and give that folder"
         raise ModelError(f"{config.model_type} of transformers is not a vision model: {hint}")
     if hasattr(config, "mask_ratio"):
         config.mask_ratio = 0.0  # masked autoencoders hide random patches, even in evaluation
@@ -334,7 +334,7 @@ def _from_folder(transformers: Any, folder: Path, weights: bool) -> Loaded:
 
 
 def model_folder(transformers: Any, source: str, weights: bool, more: Sequence[str] = ()) -> Path:
-    """The folder itself, or the local copy of a hub model; ``more`` are files that it needs besides."""
+    """The folder itself, or the local copy of a hub model; ``more`` are additional files that it needs."""
     path = Path(source).expanduser()
     if path.is_dir():
         return path
@@ -370,7 +370,7 @@ def _hub_folder(transformers: Any, name: str, weights: bool, more: Sequence[str]
 
 
 def hf_inputs(config: Any, folder: Path | None) -> Preprocessing:
-    """What the folder's image processor file says (that of transformers needs torchvision), else ImageNet's."""
+    """From the folder's image processor file (transformers' own needs torchvision), else ImageNet's."""
     if folder:
         path = next((folder / name for name in _PROCESSOR_FILES if (folder / name).is_file()), None)
     else:
@@ -391,7 +391,7 @@ def _default_inputs(config: Any) -> Preprocessing:
 
 
 def processor_inputs(values: dict[str, Any], config: Any) -> Preprocessing:
-    """What an image processor of transformers does, by its JSON; ``config`` is that of the model."""
+    """The preprocessing of an image processor of transformers, from its JSON; ``config`` is the model's."""
     default = _default_inputs(config)
     scale = 255.0 * (values.get("rescale_factor", 1 / 255) if values.get("do_rescale", True) else 1.0)
     normalised = values.get("do_normalize", True)
@@ -444,7 +444,7 @@ def _shortest_edge(size: Any, whole: bool) -> int | None:
 
 
 def _sides(size: Any) -> tuple[int, int]:
-    """Height and width of {"height", "width"}, a pair, or one number, as older files have it."""
+    """Height and width of {"height", "width"}, a pair, or one number (in older files)."""
     if isinstance(size, dict):
         return int(size["height"]), int(size["width"])
     if isinstance(size, int):

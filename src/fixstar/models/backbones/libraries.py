@@ -5,7 +5,7 @@
     open_clip:FOLDER                         with open_clip_config.json and safetensors
     st:NAME_OR_FOLDER                        a model of sentence-transformers that takes images
 
-The library is needed once: a version keeps the module as ONNX. Nothing is unpickled.
+The library is needed only once, as a version stores the module as ONNX. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _PICKLED = ["*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack", "*.ot", "on
 
 
 class LibraryModel(NamedTuple):
-    """Float images [B, C, H, W] to vectors [B, width], and what the module expects of its images."""
+    """A module from float images [B, C, H, W] to vectors [B, width], and the preprocessing of its images."""
 
     module: nn.Module
     preprocessing: Preprocessing
 
 
 def library_model(name: str) -> LibraryModel:
-    """The model of a name that begins with ``open_clip:`` or ``st:``."""
+    """Load a model by a name that starts with ``open_clip:`` or ``st:``."""
     load = _open_clip if name.startswith(OPEN_CLIP) else _sentence_transformer
     try:
         return load(name.partition(":")[2])
@@ -106,7 +106,7 @@ def _open_clip_inputs(values: dict[str, Any]) -> Preprocessing:
     size = values["size"]
     fit = values["resize_mode"]
     if fit == "longest" and values["fill_color"] != 255:
-        raise InputError("the model pads its images with a colour that is not white; pass its preprocessing")
+        raise InputError("the model pads its images with a colour other than white; pass its preprocessing")
     return Preprocessing(
         size=(size, size) if isinstance(size, int) else tuple(size),
         mean=values["mean"],
@@ -134,7 +134,7 @@ def _sentence_transformer(name: str) -> LibraryModel:
     folder = Path(name) if Path(name).is_dir() else _downloaded(name)
     for module in json.loads((folder / "modules.json").read_text()) if (folder / "modules.json").is_file() else ():
         if not str(module["type"]).startswith("sentence_transformers."):
-            raise ModelError(f"st:{name} brings code of its own ({module['type']}), which is not run")
+            raise ModelError(f"st:{name} needs its own code ({module['type']}), which is not run")
     for pickled in (*folder.rglob("*.bin"), *folder.rglob("*.pt")):
         if not any(pickled.parent.glob("*.safetensors")):
             _require_safetensors(pickled)

@@ -1,4 +1,4 @@
-"""ONNX models: read whole, opened for the CPU, and run with a limit on time."""
+"""ONNX models: read completely, opened for the CPU, and run with a time limit."""
 
 from __future__ import annotations
 
@@ -48,21 +48,21 @@ def read_onnx(path: Path) -> bytes:
             content = file.read()
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}. Is the path right?") from None
-    if b"location" not in content:  # the key of a file's name
+    if b"location" not in content:  # the key of external file names
         return content
     try:
         onnx = importlib.import_module("onnx")
         helper = importlib.import_module("onnx.external_data_helper")
     except ImportError:
-        return content  # if there are such weights, it cannot be opened
+        return content  # if there are external weights, opening it will fail
     try:
         model = onnx.load_model_from_string(content)
-    except Exception:  # onnxruntime says what is wrong with it
+    except Exception:  # onnxruntime will report the error
         return content
     try:
         helper.load_external_data_for_model(model, str(path.parent.absolute()))
         whole: bytes = model.SerializeToString()
-    except Exception as error:  # onnx and protobuf raise their own
+    except Exception as error:  # onnx and protobuf raise their own errors
         raise ModelError(
             f"{path} has weights in files beside it, and they cannot be read ({error}). Keep them together, or save "
             "the model with its weights inside, which takes up to 2 GB"
@@ -79,18 +79,18 @@ def open_session(content: bytes, title: str) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 3
-    options.add_session_config_entry(_WEIGHTS_BESIDE, os.devnull)  # there are none in such a folder
+    options.add_session_config_entry(_WEIGHTS_BESIDE, os.devnull)  # so that external weights are never found
     try:
         return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime has no common base class for its errors
         raise ModelError(
-            f"{title} is not an ONNX model that can be run ({error}). Weights must be inside of the file, "
-            "not in files beside it"
+            f"{title} is not an ONNX model that can be run ({error}). Weights must be inside the file, "
+            "not in separate files"
         ) from None
 
 
 def chosen_output(session: Any, output: str | None, title: str) -> str:
-    """The name of the output that is the feature: the only one, or the one that was asked for."""
+    """The name of the feature output: the only one, or the requested one."""
     names: dict[str, list[Any]] = {one.name: one.shape for one in session.get_outputs()}
     if output is None and len(names) == 1:
         return next(iter(names))

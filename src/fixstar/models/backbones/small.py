@@ -11,7 +11,7 @@ from fixstar.models.backbones.base import Backbone, cifar_inputs, he_init, mnist
 def _require_counts(network: str, **counts: object) -> None:
     for name, value in counts.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise InputError(f"{name} of {network} is a whole number of at least 1, got {value!r}")
+            raise InputError(f"{name} of {network} must be a whole number of at least 1, got {value!r}")
 
 
 class LeNetPlusPlus(Backbone):

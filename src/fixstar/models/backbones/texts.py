@@ -1,11 +1,11 @@
-"""Models of texts as backbones: one of transformers or sentence-transformers, an ONNX file, or a server.
+"""Text models as backbones: from transformers or sentence-transformers, an ONNX file, or a server.
 
     hf:NAME_OR_FOLDER                     a text model of transformers: the mean of its tokens, or its own pooling
     st:NAME_OR_FOLDER                     a text model of sentence-transformers, with its pooling and its prompts
     model.onnx and tokenizer.json         an exported one
-    https://host/v1/embeddings?model=M    any server that speaks OpenAI's embeddings API (``endpoint``)
+    https://host/v1/embeddings?model=M    any server with OpenAI's embeddings API (``endpoint``)
 
-A saved version holds all of it: weights, tokenizer and config are in its files. Only a server stays where it is.
+A saved version is self-contained: its files hold weights, tokenizer and config. The exception is a server.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ TokenPooling = Literal["mean", "cls", "last"]
 _TOKENIZER = "tokenizer.json"
 _ST_FILES = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "1_Pooling/config.json")
 _TOKEN_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
-_MOST_TOKENS = 512  # where a model does not say
-_SECONDS_PER_TEXT = 30.0  # of an ONNX model
+_MOST_TOKENS = 512  # default if a model does not specify it
+_SECONDS_PER_TEXT = 30.0  # time limit of an ONNX model
 _ST_POOLINGS: dict[str, TokenPooling] = {
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_cls_token": "cls",
@@ -42,7 +42,7 @@ _ST_POOLINGS: dict[str, TokenPooling] = {
 
 
 class TextBackbone(Backbone):
-    """A model that reads texts."""
+    """A text model."""
 
     inputs: Prompts
 
@@ -56,7 +56,7 @@ class TextBackbone(Backbone):
 
 
 class Tokens(NamedTuple):
-    """Token numbers [B, T], which of them are not padding [B, T], and the segment of each, always the first."""
+    """Token ids [B, T], attention mask [B, T], and segment ids, which are all zero."""
 
     input_ids: np.ndarray[Any, np.dtype[np.int64]]
     attention_mask: np.ndarray[Any, np.dtype[np.int64]]
@@ -64,7 +64,7 @@ class Tokens(NamedTuple):
 
 
 class _Tokenized(TextBackbone):
-    """A model that runs here: the bytes of its tokenizer's file are one of its tensors."""
+    """A local model; the bytes of its tokenizer file are stored as a tensor."""
 
     def __init__(self, name: str, options: dict[str, Any], feature_dim: int, prompts: Prompts) -> None:
         super().__init__(name, options, feature_dim, prompts)
@@ -73,11 +73,11 @@ class _Tokenized(TextBackbone):
         self._tokenizer: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies: each makes its tokenizer for itself."""
+        """For copies, which create their own tokenizer."""
         return {**self.__dict__, "_tokenizer": None}
 
     def tokens(self, texts: Sequence[str]) -> Tokens:
-        """The texts as the model takes them, cut to its length and padded to the longest."""
+        """Tokenize texts, truncated to the model's length and padded to the longest."""
         if self._tokenizer is None:
             self._tokenizer = _tokenizer(bytes(self.tokenizer_file.cpu().numpy()), int(str(self.options["max_tokens"])))
         encoded = self._tokenizer.encode_batch(list(texts))
@@ -104,7 +104,7 @@ def _tokenizer(content: bytes, most: int) -> Any:
 
 
 def pooled(states: Tensor, mask: Tensor, pooling: TokenPooling) -> Tensor:
-    """Token states [B, T, D] to one vector each [B, D]: their mean, the first or the last, padding left out."""
+    """Token states [B, T, D] to one vector each [B, D]: their mean, the first or the last, ignoring padding."""
     if pooling == "cls":
         return states[:, 0]
     if pooling == "last":
@@ -163,7 +163,7 @@ def _built(config: Mapping[str, Any]) -> Any:
 
 
 def is_text_model(model: str) -> bool:
-    """Whether ``hf:`` or ``st:`` names a model of texts, by its config; False if that cannot be told."""
+    """Whether ``hf:`` or ``st:`` names a text model, by its config; False if unknown."""
     source = model.partition(":")[2]
     folder = Path(source).expanduser()
     try:
@@ -177,7 +177,7 @@ def is_text_model(model: str) -> bool:
 
 
 def text_backbone(model: str, prompts: Prompts | None = None, pooling: TokenPooling | None = None) -> HFText:
-    """The text model that ``hf:NAME_OR_FOLDER`` or ``st:NAME_OR_FOLDER`` means."""
+    """Load the text model of ``hf:NAME_OR_FOLDER`` or ``st:NAME_OR_FOLDER``."""
     kind, _, source = model.partition(":")
     transformers = hf_library()
     extra = [_TOKENIZER]
@@ -189,7 +189,7 @@ def text_backbone(model: str, prompts: Prompts | None = None, pooling: TokenPool
         described = _sentence_transformer(folder, model)
     else:
         described = _Described(pooling or "mean", None, Prompts())
-    content = _read(folder / _TOKENIZER, f"{model} has no {_TOKENIZER}, which says how its texts are cut into tokens")
+    content = _read(folder / _TOKENIZER, f"{model} has no {_TOKENIZER}, which splits texts into tokens")
     if not any(folder.glob("model*.safetensors")):
         raise ModelError(
             f"{folder} has no weights as safetensors, the only supported format: convert them with "
@@ -212,7 +212,7 @@ def text_backbone(model: str, prompts: Prompts | None = None, pooling: TokenPool
 
 
 class _Described(NamedTuple):
-    """What the files of a sentence transformer say."""
+    """The description of a sentence transformer, from its files."""
 
     pooling: TokenPooling
     max_tokens: int | None
@@ -225,7 +225,7 @@ def _sentence_transformer(folder: Path, name: str) -> _Described:
     if unknown or modules[:1] != ["Transformer"]:
         raise ModelError(
             f"{name} has {', '.join(unknown or modules) or 'no modules.json'}; only a transformer with a pooling can "
-            "be taken as it is. Export the model to ONNX, and give its tokenizer.json"
+            "be loaded directly. Export the model to ONNX, and give its tokenizer.json"
         )
     values = _json(folder / "1_Pooling" / "config.json", default={})
     mode = values.get("pooling_mode")
@@ -233,7 +233,7 @@ def _sentence_transformer(folder: Path, name: str) -> _Described:
     if isinstance(mode, str):
         chosen = [{"mean": "mean", "cls": "cls", "lasttoken": "last"}.get(mode, "")]  # type: ignore[list-item]
     if len(chosen) != 1 or not chosen[0]:
-        raise ModelError(f"{name} pools its tokens in a way that is not known: {values}. Export it to ONNX")
+        raise ModelError(f"{name} has an unknown pooling of its tokens: {values}. Export it to ONNX")
     said = _json(folder / "config_sentence_transformers.json", default={}).get("prompts") or {}
     prompts = Prompts(item=said.get("document") or said.get("passage") or "", query=said.get("query") or "")
     most = _json(folder / "sentence_bert_config.json", default={}).get("max_seq_length")
@@ -261,7 +261,7 @@ def _read(path: Path, missing: str) -> bytes:
 
 
 class OnnxText(_Tokenized):
-    """An ONNX model of token numbers; ``file`` holds its bytes."""
+    """An ONNX model on token ids; ``file`` holds its bytes."""
 
     def __init__(
         self,
@@ -298,7 +298,7 @@ class OnnxText(_Tokenized):
         pooling: TokenPooling | None = None,
         output: str | None = None,
     ) -> OnnxText:
-        """The model of a file; refused if it does not take tokens and give one vector, or one per token."""
+        """Load the model; raises unless it maps tokens to one vector, or to one vector per token."""
         content = read_onnx(path)
         cut = _read(tokenizer, "the tokenizer cannot be read; give its tokenizer.json")
         session = open_session(content, str(path))
@@ -325,7 +325,7 @@ class OnnxText(_Tokenized):
         return backbone
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies: each opens the model for itself."""
+        """For copies, which open their own session."""
         return {**super().__getstate__(), "_session": None}
 
     def embed(self, texts: Sequence[str]) -> Tensor:

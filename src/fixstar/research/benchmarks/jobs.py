@@ -27,7 +27,7 @@ _POLL = 0.2  # seconds
 
 @dataclass(frozen=True)
 class Folders:
-    """Where the images are, where unfinished runs live, where results go, where looks at set-aside orders are noted."""
+    """The folders of images, unfinished runs and results, and the ledger of looks at set-aside orders."""
 
     data: Path
     work: Path
@@ -101,7 +101,7 @@ def run_jobs(
     shown: Shown = lambda *_: None,
     environment: Mapping[str, str] | None = None,
 ) -> list[QueuedRun]:
-    """Run those that are not finished, ``jobs`` at a time, each by its ``command``; say how each ended."""
+    """Run unfinished runs, ``jobs`` at a time, each by its ``command``; report how each ended."""
     all_jobs = [QueuedRun(run) for run in runs]
     for job in all_jobs:
         if folders.result(job.run).exists():
@@ -126,7 +126,7 @@ def run_jobs(
                     running.remove(job)
             shown(all_jobs, None)
     finally:
-        for job in running:  # interrupted by the user: the same command resumes them
+        for job in running:  # if interrupted by the user: the same command resumes them
             _stop(job)
     return all_jobs
 
@@ -219,7 +219,7 @@ def shared_gpu(say: Callable[[str], object]) -> Iterator[dict[str, str]]:
 def _has_gpu() -> bool:
     import torch
 
-    return torch.cuda.device_count() > 0  # asks the driver without taking the GPU
+    return torch.cuda.device_count() > 0  # queries the driver without using the GPU
 
 
 def _stop_mps(environment: dict[str, str]) -> None:

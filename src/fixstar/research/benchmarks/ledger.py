@@ -1,8 +1,8 @@
 """The ledger of looks: every run on cases and class orders that were set aside, in ``benchmarks/looks.json``.
 
-A set that was set aside confirms a setting only if nobody looked at it while the setting was chosen. So the program
-that makes a run notes it here before it writes the result, and entries are only ever appended. Each entry has a digest
-of its own content and of the entry before it: an entry that is changed or removed breaks the chain.
+A set that was set aside confirms a setting only if it was not looked at while the setting was chosen. So every run is
+recorded here before its result is written, and entries are only appended. Each entry has a digest
+of its own content and of the entry before it: changing or removing an entry breaks the chain.
 
     python benchmarks/looks.py                      every look, one per line
     python benchmarks/looks.py --merge OTHER.json   append the looks of a ledger from another machine
@@ -38,7 +38,7 @@ class Look:
 
     ``set`` names what was set aside, such as "cifar100 class order 4". ``setting`` has the method, all its options, the
     capacity and the epochs; ``result`` the headline figures; ``file`` is the name of the file with the full result.
-    ``origin`` is empty for looks that the runner noted itself, else it says where the entry was taken from.
+    ``origin`` is empty for looks that the runner recorded, else it is the source of the entry.
     """
 
     date: str = field(default_factory=_now)
@@ -52,7 +52,7 @@ class Look:
 
 
 def default_path() -> Path:
-    """The ledger of the source tree; where fixstar is installed without one, that of the working folder."""
+    """The ledger of the source tree; without a source tree, that of the working folder."""
     tree = Path(__file__).parents[4]
     if not (tree / "benchmarks" / "results").is_dir():
         tree = Path()
@@ -66,7 +66,7 @@ def digest(entry: Mapping[str, Any], previous: str) -> str:
 
 
 def chain(entries: Sequence[Entry], added: Iterable[Mapping[str, Any]]) -> list[Entry]:
-    """The entries, and after them those that are added.
+    """The entries with the added ones appended.
 
     >>> first, second = chain([], [{"seed": 1}, {"seed": 2}])
     >>> second["digest"] == digest({"seed": 2}, first["digest"])
@@ -172,7 +172,7 @@ def set_aside(run: Run) -> str:
 
 
 def setting_of(run: Run) -> dict[str, Any]:
-    """How a run is trained: with all options of its method, also those that were not given."""
+    """The setting of a run, with all options of its method, including defaults."""
     settings = run.settings()
     translation = {"translated": run.weight} if run.translated else {}
     return {

@@ -1,4 +1,4 @@
-"""The runs of a benchmark: each has a method, a class order, a seed, and a name that says what is special about it.
+"""The runs of a benchmark: each has a method, a class order, a seed, and a name that shows changes from the catalogue.
 
     cifar100-10_7__hoc__order1__seed0                           as in the catalogue
     cifar100-10_7__hoc__lam=0.25__K=1000__order1__seed0__e40    with other options, other capacity, fewer epochs
@@ -67,7 +67,7 @@ class Run:
 
     @property
     def choice(self) -> MethodChoice:
-        """The method with its options: the catalogue's, then those that are asked for."""
+        """The method with its options: the catalogue's options, overridden by the requested ones."""
         entry = method_choice(self.benchmark, self.method)
         return replace(entry, options={**entry.options, **self.options})
 
@@ -90,7 +90,7 @@ class Run:
 
     @property
     def translated(self) -> bool:
-        """Whether old vectors are searched through translations too."""
+        """Whether old vectors are also searched through translations."""
         if self.translate is None:
             return usually_translated(self.benchmark, self.method)
         return self.translate
@@ -192,11 +192,11 @@ def plan(
             translate=translate,
             weight=weight,
         )
-        run.create()  # refuses a wrong value before anything is trained
+        run.create()  # refuses invalid values before any training
         run.settings()
         runs.append(run)
     if weight != USUAL and not any(run.translated for run in runs):
-        raise InputError(f"the weight {weight} is of translations, and no run has any; ask for translations too")
+        raise InputError(f"the weight {weight} is for translations, but no run has any; enable translations too")
     return list({run.name: run for run in runs}.values())
 
 
@@ -234,7 +234,7 @@ def _flat(settings: Mapping[str, Any]) -> dict[str, float]:
 
 
 def file_stem(benchmark: str) -> str:
-    """What the file names of a benchmark begin with.
+    """The prefix of a benchmark's file names.
 
     >>> file_stem("cifar100-10/16:K=500")
     'cifar100-10_16_K=500'
@@ -268,7 +268,7 @@ def usual_epochs(benchmark: Benchmark, method: str) -> int:
 
 
 def usually_translated(benchmark: Benchmark, method: str) -> bool:
-    """Whether old vectors are translated if nothing is said: as the catalogue has it, else where they must be."""
+    """Whether old vectors are translated by default: as in the catalogue, else if the method needs it."""
     choice = method_choice(benchmark, method)
     wanted = choice.create().own_space if choice.translate is None else choice.translate
     return wanted and searches(benchmark)

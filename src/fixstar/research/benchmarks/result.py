@@ -1,4 +1,4 @@
-"""What one run measured: one JSON file, written last and whole."""
+"""The results of one run: one JSON file, written at the end, atomically."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fixstar.evaluation.compatibility import lower_triangle
 
 METRICS = ("AC", "AA", "ACA", "BC", "FC")
 TRANSLATED = ("translated", "translated, two models")
-"""What protocols of a translated run are called: "image, translated" has one model per query, the other one two."""
+"""The names of a translated run's protocols: "image, translated" has one model per query, the other one two."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class RunResult:
     protocols: Mapping[str, Mapping[str, Any]]
 
     def save(self, path: Path) -> None:
-        """Write it, all or nothing."""
+        """Write it atomically."""
         replace_json(path, asdict(self))
 
     @classmethod

@@ -186,7 +186,7 @@ class SearchedImages:
     def over_draws(
         self, versions: Sequence[VersionFeatures], protocol: str, counts: tuple[int, int], draws: int = 50
     ) -> dict[str, Any]:
-        """How far the draw of the pairs decides: AC with its middle 95 %, every cell with its deviation."""
+        """The effect of the draw of pairs: AC with its middle 95 %, every cell with its deviation."""
         published = protocol == "verification-published"
         draw = draw_pairs if published else sample_pairs
         drawn = [draw(self.gallery.labels, *counts, seed=seed) for seed in range(draws)]
@@ -230,7 +230,7 @@ _VALIDATION = 2000  # images of the evaluation dataset's training split, which n
 
 
 def scenario_options(run: Run, data: Path, work: Path, settings: Settings, progress: bool) -> dict[str, Any]:
-    """What else ``run_scenario`` is given; already pre-trained models are read back from ``work``."""
+    """Further arguments of ``run_scenario``; models that are already pre-trained are read from ``work``."""
     entry = run.benchmark
     choice = run.choice
     if entry.scenario == "replacing":
@@ -274,7 +274,7 @@ def _pretrained(images: ImageSet, method: Method, settings: Settings, work: Path
         name="pretraining",
         classifier=method.classifier,
         classifier_options=method.classifier_options,
-        options={"classifier": method.classifier, **method.classifier_options},  # tells models apart
+        options={"classifier": method.classifier, **method.classifier_options},  # distinguishes models
     )
     nothing = TrainingContext()
     place = work / "pretrained" / VersionPlan(0, images, nothing, plain, settings).fingerprint().whole[:16]

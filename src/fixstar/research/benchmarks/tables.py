@@ -117,7 +117,7 @@ def put_section(text: str, name: str, section: str) -> str:
 
 
 def what_differs(comparison: Comparison) -> list[str]:
-    """What the paper leaves open, and where our runs differ from its recipe, in sentences."""
+    """What the paper does not specify, and how our runs differ from its recipe, in sentences."""
     entry = comparison.benchmark
     lines = [line for line in comparison.lines if line.runs]
     found = []

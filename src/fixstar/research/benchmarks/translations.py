@@ -1,7 +1,7 @@
 """Translations between the versions of a run, fitted on the images that were available when a version was trained.
 
-Those images are the task's and the replay memory, or all images so far where versions are retrained: what the version
-itself was trained on, and nothing else. Each comes as it is and in a few crops. Every older model embeds them again, so
+Those images are the task's and the replay memory, or all images so far if versions are retrained: only images that
+the version itself was trained on. Each is used unchanged and in a few crops. Every older model embeds them again, so
 a translated run keeps all older models.
 
 translations/v3/v1.npz      how queries of v3 search what v1 stored; a finished one is never fitted again
@@ -59,9 +59,9 @@ def fit_translations(
     shared: bool,
     weight: float,
 ) -> None:
-    """Fit the translations from all older versions to this one, except those that are there already.
+    """Fit the translations from all older versions to this one, except existing ones.
 
-    ``shared`` says that the versions have one space: then the newest version's queries are carried, not mapped back.
+    With ``shared`` the versions have one space: then the newest version's queries are carried, not mapped back.
     """
     number = version.number
     missing = [k for k in range(1, number) if not translation_file(folder, k, number).exists()]

@@ -1,3 +1,3 @@
-"""Backfill: stored items are embedded again with the deployed version, in an order that gains most first."""
+"""Backfill: re-embed stored items with the deployed version, those that gain most first."""
 
 __all__: list[str] = []

@@ -1,25 +1,26 @@
-"""In which order a backfill re-embeds: what gains most comes first.
+"""The order in which a backfill re-embeds items: those that gain most come first.
 
-Items that hold an old vector are found through a translation. Some are translated well, others gain much from being
-embedded again. A vector of the new version also attracts new queries more strongly than translated ones around it, so a
-partial backfill in a bad order can mislead queries of other classes. If searches rank by calibrations that hardly
-happens, and the order decides how much is gained.
+Items with an old vector are found through a translation. Some are translated well, others gain much from re-embedding.
+A vector of the new version also attracts new queries more strongly than the translated vectors around it, so a partial
+backfill in a bad order can mislead queries of other classes. This hardly happens if searches rank by calibrations. Then
+the order decides how much is gained.
 
-    gain        labelled queries q of the new version say where help is needed. With b the cosine of q's best match
+    gain        labelled queries q of the new version show where help is needed. With b the cosine of q's best match
                 now, item i pulls q by w(q, i) = exp((cos(q, i) - b) / 0.05). Its gain is the sum of w over the
-                queries of its class, less the sum over other classes' queries that are right now: those could be
-                misled. Queries count as often as items of their class are found (``usage``).
-                Without labels: certain items first, and those found often.
-    classes     in turn: the item of every class that gains most, then every class's second, and so on
-    certain     items whose nearest neighbour stands out from the ten nearest
-    uncertain   items whose translation is expected to be farthest off, times how often they are found (after
-                FastFill, Jaeckle et al. 2023); without such an estimate the reverse of certain
+                queries of its class, minus the sum over queries of other classes that are answered correctly now:
+                those could be misled. Queries count as often as items of their class are found (``usage``).
+                Without labels: certain items and frequently found items first.
+    classes     round robin: the best item of every class by gain, then the second best of every class, and so on
+    certain     items whose nearest neighbour is clearly closer than the ten nearest on average
+    uncertain   items with the largest expected translation error, weighted by hit count (after FastFill,
+                Jaeckle et al. 2023); without such an estimate the reverse of certain
     queried     items found most often
     oldest      items of the oldest version first
-    random      any
+    random      random order
 
-``benchmarks/backfill_planner.py`` compares them. None is always best, so a workspace tries those of ``TRIED`` on
-held-out images and takes the best at its budget ("auto").
+``benchmarks/backfill_planner.py`` and ``benchmarks/upgrades.py`` compare them. None is always best: "uncertain" lost
+least between pre-trained models, made no difference after a default upgrade, and lost there by class template. So
+"auto" tries the orders in ``TRIED`` on held-out images and takes the best one at the given budget.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ TRIED = ("gain", "classes", "certain", "uncertain")
 BLIND = ("queried", "oldest", "random")  # orders that do not look at vectors
 
 NEIGHBOURS = 10
-COMPARED = 4096  # items that every item is compared with, at most
-QUERIES = 2000  # labelled queries that are asked, at most
-REACH = 0.05  # a cosine difference over which a new vector's pull falls to 1/e
+COMPARED = 4096  # maximum number of items that each item is compared with
+QUERIES = 2000  # maximum number of labelled queries
+REACH = 0.05  # cosine difference at which the pull of a new vector falls to 1/e
 _BLOCK = 2048
 
 Floats = NDArray[np.floating[Any]]
@@ -55,9 +56,9 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class OldItems:
-    """Items older than the target: ``vectors`` [N, s] in its space, ``ages``, labels ("" unknown), use ``counts``.
+    """Items older than the target: ``vectors`` [N, s] in its space, ``ages``, labels ("" unknown), hit ``counts``.
 
-    ``uncertainty`` [N] is how far each translated vector is expected to be off, NaN if unknown. ``places`` are where
+    ``uncertainty`` [N] is the expected error of each translated vector, NaN if unknown. ``places`` are where
     their originals are (``ImageStore.place``). ``versions[age]`` is the version of an age.
     """
 
@@ -91,10 +92,10 @@ def old_items(
     usage: Mapping[str, int] | None = None,
     vectors: bool = True,
 ) -> OldItems:
-    """The items that a backfill to ``target`` may re-embed, each read once, with all that a plan asks about them.
+    """The items that a backfill to ``target`` may re-embed, each read once, with everything a plan needs.
 
-    ``ways`` are the translations of other versions' vectors to the target. Vectors that none leads to are zero.
-    ``vectors=False`` is for orders that look at none: they are left out, [N, 0], and what is uncertain about them.
+    ``ways`` are the translations of other versions' vectors to the target. Vectors without a translation are zero.
+    ``vectors=False`` is for orders that ignore vectors: vectors [N, 0] and uncertainties are left out.
     """
     spaces = {space.name: space for space in gallery.versions()}
     basis = short_basis(gallery.projection(target))
@@ -104,7 +105,7 @@ def old_items(
     places: list[str] = []
     ages: list[int] = []
     room = sum(count for name, count in gallery.count().items() if name != target and name not in newer)
-    carried = np.zeros((room, width if vectors else 0), np.float32)  # once, not in parts: they are the most of it
+    carried = np.zeros((room, width if vectors else 0), np.float32)  # allocated once: it takes most of the memory
     unsure: list[NDArray[np.float64]] = [np.zeros(0)]
     for age, name in enumerate(spaces):
         if name == target or name in newer:
@@ -118,7 +119,7 @@ def old_items(
             labels += [str(item.payload.get(LABEL) or "") for item in found]
             places += [images.place(item) for item in found]
             ages += [age] * len(found)
-            if len(ids) > len(carried):  # others have written meanwhile
+            if len(ids) > len(carried):  # others wrote items meanwhile
                 more = np.zeros((len(ids) - len(carried), carried.shape[1]), np.float32)
                 carried = np.concatenate([carried, more])
             if not vectors:
@@ -145,14 +146,14 @@ def old_items(
 
 
 def uncertainty_of(way: Translation | None, vectors: Floats) -> NDArray[np.float64]:
-    """How far each stored vector's translation is expected to be off, [N]; NaN if that is not known."""
+    """The expected error of each stored vector's translation, [N]; NaN if unknown."""
     if way is None or way.uncertainty is None:
         return np.full(len(vectors), np.nan)
     return way.uncertainty(vectors)
 
 
 def with_images(images: ImageStore, items: OldItems, order: Indices, most: int) -> tuple[list[int], int]:
-    """The first ``most`` rows of an order whose images can be found, and how many before them have none."""
+    """The first ``most`` rows of an order whose images exist, and how many rows without an image were skipped."""
     chosen: list[int] = []
     without = 0
     for row in order.tolist():
@@ -166,7 +167,7 @@ def with_images(images: ImageStore, items: OldItems, order: Indices, most: int) 
 
 
 def planned_order(kind: str, items: OldItems, queries: LabelledQueries | None = None, seed: int = 0) -> Indices:
-    """The rows of ``items``, first to be re-embedded first; ties are in random order, drawn with ``seed``."""
+    """The rows of ``items`` in the order of re-embedding; ties are broken at random with ``seed``."""
     if kind not in ORDERS:
         raise UnknownNameError("order", kind, ORDERS)
     shuffled: Indices = np.random.default_rng(seed).permutation(len(items))
@@ -180,7 +181,7 @@ def planned_order(kind: str, items: OldItems, queries: LabelledQueries | None = 
 
 
 def _by_turns(rows: Indices, labels: list[str]) -> Indices:
-    """The first row of every class, then the second of every class, ...; within a turn as they came."""
+    """Round robin over classes: the first row of each, then the second of each; otherwise the order is kept."""
     seen: Counter[str] = Counter()
     turns = []
     for row in rows.tolist():
@@ -207,7 +208,7 @@ def _scores(kind: str, items: OldItems, queries: LabelledQueries | None, seed: i
 
 
 def certainty(vectors: Floats, seed: int = 0) -> NDArray[np.float64]:
-    """How far each item's nearest of ``COMPARED`` others stands out, [N]: its cosine less the ten nearest's mean."""
+    """How clear each item's nearest neighbour among ``COMPARED`` others is, [N]: its cosine minus the mean of ten."""
     rows = unit(np.asarray(vectors, np.float32))
     others = np.sort(np.random.default_rng(seed).permutation(len(rows))[:COMPARED])
     near = min(NEIGHBOURS, len(others) - 1)
@@ -225,12 +226,12 @@ def certainty(vectors: Floats, seed: int = 0) -> NDArray[np.float64]:
 
 
 def expected_gain(items: OldItems, queries: LabelledQueries, seed: int = 0) -> NDArray[np.float64]:
-    """The gain of the module docstring for each item, [N]."""
+    """The gain of each item [N], as the module docstring defines it."""
     rows = np.random.default_rng(seed).permutation(len(queries.labels))[:QUERIES]
     asked = unit(np.asarray(queries.vectors, np.float32)[rows])
     numbers = {name: number for number, name in enumerate(dict.fromkeys(items.labels))}
     truth = np.array([numbers.get(queries.labels[row], -1) for row in rows.tolist()])
-    known = truth >= 0  # nothing in the gallery could answer the rest
+    known = truth >= 0  # the gallery has no answer for the others
     asked = asked[known]
     truth = truth[known]
     owners = np.array([numbers[name] for name in items.labels])
@@ -247,10 +248,10 @@ def expected_gain(items: OldItems, queries: LabelledQueries, seed: int = 0) -> N
 
 
 def _traffic(truth: Indices, owners: Indices, counts: NDArray[np.float64], classes: int) -> NDArray[np.float32]:
-    """The weight of each query [Q]: the searches that ended in its class, divided among its class's queries."""
+    """The weight of each query [Q]: the searches that found its class, divided among the queries of that class."""
     found = np.bincount(owners, counts, minlength=classes)
     asked = np.bincount(truth, minlength=classes)
-    smooth = max(1.0, float(found.mean()) / 10)  # a class that was never found still counts a little
+    smooth = max(1.0, float(found.mean()) / 10)  # a class that was never found still gets a small weight
     if counts.any():
         shares = (found + smooth) / np.maximum(asked, 1)
     else:

@@ -1,12 +1,12 @@
 """Backfill of a workspace: plan, predict, re-embed, measure.
 
-A plan is predicted from the vectors that it replaces and that searches find. Vectors that no search reaches do not
-count towards the accuracy before it. Predictions are made before anything is embedded: the planner's order beside
-random ones, on held-out images that act as gallery and queries, or on labelled items where the old model is not here.
-Measurements are made on the gallery itself, as far as its items have labels.
+A prediction covers the vectors that the plan replaces and that searches can find. Vectors that no search reaches do not
+count towards the accuracy before the backfill. Predictions are made before anything is embedded. They compare the
+planner's order with random orders, on held-out images that act as gallery and queries, or on labelled items if the old
+model is not available. Measurements use the gallery itself, where its items have labels.
 
-Every item that is embedded again is a pair: its old vector and its new one. After a run the translation is fitted again
-on these pairs. It replaces the deployed one if it finds more of the pairs that it was not fitted on.
+Every re-embedded item gives a pair: its old vector and its new one. After a run the translation is fitted again on
+these pairs. The new fit replaces the deployed translation if it finds more of the held-out pairs.
 """
 
 from __future__ import annotations
@@ -71,14 +71,14 @@ AUTO = "auto"
 SHARES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)
 _LARGE_LOSS = 0.05  # share of lost queries that always counts as a loss
 _FEWEST_LOST = 3  # number of lost queries that always counts as a loss
-LOOKED_AT = 5000  # items whose images are looked for, at most: a gallery may hold millions
-_MEASUREMENTS = 4  # along the way, after the first
-LEAST_REFITTED = 200  # pairs that a translation is fitted on again
+LOOKED_AT = 5000  # maximum number of items whose images are looked for: a gallery may hold millions
+_MEASUREMENTS = 4  # during a run, after the first one
+LEAST_REFITTED = 200  # minimum number of pairs to fit a translation again
 MOST_REFITTED = 20_000
-_LOOKUP = 2048  # items that are looked up at a time
-_PRICED = 500  # items whose texts tell what one costs
-_CHARACTERS_PER_TOKEN = 3.5  # of English, rather more tokens than there are
-_TOO_FEW = "it takes three labelled images of each of two classes, and there are fewer"
+_LOOKUP = 2048  # items per lookup
+_PRICED = 500  # items whose text lengths estimate the price of one item
+_CHARACTERS_PER_TOKEN = 3.5  # of English; rather overestimates the number of tokens
+_TOO_FEW = "a prediction needs at least two classes with three labelled images each"
 
 
 @dataclass(frozen=True)
@@ -86,31 +86,31 @@ class BackfillOptions:
     """What to re-embed, in which order, how fast and where."""
 
     budget: str = "10%"  # a share of the items with older vectors, their number ("5000"), money ("$2"), or "all"
-    order: str = AUTO  # one of ORDERS, or "auto": the one that does best at this budget on labelled images
-    rate: float | None = None  # items per second, at most
-    data: ImageSet | None = None  # labelled images that no version was trained on; by default those held out
+    order: str = AUTO  # one of ORDERS, or "auto": the best one at this budget on labelled images
+    rate: float | None = None  # maximum number of items per second
+    data: ImageSet | None = None  # labelled images that no version was trained on; default: held-out images
     cluster: str | None = None  # the address of a Ray cluster, or "local"
     workers: int | None = None
     seed: int = 0
-    stop: Callable[[], bool] = field(default=lambda: False, compare=False)  # asked between batches
-    target: str | None = None  # the version that must be deployed, or nothing is done (DeploymentMovedError)
+    stop: Callable[[], bool] = field(default=lambda: False, compare=False)  # checked between batches
+    target: str | None = None  # fail with DeploymentMovedError unless this version is deployed
     anyway: bool = False  # run a plan although it is predicted to lower the accuracy
 
 
 class Replaced(NamedTuple):
-    """What a plan replaces, of the vectors that searches find."""
+    """The vectors that a plan replaces, as far as searches find them."""
 
-    old: str | None  # the version of most of them
-    share: float  # of all older vectors that searches find
-    calibrated: bool  # searches will rank hits of all versions by calibrations
-    unpredicted: str | None  # why nothing can be predicted, if so
+    old: str | None  # the most frequent version among them
+    share: float  # as a fraction of all older vectors that searches find
+    calibrated: bool  # whether searches will rank hits of all versions by calibrations
+    unpredicted: str | None  # the reason if nothing can be predicted
 
 
 @dataclass(frozen=True, eq=False)
 class PlannedBackfill:
-    """A plan, how many items are done, what it will bring, and what that was predicted from (None: unknown).
+    """A plan, how many of its items are done, and its prediction (None: unknown).
 
-    ``measured_on`` are the labelled images in words, as ``Check.images``.
+    ``measured_on`` describes the labelled images, like ``Check.images``.
     """
 
     plan: BackfillPlan
@@ -128,14 +128,14 @@ class PlannedBackfill:
 
     @property
     def unpredicted(self) -> str | None:
-        """Why nothing is predicted although there are labelled images; None if that is not so."""
+        """Why there is no prediction in spite of labelled images; None if not applicable."""
         if self.replaced is None:
             return None
         return self.replaced.unpredicted
 
     @property
     def loss(self) -> str | None:
-        """The predicted loss in words, even if it may be chance; None without one, or if part of the plan is done."""
+        """The predicted loss in words, significant or not; None without a loss, or if part of the plan is done."""
         if self.predicted is None or self.position:
             return None
         now = float(self.predicted.planned.accuracy[0])
@@ -148,12 +148,12 @@ class PlannedBackfill:
 
     @property
     def loses(self) -> bool:
-        """Whether a significant loss is predicted (``PredictedCurve.loses``), and nothing of the plan is done yet."""
+        """Whether a significant loss is predicted (``PredictedCurve.loses``), and the plan has not been started."""
         return self.predicted is not None and self.loss is not None and self.predicted.loses(self.share)
 
     @property
     def larger_budgets(self) -> list[str]:
-        """Larger budgets that are predicted not to lower the accuracy."""
+        """Larger budgets without a predicted loss of accuracy."""
         if self.predicted is None:
             return []
         curve = self.predicted.planned
@@ -162,7 +162,7 @@ class PlannedBackfill:
 
 
 def require_gain(planned: PlannedBackfill) -> None:
-    """Refuse a plan that is predicted to lower the accuracy: the vectors that it replaces are not kept."""
+    """Refuse a plan with a predicted loss of accuracy: the vectors that it replaces are not kept."""
     if not planned.loses:
         return
     larger = planned.larger_budgets
@@ -179,7 +179,7 @@ def require_gain(planned: PlannedBackfill) -> None:
 
 
 def plan_backfill(serving: Serving, options: BackfillOptions, predict: bool = True) -> PlannedBackfill:
-    """The unfinished plan if it asks for the same, else a new one; with ``predict``, what it will bring."""
+    """The unfinished plan if it has the same options, else a new one; with a prediction if ``predict``."""
     planner = _Planner(serving, options)
     if (planned := planner.unfinished()) is None:
         planned = planner.new()
@@ -192,7 +192,7 @@ def plan_backfill(serving: Serving, options: BackfillOptions, predict: bool = Tr
 def backfill(
     serving: Serving, options: BackfillOptions, progress: Advance | None = None, judged: str | None = None
 ) -> Backfilled:
-    """Re-embed what the plan says; the same call resumes.
+    """Re-embed the items of the plan; the same call resumes after an interruption.
 
     A new plan with a significant predicted loss is refused, unless ``anyway``, or ``judged`` is its token.
     """
@@ -232,7 +232,7 @@ def backfill(
 
 
 def require_target(serving: Serving, target: str | None) -> str:
-    """The deployed version, if it is the one named; None is any."""
+    """The deployed version; raises unless it is ``target``. None accepts any version."""
     deployed = serving.deployed()
     if target is not None and target != deployed:
         raise DeploymentMovedError(f"{deployed} is deployed now: nothing is re-embedded with {target}")
@@ -241,7 +241,7 @@ def require_target(serving: Serving, target: str | None) -> str:
 
 @contextmanager
 def _embedder(serving: Serving, options: BackfillOptions, target: str) -> Iterator[Embedder]:
-    encoder = serving.encoder(target)  # makes room for its vectors
+    encoder = serving.encoder(target)  # registers the version in the gallery
     if options.cluster is None:
         yield LocalEmbedder(encoder)
         return
@@ -250,7 +250,7 @@ def _embedder(serving: Serving, options: BackfillOptions, target: str) -> Iterat
 
 
 def item_cost(serving: Serving, target: str) -> float | None:
-    """What a version charges for an item, by the length of some of the older texts; None if it has no price."""
+    """The price of embedding one item, estimated from a sample of older texts; None if the version has no price."""
     price = serving.registry.card(target)["backbone"].get("options", {}).get("price")  # asks no server
     if price is None:
         return None
@@ -265,7 +265,7 @@ def item_cost(serving: Serving, target: str) -> float | None:
 
 
 class _Planner:
-    """Makes the plan that the options ask for. A wrong budget or order is refused before anything is computed."""
+    """Makes the plan that the options describe. An invalid budget or order is refused before any computation."""
 
     def __init__(self, serving: Serving, options: BackfillOptions) -> None:
         self._serving = serving
@@ -281,7 +281,7 @@ class _Planner:
         self._samples: dict[str, Sample] = {}
 
     def unfinished(self) -> PlannedBackfill | None:
-        """The plan on disk, if it asks for the same and is not done."""
+        """The plan on disk, if it has the same options and is not finished."""
         plan = self._files.plan()
         options = self._options
         if plan is None or (position := self._files.position(plan)) >= len(plan.ids):
@@ -292,7 +292,7 @@ class _Planner:
         return None
 
     def new(self) -> PlannedBackfill:
-        """A new plan, not saved. "auto" is the order that is best on labelled images, "gain" without any."""
+        """A new plan, not saved. "auto" takes the best order on labelled images, or "gain" without them."""
         if self._options.order != AUTO:
             return PlannedBackfill(self._plan(self._options.order), 0, None)
         expected = expected_replaced(self._serving, self._target, self._options.budget)
@@ -309,12 +309,12 @@ class _Planner:
         return PlannedBackfill(plan=plan, position=0, predicted=predicted, replaced=replaced)
 
     def save(self, plan: BackfillPlan) -> None:
-        """Put a plan in the place of the last one."""
+        """Replace the current plan."""
         with self._files.exclusive():
             self._files.save(plan)
 
     def with_prediction(self, planned: PlannedBackfill) -> PlannedBackfill:
-        """The plan with what it will bring, if labelled images tell."""
+        """The plan with a prediction, if there are enough labelled images."""
         if planned.predicted is not None or not planned.plan.ids:
             return planned
         replaced = _planned_replaced(self._serving, planned.plan)
@@ -324,7 +324,7 @@ class _Planner:
         return replace(planned, predicted=predicted, replaced=replaced)
 
     def measured_on(self) -> str:
-        """Which labelled images predict, in words."""
+        """The labelled images of the prediction, in words."""
         if self._images is None:
             return "labelled items of the gallery"
         if self._options.data is not None or checked_images(self._serving, self._target) is not None:
@@ -332,7 +332,7 @@ class _Planner:
         return HELD_OUT_WORDS
 
     def measuring_images(self) -> ImageSet | None:
-        """Labelled images to measure the accuracy with, which the planner does not know."""
+        """Labelled images for measuring the accuracy. The planner does not see them."""
         return None if self._images is None else self._halves()[1]
 
     def _plan(self, order: str) -> BackfillPlan:
@@ -340,8 +340,8 @@ class _Planner:
         items = self._items
         if order == "queried" and not items.counts.any():
             raise InputError(
-                "nothing is known about what is found most often: no search was counted so far. A service counts them, "
-                "and so does Workspace(..., record_usage=True). Choose another order"
+                "no search was counted so far, and this order needs hit counts. A service counts hits, and so does "
+                "Workspace(..., record_usage=True). Choose another order"
             )
         queries = None
         if order in ("gain", "classes") and self._images is not None:
@@ -361,9 +361,9 @@ class _Planner:
 
     @cached_property
     def _items(self) -> OldItems:
-        """The items with older vectors, read once for the plan and for its prediction."""
+        """The items with older vectors, read once for the plan and its prediction."""
         serving = self._serving
-        serving.encoder(self._target)  # makes room for its vectors
+        serving.encoder(self._target)  # registers the version in the gallery
         return old_items(
             serving.gallery,
             images=self._originals,
@@ -375,7 +375,7 @@ class _Planner:
         )
 
     def _prediction(self, order: str, replaced: Replaced) -> PredictedCurve | None:
-        """From the version of most replaced vectors to the target, ranked as searches will rank."""
+        """From the most frequent replaced version to the target, ranked like future searches."""
         if replaced.old is None or replaced.unpredicted is not None:
             return None
         serving = self._serving
@@ -390,7 +390,7 @@ class _Planner:
             else:
                 thirds = of_items(self._judging(way.source), old=way.source, new=self._target, seed=self._seed)
             return predicted_curve(thirds, way, order, seed=self._seed, calibrate=replaced.calibrated)
-        except InputError:  # too few images of a class
+        except InputError:  # too few images per class
             return None
 
     @property
@@ -398,7 +398,7 @@ class _Planner:
         return self._options.seed
 
     def _judging(self, source: str) -> Sample:
-        """Labelled items by both versions that no translation was fitted on."""
+        """Labelled items embedded by both versions, which no translation was fitted on."""
         if source not in self._samples:
             gallery = self._serving.gallery
             names = self._judging_ids(source)
@@ -420,7 +420,7 @@ class _Planner:
         return [items.ids[row] for row in rows]
 
     def _halves(self) -> tuple[ImageSet, ImageSet]:
-        """Images for the planner, and others to measure with: it must not know these."""
+        """Images for the planner, and others for measuring, which it must not see."""
         assert self._images is not None
         split = gallery_query_split(self._images.labels, seed=self._options.seed)
         return self._images.take(split.gallery), self._images.take(split.queries)
@@ -431,9 +431,9 @@ class _Planner:
 
 
 def labelled_images(serving: Serving, data: ImageSet | None, target: str) -> ImageSet | None:
-    """Labelled images to predict and measure with; None without two of one class.
+    """Labelled images for predictions and measurements; None unless a class has two.
 
-    Without ``data`` those that have a name and judged the version, else those held out from training.
+    Without ``data``: the named images that judged the version, else the images held out from training.
     """
     inputs = serving.encoder(target).inputs
     images: ImageSet | None = None
@@ -449,7 +449,7 @@ def labelled_images(serving: Serving, data: ImageSet | None, target: str) -> Ima
 
 
 def checked_images(serving: Serving, target: str) -> ImageSet | None:
-    """The named images that the check of a version used; None if it used others, or they have changed."""
+    """The named images that the version's check used; None if it used others, or if they have changed."""
     check = LastChecks(serving.path).of(target)
     if check is None or check.data.get("source") != "named":
         return None
@@ -486,7 +486,7 @@ class _Measurement:
 
 
 class _Refit:
-    """Fits the deployed translations again on the pairs that a backfill makes."""
+    """Refits the deployed translations on the pairs that a backfill creates."""
 
     def __init__(self, serving: Serving, target: str, seed: int) -> None:
         self._serving = serving
@@ -505,7 +505,7 @@ class _Refit:
                 self._new.setdefault(item.version, []).append(vector)
 
     def finish(self) -> tuple[str, ...]:
-        """Put better translations in the place of the deployed ones; the versions whose vectors they carry."""
+        """Replace deployed translations by better ones; returns the stored versions that they translate."""
         ways = self._serving.translations.of(self._target)
         counts = self._serving.gallery.count()
         files = {}
@@ -523,10 +523,10 @@ class _Refit:
 
 
 def refitted(way: Translation, sample: Sample, seed: int = 0) -> Translation | None:
-    """The translation with maps fitted on a sample, if they find more of its held-out pairs than the maps it has.
+    """The translation with maps fitted on a sample, if they find more of its held-out pairs than the current maps.
 
-    Of the pairs a fifth is held out. The old vector of each, carried forward, must find the new vector of the same item
-    among those of all held-out items. The weights stay.
+    A fifth of the pairs is held out. Each old vector, mapped forward, must find the new vector of the same item among
+    those of all held-out items. The weights do not change.
     """
     shown, judged = sample.pairs(seed).split()
     (*_, linear) = ways = fit_translations(shown, way.source, way.target, shared=way.shared, old_model=True)
@@ -549,42 +549,42 @@ def _found_again(way: Translation, old: Any, new: Any) -> Any:
 
 
 def newer_versions(registry: Registry, target: str) -> list[str]:
-    """The workspace's versions, retired too, newer than ``target``: a backfill leaves their vectors alone."""
+    """Versions newer than ``target``, including retired ones: a backfill does not replace their vectors."""
     return [name for name in registry.known() if version_number(name) > version_number(target)]
 
 
 def _older(registry: Registry, target: str, counts: Mapping[str, int]) -> dict[str, int]:
-    """Of the counts by version, those of vectors that a backfill to ``target`` may replace."""
+    """The counts of versions whose vectors a backfill to ``target`` may replace."""
     kept = {target, *newer_versions(registry, target)}
     return {name: count for name, count in counts.items() if count and name not in kept}
 
 
 @dataclass(frozen=True)
 class BackfillOutlook:
-    """What a backfill to ``version`` finds."""
+    """What a backfill to ``version`` would work on."""
 
     version: str
-    older: int  # vectors that its budget is a share of
+    older: int  # vectors of older versions; a budget in percent refers to them
     newer: dict[str, int]  # vectors that are never replaced
-    looked_at: int  # of the older items
-    without_image: int  # of these: they keep their vectors
+    looked_at: int  # number of older items whose images were looked for
+    without_image: int  # how many of them have no image and keep their vectors
     cost: float | None = None  # of embedding one item, about, where the version has a price
 
     @property
     def could(self) -> int:
-        """Vectors that could be re-embedded; an upper bound if not all items were looked at."""
+        """Number of vectors that can be re-embedded; an upper bound if not all items were looked at."""
         return self.older - self.without_image
 
 
 def backfill_outlook(serving: Serving, most: int = LOOKED_AT) -> BackfillOutlook:
-    """Look at the gallery: at the images of at most ``most`` items, about as many of every older version."""
+    """Count older vectors, and look for the images of up to ``most`` items, spread over the older versions."""
     target = serving.deployed()
     counts = serving.gallery.count()
     images = ImageStore(serving.path, serving.registry.reads())
     newer = newer_versions(serving.registry, target)
     older = _older(serving.registry, target, counts)
     looked_at = without_image = 0
-    for row, name in enumerate(sorted(older, key=lambda name: older[name])):  # small ones leave their share to others
+    for row, name in enumerate(sorted(older, key=lambda name: older[name])):  # small ones leave room for the others
         share = (most - looked_at) // (len(older) - row)
         with closing(cast(Any, serving.gallery.iterate(name))) as items:
             for item in islice(items, share):
@@ -602,7 +602,7 @@ def backfill_outlook(serving: Serving, most: int = LOOKED_AT) -> BackfillOutlook
 
 
 def expected_replaced(serving: Serving, target: str, budget: str) -> Replaced:
-    """Before there is a plan: as if searches found all that it replaces. Other items rarely have images."""
+    """An estimate without a plan: assumes that searches find everything it replaces."""
     counts = serving.gallery.count()
     found = _found_older(serving, target, counts)
     older = sum(_older(serving.registry, target, counts).values())
@@ -611,7 +611,7 @@ def expected_replaced(serving: Serving, target: str, budget: str) -> Replaced:
 
 
 def _planned_replaced(serving: Serving, plan: BackfillPlan) -> Replaced:
-    """By the versions of the plan's items when it was made; finished ones count for the share."""
+    """From the versions of the plan's items when it was made; finished items count towards the share."""
     if plan.versions is None:
         return expected_replaced(serving, plan.target, plan.budget)
     found = _found_older(serving, plan.target, serving.gallery.count())
@@ -625,7 +625,7 @@ def _planned_replaced(serving: Serving, plan: BackfillPlan) -> Replaced:
 
 
 def _found_older(serving: Serving, target: str, counts: Mapping[str, int]) -> dict[str, int]:
-    """How many older vectors of each version searches of ``target`` find."""
+    """The number of older vectors that searches of ``target`` find, by version."""
     ways = serving.translations.of(target)
     return {name: count for name, count in _older(serving.registry, target, counts).items() if name in ways}
 
@@ -642,14 +642,14 @@ def _replaced(serving: Serving, target: str, planned: Mapping[str, int], share: 
     return Replaced(old=old, share=share, calibrated=calibrated, unpredicted=why)
 
 
-# --- what a plan will bring, and what it brought
+# --- predictions and measurements
 
 
 @dataclass(frozen=True, eq=False)
 class PredictedCurve:
-    """The planner's order beside random ones on held-out images; ``images`` counts gallery and queries.
+    """The planner's order and random orders on held-out images; ``images`` counts gallery and queries.
 
-    ``self_tests`` are the old and the new version's; ``calibrated`` if hits were merged by probability.
+    ``self_tests`` are those of the old and the new version; ``calibrated``: hits were merged by probability.
     """
 
     order: str
@@ -660,13 +660,13 @@ class PredictedCurve:
     calibrated: bool = False
 
     def at(self, share: float) -> tuple[float, float]:
-        """Accuracy by the planner's order and by random order at a share between those measured."""
+        """Interpolated accuracy at a share, in the planner's order and in random order."""
         shares = self.planned.shares
         planned, random = (np.interp(share, shares, curve.accuracy) for curve in (self.planned, self.random))
         return float(planned), float(random)
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON: accuracy in the planner's order and in random order over the share re-embedded."""
+        """As JSON: accuracy over the re-embedded share, in the planner's order and in random order."""
         return {
             "order": self.order,
             "shares": self.planned.shares.tolist(),
@@ -677,31 +677,31 @@ class PredictedCurve:
         }
 
     def loses(self, share: float) -> bool:
-        """Whether the planner's order is significantly less accurate at a share than at none.
+        """Whether the planner's order is significantly less accurate at a share than at 0.
 
-        That is beyond chance by a paired bootstrap at 95 %, or by five points and three queries.
+        Significant: by a paired bootstrap at 95 %, or by at least five points and three queries.
         """
         hits = self.planned.hits
         if hits is None:
             return self.at(share)[0] < float(self.planned.accuracy[0])
         shares = self.planned.shares
         weights = np.array([np.interp(share, shares, row) for row in np.eye(len(shares))])
-        then = weights @ hits[0]  # [queries], between the outcomes at the shares beside it
+        then = weights @ hits[0]  # [queries], interpolated between the neighbouring shares
         lost = hits[0, 0].sum() - then.sum()  # queries
         if lost >= max(_LARGE_LOSS * len(then), _FEWEST_LOST):
             return True
-        return paired_bootstrap(hits[0, 0], then).verdict == "compatible"  # none re-embedded is strictly better
+        return paired_bootstrap(hits[0, 0], then).verdict == "compatible"  # share 0 is strictly better
 
 
 class Thirds(NamedTuple):
-    """Labelled items by both versions: a third is the gallery, a third asks for the planner, a third measures."""
+    """Labelled items by both versions: one third gallery, one third queries of the planner, one third for measuring."""
 
     old: VersionFeatures
     new: VersionFeatures
     query_labels: Any
     gallery_labels: Any
     names: Sequence[str]  # of the classes
-    split: Split  # of the queries: for the planner (gallery), and to measure with (queries)
+    split: Split  # of the queries: "gallery" for the planner, "queries" for measuring
 
 
 def of_images(old: Encoder, new: Encoder, images: ImageSet, seed: int) -> Thirds:
@@ -750,8 +750,8 @@ def of_items(sample: Sample, old: str, new: str, seed: int) -> Thirds:
 def _require_classes(classes: int, items: int) -> None:
     if classes < 2:
         raise InputError(
-            "a backfill is predicted on labelled items, at least three of each of two classes; "
-            f"these are {items} of {plural(classes, 'class')} with three"
+            "a backfill prediction needs labelled items of at least two classes, three or more each; "
+            f"got {items} items, with {plural(classes, 'class')} of three or more"
         )
 
 
@@ -828,9 +828,9 @@ def _as_old_items(thirds: Thirds, way: Translation) -> OldItems:
 def gallery_accuracy(
     serving: Serving, version: str, images: ImageSet, made: dict[str, Any] | None = None
 ) -> float | None:
-    """The share of labelled images, of classes that the gallery has, that find their class first; else None.
+    """Top-1 accuracy of labelled images whose class is in the gallery; None if there are none.
 
-    They are asked as searches are, by all models that the deployment needs; ``made`` keeps their vectors.
+    They are searched like any query, by all models that the deployment needs. ``made`` caches their vectors.
     """
     known = {} if made is None else made
     move, models = serving.asking()
@@ -855,7 +855,7 @@ def gallery_accuracy(
 
 
 def draw_curves(path: Path, predicted: PredictedCurve | None, measured: Sequence[MeasuredPoint] = ()) -> Path:
-    """The picture of a backfill: PNG, or by its suffix SVG or PDF."""
+    """Draw a backfill's curves as PNG, or as SVG or PDF by the suffix of ``path``."""
     curves = {}
     tests = {}
     if predicted is not None:

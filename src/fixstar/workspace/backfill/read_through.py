@@ -1,4 +1,4 @@
-"""Read-through: what searches meet is embedded again, so the gallery backfills what is asked for.
+"""Read-through: items that searches meet are re-embedded, so the gallery backfills what users ask for.
 
 A search looks at its best 50 items. Those with a vector of an older version, whose image or text is here, wait to be
 embedded by the deployed version, so many an hour. What is never asked for is never embedded. A search may also wait
@@ -26,32 +26,32 @@ if TYPE_CHECKING:
 
 DEPTH = 50  # the best items of a search that count as met
 MOST_FRESH = 1000  # items that one search may embed before it answers
-MOST_WAITING = 10_000  # ids; those met longest ago make room
+MOST_WAITING = 10_000  # queued ids; the oldest are dropped
 _BATCH = 64
 _HOUR = 3600.0
 
 
 class ReadThrough:
-    """Items that searches have met, waiting to be embedded again. Threads may share it; one calls ``work``."""
+    """Items that searches have met, queued for re-embedding. Threads may share it; one calls ``work``."""
 
     def __init__(self, serving: Serving, per_hour: float) -> None:
         if not per_hour > 0:
-            raise InputError(f"read-through embeds more than 0 items an hour, got {per_hour:g}")
+            raise InputError(f"read-through embeds more than 0 items per hour, got {per_hour:g}")
         self._serving = serving
         self._per_second = per_hour / _HOUR
-        self._burst = max(1.0, per_hour / 60)  # a minute's worth may come at once
+        self._burst = max(1.0, per_hour / 60)  # up to a minute's worth at once
         self._allowed = self._burst
         self._counted = time.monotonic()
         self._waiting: OrderedDict[str, None] = OrderedDict()
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        """How many items wait."""
+        """The number of queued items."""
         with self._lock:
             return len(self._waiting)
 
     def met(self, hits: Iterable[Hit], deployed: str) -> None:
-        """Note the items of a search that have a vector of another version than the deployed one."""
+        """Queue the items of a search whose vector is not of the deployed version."""
         names = [hit.id for hit in hits if hit.version != deployed]
         with self._lock:
             for name in names:
@@ -61,15 +61,15 @@ class ReadThrough:
                 self._waiting.popitem(last=False)
 
     def work(self) -> int:
-        """Embed as many waiting items as are allowed by now, and store them; returns how many.
+        """Embed and store as many queued items as the rate allows; returns how many.
 
-        Those met last come first. What was written or deleted meanwhile stays, and nothing is written if another
-        version is deployed by then.
+        The most recent come first. Items that were written or deleted meanwhile are not touched. Nothing is written if
+        another version has been deployed since.
         """
         return embed_again(self._serving, self._due())
 
     def _due(self) -> list[str]:
-        """The ids that may be embedded now; they no longer wait."""
+        """Take the ids that may be embedded now from the queue."""
         with self._lock:
             now = time.monotonic()
             self._allowed = min(self._burst, self._allowed + (now - self._counted) * self._per_second)

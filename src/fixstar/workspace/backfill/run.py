@@ -1,15 +1,14 @@
-"""Running a backfill: items with older vectors are embedded again with the deployed version, while serving.
+"""Run a backfill: re-embed items that have older vectors with the deployed version, while serving.
 
-state/backfill/plan.jsonl     what it is, then one id per line in the order of work; whole or absent, never rewritten
-state/backfill/cursor.json    how many of the ids are done, and how; may be behind, never ahead
-state/backfill/kept.jsonl     items that keep their old vector, and why
+state/backfill/plan.jsonl     a header, then one id per line in the order of work; written once, atomically
+state/backfill/cursor.json    how many ids are done, with counts; may lag behind, is never ahead
+state/backfill/kept.jsonl     items that keep their old vector, with the reason
 
-The gallery is the truth about what is done: an item that holds a vector of the target version is not touched again,
-whatever these files say. So a killed backfill resumes without doing anything twice; only images that were embedded but
-not stored when it died are embedded again.
+The gallery decides what is done: an item with a vector of the target version is not touched again, whatever these files
+say. So a killed backfill resumes without repeating work, except for images that were embedded but not yet stored.
 
-Others may write meanwhile: items that were deleted or written since their image was embedded stay as others left them
-(``Gallery.replace_vectors``, one transaction if the store has them).
+Others may write at the same time. Items that were deleted or written since their image was embedded are left unchanged
+(``Gallery.replace_vectors``, in one transaction if the store supports it).
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ _MONEY = re.compile(r"\$\s*(\d+(?:\.\d+)?)")
 
 
 class MeasuredPoint(NamedTuple):
-    """Accuracy of the labelled queries when a share of the old items had been re-embedded."""
+    """Accuracy of the labelled queries after a share of the old items was re-embedded."""
 
     share: float
     accuracy: float
@@ -69,13 +68,13 @@ class BackfillPlan:
     target: str
     order: str
     budget: str
-    old: int  # items that had older vectors then
+    old: int  # number of items with older vectors when the plan was made
     planned: int
     token: str
     when: str
-    without_image: int  # older items that were skipped: their image could not be found
+    without_image: int  # older items that were skipped because their image was not found
     ids: tuple[str, ...] = ()  # in the order of work
-    versions: Mapping[str, int] | None = None  # of the planned items, when it was made; None in older plans
+    versions: Mapping[str, int] | None = None  # counts of the planned items by version; None in older plans
 
     @classmethod
     def made(
@@ -104,7 +103,7 @@ class BackfillPlan:
 
 
 def budget_items(budget: str, total: int, cost: float | None = None) -> int:
-    """How many of ``total`` items a budget means: a share, a number, money where one item costs ``cost``, or all.
+    """The number of items, out of ``total``, for a budget: a share, a number, money (one item costs ``cost``), or all.
 
     >>> budget_items("10%", 205), budget_items("50", 205), budget_items("500", 205), budget_items("all", 205)
     (21, 50, 205, 205)
@@ -115,7 +114,7 @@ def budget_items(budget: str, total: int, cost: float | None = None) -> int:
     if (money := _MONEY.fullmatch(text)) and float(money[1]) > 0:
         if cost is None:
             raise InputError(
-                f"the budget {budget} is money, and the deployed version has no price per token; give items or a share"
+                f"the budget {budget} is money, but the deployed version has no price per token; give items or a share"
             )
         return min(total, int(float(money[1]) / cost + 1e-9))
     if text == "all":
@@ -137,12 +136,12 @@ class PlanFiles:
         )
 
     def exclusive(self) -> AbstractContextManager[None]:
-        """Held by the one process that plans or runs a backfill."""
+        """A lock for the one process that plans or runs a backfill."""
         seen = f"another process is working on a backfill in {self.directory}; wait for it, or stop it first"
         return exclusive(self.directory, busy=InputError(seen))
 
     def save(self, plan: BackfillPlan) -> None:
-        """Put a plan in the place of the last one, whose cursor and list no longer count."""
+        """Replace the current plan; its cursor and list of kept items become invalid."""
         head = {**vars(plan)}
         ids = "".join(json.dumps(name, ensure_ascii=False) + "\n" for name in head.pop("ids"))
         head = document("backfill", {**head, "ids_sha256": hashlib.sha256(ids.encode()).hexdigest()})
@@ -150,7 +149,7 @@ class PlanFiles:
         replace_file(self._plan, lambda partial: partial.write_text(text, encoding="utf-8", newline="\n"))
 
     def plan(self, with_ids: bool = True) -> BackfillPlan | None:
-        """The plan on disk, if there is one. Without its ids, which may be millions, it takes a moment."""
+        """The plan on disk, if any. Reading is fast without the ids, which may be millions."""
         if not self._plan.is_file():
             return None
         try:
@@ -158,7 +157,7 @@ class PlanFiles:
                 head = open_document(json.loads(next(lines)), "backfill")
                 ids = lines.read() if with_ids else ""
             if head.pop("ids_sha256") != hashlib.sha256(ids.encode()).hexdigest() and with_ids:
-                raise ValueError("the digest of its ids is another one")
+                raise ValueError("the digest of its ids does not match")
             return BackfillPlan(**head, ids=tuple(json.loads(line) for line in ids.split("\n")[:-1]))
         except (ModelError, StopIteration, *DAMAGE) as error:
             raise CheckpointError(
@@ -166,43 +165,43 @@ class PlanFiles:
             ) from error
 
     def position(self, plan: BackfillPlan) -> int:
-        """How many ids of the plan are done, at least."""
+        """How many ids of the plan are done; a lower bound."""
         return self._progress(plan)[0]
 
     def counts(self, plan: BackfillPlan) -> dict[str, int]:
-        """What happened to them, over all calls; empty if unknown."""
+        """The outcomes of finished ids, over all calls; empty if unknown."""
         return self._progress(plan)[1]
 
     def _progress(self, plan: BackfillPlan) -> tuple[int, dict[str, int]]:
         try:
             token, position, counts = parse_document(self._cursor, "cursor", _parse_cursor)
         except (ModelError, OSError):
-            return 0, {}  # the gallery knows what is done; going through the plan again costs little
+            return 0, {}  # the gallery knows what is done, and walking through the plan again is cheap
         if token != plan.token:
             return 0, {}
         return position, counts
 
     def move(self, plan: BackfillPlan, position: int, counts: Mapping[str, int]) -> None:
-        """Note that the first ``position`` ids are done, and what happened to them."""
+        """Record that the first ``position`` ids are done, with their outcomes."""
         done = {"token": plan.token, "position": position, "counts": dict(counts)}
         replace_json(self._cursor, document("cursor", done))
 
     def keep(self, plan: BackfillPlan, kept: Sequence[KeptItem]) -> None:
-        """Note items that keep their old vector."""
+        """Record items that keep their old vector."""
         if kept:
             rows = [json.dumps([plan.token, *item], ensure_ascii=False) for item in kept]
             with self._kept.open("a", encoding="utf-8", newline="\n") as file:
-                file.write("\n" + "\n".join(rows) + "\n")  # the last line may have been cut off by a kill
+                file.write("\n" + "\n".join(rows) + "\n")  # a kill may have truncated the last line
 
     def kept(self, plan: BackfillPlan) -> list[KeptItem]:
-        """The items of a plan that kept their old vector, each once."""
+        """The items of a plan that kept their old vector, without duplicates."""
         if not self._kept.is_file():
             return []
         found: dict[str, KeptItem] = {}
         for line in self._kept.read_text(encoding="utf-8", errors="replace").split("\n"):
             try:
                 token, name, reason = json.loads(line)
-            except ValueError:  # empty, or cut off
+            except ValueError:  # empty or truncated
                 continue
             if token == plan.token:
                 found[name] = KeptItem(name, reason)
@@ -210,15 +209,15 @@ class PlanFiles:
 
 
 BATCH = 64
-_WRITE = 4096  # items written at once, less in small plans: items far apart share few pages of a database
-_NAP = 0.1  # seconds between two looks at ``stop`` while waiting
+_WRITE = 4096  # items per write, fewer in small plans: items far apart share few database pages
+_NAP = 0.1  # seconds between two checks of ``stop`` while waiting
 
 Stop = Callable[[], bool]
 
 
 @dataclass(frozen=True)
 class Backfilled:
-    """What a call did: items re-embedded, and of the plan those done before, deleted or rewritten meanwhile."""
+    """The result of a call: items re-embedded, done before, deleted or rewritten by others."""
 
     version: str
     planned: int
@@ -227,16 +226,16 @@ class Backfilled:
     deleted: int
     rewritten: int
     kept: tuple[KeptItem, ...]  # over all calls
-    left: int  # items that still wait; ``stopped`` says why, if there are any
+    left: int  # items that are not done; if there are any, ``stopped`` says why
     seconds: float
     stopped: str | None = None
-    measured: tuple[MeasuredPoint, ...] = ()  # the accuracy along the way, if there are labels
-    refitted: tuple[str, ...] = ()  # the versions whose translation was fitted again on what this call embedded
-    without_image: int = 0  # not planned because their images are gone: they keep their vectors too
+    measured: tuple[MeasuredPoint, ...] = ()  # the accuracy during the run, if there are labels
+    refitted: tuple[str, ...] = ()  # versions whose translation was refitted on the new pairs
+    without_image: int = 0  # not planned because their images are gone; they also keep their vectors
 
 
 class Pace:
-    """At most ``rate`` items per second, measured from the start; None is as fast as possible."""
+    """Limits to ``rate`` items per second, measured from the start; None means no limit."""
 
     def __init__(self, rate: float | None) -> None:
         if rate is not None and not rate > 0:
@@ -247,7 +246,7 @@ class Pace:
 
     @property
     def batch(self) -> int:
-        """Items at a time: about a second's worth, so that a slow backfill is steady."""
+        """Batch size: about a second's worth, so that a slow backfill runs steadily."""
         if self.rate is None:
             return BATCH
         return max(1, min(BATCH, int(self.rate)))
@@ -271,7 +270,7 @@ def _parse_cursor(content: Mapping[str, Any]) -> tuple[str, int, dict[str, int]]
 
 @dataclass(frozen=True)
 class _PlannedBatch:
-    """Items whose images are being embedded; all ids of the plan up to ``end`` are in it or before it."""
+    """Items that are being embedded. All ids of the plan up to ``end`` are in this batch or an earlier one."""
 
     items: list[Item]
     end: int
@@ -279,11 +278,11 @@ class _PlannedBatch:
 
 @dataclass
 class BackfillRun:
-    """Works through the rest of a plan: how far it is, what it counted, and why it stopped.
+    """Works through the rest of a plan. Keeps its position, its counts, and the reason if it stopped.
 
-    ``deployed`` is asked before every write: once another version is deployed, nothing more is written. Vectors of the
-    versions that ``newer`` names at the time are left as they are. ``stop`` is asked between batches. ``made`` gets the
-    items with their old vectors, and the new vectors [N, width], once they are stored.
+    ``deployed`` is called before every write: once another version is deployed, nothing more is written. Vectors of
+    versions in ``newer()`` are not replaced. ``stop`` is checked between batches. ``made`` gets the items with their
+    old vectors, and the new vectors [N, width], after they are stored.
     """
 
     gallery: Gallery
@@ -307,7 +306,7 @@ class BackfillRun:
         self._written = time.monotonic()
 
     def run(self, embedder: Embedder) -> Backfilled:
-        """Embed and store what is left, or stop early."""
+        """Embed and store the remaining items, or stop early."""
         started = time.monotonic()
         with self.files.exclusive():
             self._position = self.files.position(self.plan)
@@ -339,7 +338,7 @@ class BackfillRun:
                 if self._stopped is not None and self.deployed() != self.plan.target:
                     return
             self._pass_empty()
-        finally:  # what was embedded before a failure or an interrupt is kept
+        finally:  # store what was embedded before a failure or an interrupt
             self._write()
 
     def _batches(self) -> Iterator[Sequence[ImageSource]]:
@@ -365,7 +364,7 @@ class BackfillRun:
         return None
 
     def _to_embed(self, names: list[str]) -> tuple[list[Item], list[ImageSource]]:
-        """Of the next ids, the items that still hold an old vector and have an image, and their images."""
+        """The items among the next ids that still have an old vector and an image, with their images."""
         known = self.gallery.get(names)
         self._counts["deleted"] += len(names) - len(known)
         self._counts["done before"] += sum(item.version == self.plan.target for item in known.values())
@@ -378,7 +377,7 @@ class BackfillRun:
         return [item for item, _ in there], [path for _, path in there]
 
     def _write(self) -> None:
-        """Store what is ready, unless another version is deployed by now."""
+        """Store finished batches, unless another version has been deployed."""
         ready = self._ready
         self._ready = []
         self._written = time.monotonic()
@@ -409,6 +408,6 @@ class BackfillRun:
         self._position = end
 
     def _pass_empty(self) -> None:
-        """Batches without anything to embed have no result to wait for."""
+        """Skip batches with nothing to embed: they have no result to wait for."""
         while self._waiting and not self._waiting[0].items:
             self._ready.append((self._waiting.popleft(), None))
