@@ -4,6 +4,7 @@
 # make pytest         the tests alone
 # make coverage       the tests, and how much of the package they run; below the floor in pyproject.toml it fails
 # make test-core      the tests that need no extra, where no extra is installed
+# make test-stores    tests of Chroma collections and LanceDB tables, in an environment of their own that has both packages
 # make test-lowest    the same with the lowest versions that pyproject.toml allows (constraints-lowest.txt)
 # make api-diff       what the public API lost since the last release
 # make test-milvus    the tests of Milvus with a real server, from a wheel for x86-64 Linux; elsewhere they are skipped
@@ -38,12 +39,13 @@ LOAD_SECONDS ?= 60
 
 # what runs without an extra; scikit-learn is what some figures are compared with
 TEST_TOOLS := pytest pytest-xdist hypothesis scikit-learn
+STORE_TESTS := tests/gallery/test_foreign.py tests/translation/test_migrate.py
 CORE_TESTS := tests/data tests/evaluation tests/images tests/losses tests/methods tests/training tests/translation tests/workspace
 
 MILVUS_TESTS := tests/gallery/test_milvus.py tests/gallery/test_gallery_contract.py tests/translation/test_migrate.py \
 	tests/service/test_rolling_deploy.py -k milvus
 
-.PHONY: setup demo test pytest coverage test-core test-lowest test-milvus milvus test-browser chromium lint style types api-diff docs package fire bench clean
+.PHONY: setup demo test pytest coverage test-core test-stores test-lowest test-milvus milvus test-browser chromium lint style types api-diff docs package fire bench clean
 
 setup: $(DEV)
 
@@ -79,6 +81,11 @@ test-core:
 	$(PYTHON) -m venv --clear build/core
 	build/core/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . $(TEST_TOOLS)
 	build/core/bin/pytest -n 2 $(CORE_TESTS)
+
+test-stores:
+	$(PYTHON) -m venv --clear build/stores
+	build/stores/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[chroma,lancedb]" $(TEST_TOOLS)
+	build/stores/bin/pytest -n 2 -rs $(STORE_TESTS) -k "chroma or lancedb"
 
 test-lowest:
 	$(PYTHON) -m venv --clear build/lowest

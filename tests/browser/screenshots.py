@@ -1,7 +1,8 @@
 """Screenshots of a workspace's page, for the documentation: python tests/browser/screenshots.py WORKSPACE OUT_DIR
 
 The workspace is copied first, and the copy served: for the picture of a backfill under way a part of it is re-embedded.
-The query is a gallery image, turned a little, unless --query names a file.
+The query is a gallery image, turned a little, unless --query names a file. With --text the gallery holds texts, and one
+picture of a search is made.
 """
 
 from __future__ import annotations
@@ -28,16 +29,29 @@ def main() -> None:
     parser.add_argument("workspace", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--query", type=Path, help="an image file to search with")
+    parser.add_argument("--text", help="a text to search with, where the models read texts")
     chosen = parser.parse_args()
     chosen.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as temporary:
         copy = Path(temporary) / chosen.workspace.resolve().name
         shutil.copytree(chosen.workspace, copy)
         with serving(copy) as address, sync_playwright() as playwright:
-            query = chosen.query or turned_image(address, Path(temporary) / "photo.png")
             browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
-            take_all(browser, address, query, chosen.out)
+            if chosen.text:
+                search_text(browser, address, chosen.text, chosen.out)
+            else:
+                query = chosen.query or turned_image(address, Path(temporary) / "photo.png")
+                take_all(browser, address, query, chosen.out)
             browser.close()
+
+
+def search_text(browser: Browser, address: str, text: str, out: Path) -> None:
+    """A search by a text."""
+    page = opened(browser, address, WIDE, "light")
+    page.fill("#words", text)
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".hit .score")
+    keep(page, out / "texts.png")
 
 
 def take_all(browser: Browser, address: str, query: Path, out: Path) -> None:

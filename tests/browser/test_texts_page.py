@@ -34,6 +34,7 @@ def notes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def test_a_text_is_searched_and_the_hits_can_be_read(notes: str, visit: Visit) -> None:
     page = visit(notes)
     page.wait_for_selector(".hit .passage")
+    assert "22 texts" in page.locator("header").first.inner_text()
     assert not page.locator("#choose").is_visible()
     asked = page.locator(".hit .passage").first.inner_text()
     page.fill("#words", asked)

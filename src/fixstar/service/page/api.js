@@ -120,7 +120,7 @@ function showGallery({ name, galleries, items, deployed }) {
   const several = galleries.length > 0;
   byId("gallery-choice").hidden = !several;
   byId("gallery-name").textContent = several ? "" : name;
-  byId("where").textContent = ` · ${count(items)} images · ${deployed ?? "nothing"} deployed`;
+  byId("where").textContent = ` · ${count(items)} ${itemKind()}s · ${deployed ?? "nothing"} deployed`;
   const choice = byId("gallery");
   if (!several || choice.contains(document.activeElement)) return;
   choice.replaceChildren(...galleries.map((one) => el("option", { value: `/g/${one}/`, selected: one === name }, one)), el("option", { value: "/" }, "All galleries …"));
