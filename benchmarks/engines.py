@@ -9,6 +9,7 @@ searches, and what it stores per second is counted in both.
 
     python benchmarks/engines.py --out benchmarks/results/engines_cpu.json         50,000 x 384, eleven minutes
     python tests/support/milvus_server.py python benchmarks/engines.py --out FILE      the same with Milvus, on x86-64
+    python benchmarks/engines.py --table FILE                                      the table of the docs
     python benchmarks/engines.py --vectors 5000 --width 64 --rounds 1 --only fixstar,numpy,faiss      a try
 """
 
@@ -760,8 +761,12 @@ def main() -> None:
     parser.add_argument("--milvus", default=address, metavar="HOST:PORT", help="a server that may be filled")
     parser.add_argument("--folder", type=Path, help="where the stores are made; must not exist")
     parser.add_argument("--open", metavar="ENGINE", help="only open it, in --folder, and search once")
+    parser.add_argument("--table", type=Path, metavar="JSON", help="only print the table of the docs from such a file")
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
     options = parser.parse_args()
+    if options.table:
+        print(markdown(json.loads(options.table.read_text())))
+        return
     _Milvus.address = options.milvus
     if options.open:
         (kind,) = [kind for kind in ENGINES if kind.name == options.open]

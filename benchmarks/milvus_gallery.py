@@ -1,11 +1,12 @@
-"""A gallery that Milvus searches: inserting, opening, exact and approximate search, and the memory of the server.
+"""A gallery that Milvus searches: inserting, opening, searching, a restart of the server, and the server's memory.
 
 Clustered unit vectors with a payload each, top 10. The items are in an SQLite file. Vectors are inserted until there
-are as many as asked for, or the time for it is over; the figures say how many there were. The server is that of the
-wheel ``milvus`` (x86-64), or one that runs already, whose memory is then not known. HNSW stands beside exact search.
+are as many as asked for, or the time for it is over; the figures say how many there were. Searches stand beside a
+writer too, which replaces the same vectors all the time. The server is that of the wheel ``milvus`` (x86-64), or one
+that runs already, which is not restarted and whose memory is not known.
 
-    python benchmarks/milvus_gallery.py --out milvus_flat.json       1,000,000 x 384, FLAT, four minutes
-    python benchmarks/milvus_gallery.py --index HNSW --out milvus_hnsw.json
+    python benchmarks/milvus_gallery.py --out milvus_flat.json       as many of 1,000,000 x 384 as 150 seconds take
+    python benchmarks/milvus_gallery.py --width 64 --seconds 900 --index HNSW --out milvus_hnsw.json
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from __future__ import annotations
 import argparse
 import os
 import resource
+import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +24,10 @@ from typing import Any
 from urllib.parse import quote
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
+
+from milvus_server import OwnServer
 
 from fixstar.durable import replace_json
 from fixstar.gallery import Gallery, open_gallery
@@ -33,6 +40,9 @@ SINGLES = 20
 ROUNDS = 5
 INSERTED = 5_000  # in one call
 MIB = 1 << 20
+SETTLED = 11.0  # seconds after which a process that did not write no longer waits for the server's time ticks
+WRITING = 10.0  # seconds of searches beside a writer
+REPLACED = 200  # vectors of one of its writes
 
 
 def memory_of(process: int) -> float:
@@ -86,6 +96,36 @@ def timed_searches(gallery: Gallery, queries: Array, exact: bool) -> Figures:
     }
 
 
+def beside_a_writer(gallery: Gallery, vectors: Array, queries: Array, exact: bool) -> Figures:
+    """Milliseconds of single searches while a thread replaces the same vectors, and how many it replaces."""
+    stop = threading.Event()
+    written = 0
+
+    def write() -> None:
+        nonlocal written
+        ids = [f"item {i}" for i in range(REPLACED)]
+        payloads = [{"shop": i % 10} for i in range(REPLACED)]
+        while not stop.is_set():
+            gallery.upsert("v1", ids, vectors[:REPLACED], payloads)
+            written += REPLACED
+
+    writer = threading.Thread(target=write)
+    taken = []
+    writer.start()
+    start = time.perf_counter()
+    while time.perf_counter() < start + WRITING:
+        begun = time.perf_counter()
+        gallery.search("v1", queries[:1], k=K, exact=exact)
+        taken.append(1000 * (time.perf_counter() - begun))
+    stop.set()
+    writer.join()
+    return {
+        "median_ms": float(np.median(taken)),
+        "longest_ms": max(taken),
+        "replaced_per_second": written / (time.perf_counter() - start),
+    }
+
+
 def recall(gallery: Gallery, vectors: Array, queries: Array, exact: bool) -> float:
     """The share of the true nearest, by a plain product, that are found."""
     scores = queries @ vectors.T
@@ -106,27 +146,19 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     figures: Figures = vars(options) | {"out": None, "cores": len(os.sched_getaffinity(0))}
-    own: Any = None
-    place = options.server
+    own = None if options.server else OwnServer()
     with tempfile.TemporaryDirectory() as folder:
-        if place is None:
-            from milvus import MilvusServer, MilvusServerConfig
-
-            own = MilvusServer(MilvusServerConfig(data_dir=f"{folder}/server"))
-            start = time.perf_counter()
-            own.start()
-            figures["server_starts_s"] = time.perf_counter() - start
-            place = f"127.0.0.1:{own.listen_port}"
+        place = options.server if own is None else own.place
+        items = quote(f"{folder}/gallery.db", safe="")
+        url = f"milvus://{place}?gallery=million&index={options.index}&timeout=120&items={items}"
         try:
-            items = quote(f"{folder}/gallery.db", safe="")
-            url = f"milvus://{place}?gallery=million&index={options.index}&timeout=120&items={items}"
-            measure(url, options, figures, None if own is None else own.server_proc.pid)
+            measure(url, options, figures, own)
         finally:
             if own is not None:
-                own.stop()
+                own.remove()
 
 
-def measure(url: str, options: argparse.Namespace, figures: Figures, process: int | None) -> None:
+def measure(url: str, options: argparse.Namespace, figures: Figures, own: OwnServer | None) -> None:
     """Fill the figures; each is printed, and stored, as soon as it is known."""
 
     def note(name: str, value: Any) -> None:
@@ -138,8 +170,8 @@ def measure(url: str, options: argparse.Namespace, figures: Figures, process: in
     vectors = make_vectors(options.items, options.width, seed=1)
     queries = make_vectors(BATCH * (ROUNDS + 1), options.width, seed=2)
     exact = options.index == "FLAT"
-    if process is not None:
-        note("server_empty_mib", memory_of(process))
+    if own is not None:
+        note("server_empty_mib", memory_of(own.process))
     with open_gallery(url) as gallery:
         note("inserting", inserted(gallery, vectors, options.seconds))
         vectors = vectors[: figures["inserting"]["items"]]
@@ -148,14 +180,28 @@ def measure(url: str, options: argparse.Namespace, figures: Figures, process: in
         note("sealing_s", time.perf_counter() - start)
         note("search", timed_searches(gallery, queries, exact))
         note("recall", recall(gallery, vectors, queries[:BATCH], exact))
-    if process is not None:
-        note("server_mib", memory_of(process))
+    if own is not None:
+        note("server_mib", memory_of(own.process))
     start = time.perf_counter()
     with open_gallery(url) as gallery:
         note("opening_s", time.perf_counter() - start)
         gallery.search("v1", queries[:1], k=K, exact=exact)
         note("opening_and_first_search_s", time.perf_counter() - start)
         note("search_again", timed_searches(gallery, queries, exact))
+        time.sleep(SETTLED)
+        note("search_settled", timed_searches(gallery, queries, exact))
+        note("beside_a_writer", beside_a_writer(gallery, vectors, queries, exact))
+    if own is not None:
+        own.kill()
+        start = time.perf_counter()
+        own.start()
+        note("server_starts_again_s", time.perf_counter() - start)
+        with open_gallery(url) as gallery:
+            start = time.perf_counter()
+            gallery.search("v1", queries[:1], k=K, exact=exact)
+            note("first_search_after_restart_s", time.perf_counter() - start)
+            gallery.build_index()
+            note("all_sent_after_restart_s", time.perf_counter() - start)
     note("client_most_mib", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / MIB)
 
 
