@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fixstar.errors import GalleryError
 from fixstar.gallery import MemoryGallery, SqliteGallery, coded, matrix, ranking
 from fixstar.gallery.coded import CodedBlock
 from fixstar.geometry import unit
@@ -138,6 +139,20 @@ def test_no_score_is_outside_of_its_bounds(kind: str, seed: int, length: float) 
         others = np.setdiff1d(np.arange(len(rows)), told.places)
         assert (true[others] < told.highest_other).all()
         assert told.doubt < 0.2  # far less than what scores differ by
+
+
+def test_an_engine_that_rounds_queries_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    faiss = pytest.importorskip("faiss")
+
+    class Rounding(faiss.IndexScalarQuantizer):  # type: ignore[misc]
+        def search(self, queries: Any, k: int) -> Any:
+            return super().search(np.round(queries, 2), k)
+
+    rows = made(["random"], 1)
+    CodedBlock(rows)
+    monkeypatch.setattr(faiss, "IndexScalarQuantizer", Rounding)
+    with pytest.raises(GalleryError, match="rounds the queries"):
+        CodedBlock(rows)
 
 
 @pytest.fixture
@@ -279,6 +294,7 @@ def test_a_search_goes_on_where_vectors_cannot_be_coded(
 
 EXITS = """
 import numpy as np
+from fixstar.errors import GalleryError
 from fixstar.gallery import MemoryGallery, coded, matrix
 coded.NUMBERS, matrix.CODED_FROM, matrix.CODED_AFTER = 4000, 0, 0
 rows = np.random.default_rng(0).standard_normal((40_000, 16)).astype(np.float32)

@@ -25,6 +25,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fixstar.errors import GalleryError
 from fixstar.gallery import ranking
 from fixstar.gallery.ranking import Block, Indices, candidates, on_threads
 from fixstar.gallery.store import Floats
@@ -74,11 +75,18 @@ class CodedBlock:
         self._faiss.omp_set_num_threads(1)  # of this thread
         self._index.train(rest)
         self._index.add(rest)
+        codes = self._index.reconstruct_n(0, len(vectors)).astype(np.float64)
+        scores, places = self._index.search(vectors[:1], len(vectors))
         self._faiss.omp_set_num_threads(threads)
-        off = vectors.astype(np.float64) - self._mean - self._index.reconstruct_n(0, len(vectors))
+        off = vectors.astype(np.float64) - self._mean - codes
         self.error = float(np.sqrt(np.einsum("ij,ij->i", off, off).max()))
         self._rounding = 1e-6 + max(64, width) * 2.0**-22  # of sums in float32 and of scores: more than enough
         self._in_doubt = 0.0  # the share of searches that were in doubt about it, in the mean over the last ones
+        if (np.abs(scores[0] - codes[places[0]] @ vectors[0]) > self._rounding).any():
+            raise GalleryError(
+                f"FAISS {self._faiss.__version__} rounds the queries that it multiplies codes with, so nothing can be "
+                "said for certain; install another version"
+            )
 
     @property
     def helps(self) -> bool:
