@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from wording import FIGURES, WORDING, normalised, read_wording, refused, write_wording
+from wording import FIGURES, WORDING, normalised, read_wording, refuses, write_wording
 
 from fixstar.errors import GateError, InputError, NextStep
 
@@ -18,13 +18,13 @@ ROOT = Path(__file__).parent.parent
 
 SHOP = """
 import pytest
-from wording import check_wording, refused
+from wording import check_wording, refuses
 from fixstar.errors import GateError, InputError, NextStep
 
 def test_two_sentences(tmp_path):
-    with refused(InputError):
+    with refuses(InputError):
         raise InputError(f"no file {tmp_path}/a.png")
-    with refused(GateError, "check") as caught:
+    with refuses(GateError, "check") as caught:
         raise GateError("WORDS", NextStep("check", {"version": "v2"}))
     assert caught.value.next_steps
 
@@ -114,11 +114,11 @@ def test_entries_of_tests_that_are_gone_are_removed(project: Project) -> None:
 
 
 def test_next_steps_are_compared_by_their_actions() -> None:
-    with pytest.raises(AssertionError), refused(InputError, "deploy"):
+    with pytest.raises(AssertionError), refuses(InputError, "deploy"):
         raise InputError("", NextStep("check"))
-    with pytest.raises(pytest.fail.Exception), refused(InputError):
+    with pytest.raises(pytest.fail.Exception), refuses(InputError):
         pass
-    with pytest.raises(GateError), refused(InputError):
+    with pytest.raises(GateError), refuses(InputError):
         raise GateError("not this one")
 
 

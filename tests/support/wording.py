@@ -2,7 +2,7 @@
 
 A test names the error that it expects and the next steps that it offers. The sentence must be the one in the file:
 
-    with refused(GateError, "check"):
+    with refuses(GateError, "check"):
         space.deploy("v2")
 
 ``pytest --update-wording tests/workspace`` writes what these tests are told now into the file, to be read as a diff.
@@ -44,7 +44,7 @@ _ALWAYS_VARIES = {
 
 
 @contextmanager
-def refused(
+def refuses(
     kind: type[Error] | tuple[type[Error], ...], *actions: str, varies: str = ""
 ) -> Iterator[pytest.ExceptionInfo[Error]]:
     """Expects an error of this kind, whose next steps are these actions (if any are given), in the words of the file.
