@@ -8,8 +8,9 @@ A test names the error that it expects and the next steps that it offers. The se
 ``pytest --update-wording tests/workspace`` writes what these tests are told now into the file, to be read as a diff.
 So a sentence is improved in one place, and an error of the same type for another reason still fails the test.
 
-Temporary folders, ports of this machine, hashes and times are written as ``<tmp>``, ``<port>`` and so on.
-Whatever else differs between runs or machines, a test names as ``varies``.
+Temporary folders, ports of this machine, hashes, times and long lists of names are written as ``<tmp>``, ``<port>`` and
+so on. Whatever else differs between runs or machines, a test names as ``varies``: what a trained model finds, or the
+words of a library.
 """
 
 from __future__ import annotations
@@ -19,17 +20,20 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Generator, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from types import TracebackType
+from typing import Any, Generic, TypeVar
 
 import pytest
+
+from fixstar.errors import NextStep
 
 WORDING = "tests/wording.json"  # below the root of the repository
 SECONDS = r"\d+(\.\d+)? s\b"  # how long something took
 FIGURES = r"\d+\.\d+"  # what a trained model finds, which differs between processors
+REASON = r"\(.*\)"  # that another library gives
 
 Sentences = dict[str, list[str]]  # by the name of a test, in the order in which they are said
 Error = TypeVar("Error", bound=BaseException)
@@ -40,24 +44,40 @@ _ALWAYS_VARIES = {
     r"\b(?=\w*\d)(?=\w*[a-f])[0-9a-f]{8,}\b": "<hash>",
     r"(?<=127\.0\.0\.1:)\d+": "<port>",
     r"(?<=localhost:)\d+": "<port>",
+    r"(?:[\w.+@=/:-]+, ){7,}[\w.+@=/:-]*\w": "<names>",  # of all methods, or formats
 }
 
 
-@contextmanager
-def refuses(
-    kind: type[Error] | tuple[type[Error], ...], *actions: str, varies: str = ""
-) -> Iterator[pytest.ExceptionInfo[Error]]:
+class Refusal(Generic[Error]):
+    """An error that is expected; see ``refuses``. Not a generator: its frame would keep the error's frames alive."""
+
+    def __init__(self, kind: type[Error] | tuple[type[Error], ...], actions: Sequence[str], varies: str) -> None:
+        self._raises = pytest.raises(kind)
+        self._actions = actions
+        self._varies = varies
+
+    def __enter__(self) -> pytest.ExceptionInfo[Error]:
+        return self._raises.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        __tracebackhide__ = True
+        if not self._raises.__exit__(kind, error, traceback):
+            return False
+        steps: Sequence[NextStep] = getattr(error, "next_steps", ())
+        if self._actions:
+            assert [step.action for step in steps] == list(self._actions)
+        check_wording("\n".join([str(error), *(f"Next step: {step}" for step in steps)]), self._varies)
+        return True
+
+
+def refuses(kind: type[Error] | tuple[type[Error], ...], *actions: str, varies: str = "") -> Refusal[Error]:
     """Expects an error of this kind, whose next steps are these actions (if any are given), in the words of the file.
 
     ``varies`` is a regular expression; what it matches may differ.
     """
-    __tracebackhide__ = True
-    with pytest.raises(kind) as caught:
-        yield caught
-    steps = getattr(caught.value, "next_steps", ())
-    if actions:
-        assert [step.action for step in steps] == list(actions)
-    check_wording("\n".join([str(caught.value), *(f"Next step: {step}" for step in steps)]), varies)
+    return Refusal(kind, actions, varies)
 
 
 def check_wording(text: str, varies: str = "") -> None:
@@ -88,7 +108,7 @@ class Session:
         __tracebackhide__ = True
         if not self.test:
             pytest.fail("the wording is compared in a test, not in a fixture, which several tests may share")
-        now = normalised(text, varies, self.folder)
+        now = normalised(text.replace(str(self.root), "<repository>"), varies, self.folder)
         self.said.append(now)
         if self.updates:
             return
@@ -156,6 +176,15 @@ def file_of(test: str) -> str:
     return test.partition("::")[0]
 
 
+def numbered(name: str) -> list[tuple[int, str]]:
+    """To sort names with numbers in them as people do.
+
+    >>> sorted(["b[10]", "b[9]", "a[11]"], key=numbered)
+    ['a[11]', 'b[9]', 'b[10]']
+    """
+    return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", name)]
+
+
 def read_wording(root: Path) -> Sentences:
     """The file's sentences by test. A text of several lines is a list there."""
     path = root / WORDING
@@ -171,7 +200,7 @@ def read_wording(root: Path) -> Sentences:
 def write_wording(root: Path, sentences: Sentences) -> None:
     """As ``read_wording`` reads it."""
     content = dict[str, dict[str, list[str | list[str]]]]()
-    for name, texts in sorted(sentences.items()):
+    for name, texts in sorted(sentences.items(), key=lambda entry: numbered(entry[0])):
         file, _, test = name.partition("::")
         content.setdefault(file, {})[test] = [text.split("\n") if "\n" in text else text for text in texts]
     (root / WORDING).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
