@@ -138,7 +138,7 @@ def test_mistakes_are_one_line(files: Path, tmp_path: Path) -> None:
         assert "Traceback" not in done.err
     torn = tmp_path / "torn.npz"
     torn.write_bytes((files / "good.npz").read_bytes()[:500])
-    check_wording(typed("bridge", files / "poor.npz", torn).err)
+    assert "torn.npz is damaged" in typed("bridge", files / "poor.npz", torn).err
 
 
 def test_relevant_items_in_a_file_of_qrels(files: Path, tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_relevant_items_in_a_file_of_qrels(files: Path, tmp_path: Path) -> None:
     words += ["--queries-new", tmp_path / "good-queries.npy"]
     nameless = typed(*words)
     assert nameless.code == 1
-    check_wording(nameless.err)
+    assert "none of them has a vector: their ids are such as 'q 0'" in nameless.err
     words += ["--relevant", tmp_path / "queries.jsonl"]
     done = typed(*words)
     assert done.code == 0
