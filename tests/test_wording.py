@@ -127,6 +127,7 @@ def test_what_differs_between_runs_is_left_out(tmp_path: Path) -> None:
     assert normalised("/tmp/fixstar-ab12cd34/x is gone") == "<tmp>/x is gone"
     assert normalised("http://127.0.0.1:43210/v1") == "http://127.0.0.1:<port>/v1"
     assert normalised("version 0a1b2c3d4e5f, id 12345678") == "version <hash>, id 12345678"
+    assert normalised("t_2c07731218de_current is no deadbeef5x") == "t_<hash>_current is no deadbeef5x"
     assert normalised("Known: a.b, c, d, e+f, g, h, i, j-1. Else") == "Known: <names>. Else"
     assert normalised("56.9 % of 300 queries", FIGURES) == "<...> % of 300 queries"
 

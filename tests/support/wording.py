@@ -41,7 +41,7 @@ Error = TypeVar("Error", bound=BaseException)
 _ALWAYS_VARIES = {
     r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:?\d\d)?": "<time>",
     r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}": "<id>",
-    r"\b(?=\w*\d)(?=\w*[a-f])[0-9a-f]{8,}\b": "<hash>",
+    r"(?<![^\W_])(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{8,}(?![^\W_])": "<hash>",
     r"(?<=127\.0\.0\.1:)\d+": "<port>",
     r"(?<=localhost:)\d+": "<port>",
     r"(?:[\w.+@=/:-]+, ){7,}[\w.+@=/:-]*\w": "<names>",  # of all methods, or formats
