@@ -19,6 +19,8 @@ import typer.main
 import typer.testing
 from hypothesis import HealthCheck, settings
 
+pytest_plugins = ["wording"]
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before NumPy and torch are imported; processes inherit it
 os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="fixstar-config-")  # tests trust code of their own
 atexit.register(shutil.rmtree, os.environ["XDG_CONFIG_HOME"], ignore_errors=True)

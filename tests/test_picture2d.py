@@ -13,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from wording import refuses
 
 from fixstar.data import ImageSet
 from fixstar.errors import InputError, UnknownNameError
@@ -105,7 +106,7 @@ def test_images_come_from_files_of_mnist(tmp_path: Path) -> None:
 def test_mistakes_are_told(tmp_path: Path) -> None:
     with pytest.raises(UnknownNameError, match=r"lenet\+\+, tiny"):
         picture2d.run_picture2d(tmp_path / "f.png", backbone="resnet18")
-    with pytest.raises(InputError, match="at least one image"):
+    with refuses(InputError):
         picture2d.run_picture2d(tmp_path / "f.png", per_class=0, say=lambda _: None)
 
 
@@ -163,5 +164,5 @@ def test_wrong_planes_are_named() -> None:
         Plane(np.zeros((4, 3)), np.zeros(4, int), np.eye(2))
     with pytest.raises(InputError, match="between 0 and 1"):
         Plane(np.zeros((4, 2)), np.full(4, 2), np.eye(2))
-    with pytest.raises(InputError, match="one plane per version"):
+    with refuses(InputError):
         feature_plot({"a": [cloud([0])]}, ["x"], ["v1", "v2"])

@@ -14,6 +14,7 @@ import pytest
 import small_benchmark
 import torch
 from small_benchmark import REPLACING, SEARCH, VERIFICATION
+from wording import REASON, refuses
 
 from fixstar.cli.bench import _command
 from fixstar.data import from_arrays
@@ -101,23 +102,21 @@ def test_settings_are_changed_where_they_apply_and_stand_in_the_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "words", "message"),
+    ("name", "words"),
     [
-        ("cifar100-10/7", {"methods": ["hco"]}, "did you mean 'hoc'"),
-        ("cifar100-10/7", {"methods": ["er"], "options": {"lam": 0.5}}, "option of er"),
-        ("cifar100-10/7", {"methods": ["hoc"], "options": {"lam": 5}}, r"lam in \[0, 1\], got lam=5"),
-        ("cifar100-10/7", {"methods": ["hoc"], "epochs": 0}, "epochs=0"),
-        ("cifar100-10/7", {"methods": ["hoc"], "orders": [-1]}, "from 0 on"),
-        ("cifar100-10/7", {"methods": ["hoc"], "capacity": 0}, "capacity=0 must be a whole number of at least 2"),
-        ("cifar100-10-upgrades/1:upgrade=old", {"orders": [0, 1]}, "no class order to choose, got 1. Take order 0"),
-        ("cifar100r-10/7", {"methods": ["itm"]}, "Choose a method that fine-tunes"),
-        ("cifar100r-10/31:replacements=architectures", {"methods": ["er"]}, "their width changes"),
+        ("cifar100-10/7", {"methods": ["hco"]}),
+        ("cifar100-10/7", {"methods": ["er"], "options": {"lam": 0.5}}),
+        ("cifar100-10/7", {"methods": ["hoc"], "options": {"lam": 5}}),
+        ("cifar100-10/7", {"methods": ["hoc"], "epochs": 0}),
+        ("cifar100-10/7", {"methods": ["hoc"], "orders": [-1]}),
+        ("cifar100-10/7", {"methods": ["hoc"], "capacity": 0}),
+        ("cifar100-10-upgrades/1:upgrade=old", {"orders": [0, 1]}),
+        ("cifar100r-10/7", {"methods": ["itm"]}),
+        ("cifar100r-10/31:replacements=architectures", {"methods": ["er"]}),
     ],
 )
-def test_wrong_requests_are_refused_before_anything_is_trained(
-    name: str, words: dict[str, object], message: str
-) -> None:
-    with pytest.raises(InputError, match=message):
+def test_wrong_requests_are_refused_before_anything_is_trained(name: str, words: dict[str, object]) -> None:
+    with refuses(InputError):
         plan(benchmark(name), **words)  # type: ignore[arg-type]
 
 
@@ -263,7 +262,7 @@ def test_a_finished_run_is_read_and_not_run_again(searched: tuple[RunResult, Pat
     assert complete(run, folders) == RunResult.load(folders.result(run))
     assert not folders.work.exists()
     folders.result(run).write_text("{}")
-    with pytest.raises(DataError, match="remove it and run again"):
+    with refuses(DataError, varies=REASON):
         complete(run, folders)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from wording import check_wording
 
 from fixstar.geometry import unit
 
@@ -78,7 +79,7 @@ def saved_models(folder: Path) -> None:
 def test_a_missing_file_of_pairs_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     line = refused(monkeypatch, "change_model.py", str(tmp_path), "--out", str(tmp_path / "out.json"))
     assert line.startswith("change_model.py: ")
-    assert "wordllama.npz is missing; PAIRS holds SET/MODEL.npz" in line
+    check_wording(line)
 
 
 def test_items_that_judge_are_of_classes_that_are_not_fitted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +150,7 @@ def saved_texts(folder: Path) -> None:
 
 def test_a_missing_file_of_texts_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     line = refused(monkeypatch, "scifact.py", str(tmp_path), "--out", str(tmp_path / "out.json"))
-    assert "wordllama_docs.npz is missing; PAIRS holds scifact/MODEL_docs.npz" in line
+    check_wording(line)
     assert "give --write FOLDER or --out FILE" in refused(monkeypatch, "scifact.py", str(tmp_path))
 
 

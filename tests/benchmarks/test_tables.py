@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from wording import check_wording
 
 from fixstar.cli.bench import _commands
 from fixstar.research.benchmarks import benchmark, tables
@@ -156,7 +157,7 @@ def test_queries_by_two_models_have_a_table_of_their_own() -> None:
     both = ("template", "template, two models")
     comparison = compare(SEVEN, [invented(Run(SEVEN, "hoc", 1), 0.6, both), invented(Run(SEVEN, "er", 1), 0.5)])
     *_, (title, head, body) = tables_of(comparison)
-    assert title.startswith("Queries by two models")
+    check_wording(title)
     assert head[3:] == [f"template, two models: {name}" for name in ("AC", "AA", "ACA")]
     assert [row[0] for row in body] == ["hoc"]
     assert title in markdown(comparison)

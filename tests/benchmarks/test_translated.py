@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import small_benchmark
 from small_benchmark import SEARCH, VERIFICATION
+from wording import refuses
 
 from fixstar.cli.bench import _command, _commands
 from fixstar.data import ReplayMemory
@@ -231,19 +232,19 @@ def test_the_chosen_setting_of_the_lifelong_protocol_has_a_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    "words",
     [
-        ({"translate": True, "weight": 1.5}, "lies between 0 and 1, got 1.5"),
-        ({"weight": 0.5}, "the weight 0.5 is of translations"),
+        {"translate": True, "weight": 1.5},
+        {"weight": 0.5},
     ],
 )
-def test_wrong_weights_are_refused(words: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
+def test_wrong_weights_are_refused(words: dict[str, Any]) -> None:
+    with refuses(InputError):
         plan(benchmark("cifar100-10/7"), ["hoc"], [1], **words)
 
 
 def test_where_nothing_is_searched_there_is_nothing_to_translate() -> None:
-    with pytest.raises(InputError, match="is not judged by template or image"):
+    with refuses(InputError):
         plan(VERIFICATION, ["itm"], [1], translate=True)
     (run,) = plan(replace(VERIFICATION, capacity=120), ["vega"], [1])
     assert not run.translated

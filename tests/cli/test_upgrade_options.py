@@ -14,11 +14,12 @@ import pytest
 import torch
 from typed import typed
 from typer.testing import CliRunner
+from wording import check_wording, refuses
 
 from fixstar.cli import app
 from fixstar.data import ImageSet, ReplayMemory, open_images
 from fixstar.data.image_set import from_arrays
-from fixstar.errors import FixstarError, InputError, ModelError
+from fixstar.errors import FixstarError, InputError, ModelError, UnknownNameError
 from fixstar.models import Encoder
 from fixstar.workspace import UpgradeOptions, Workspace, training
 from fixstar.workspace.held_out import held_out_images, keep_held_out
@@ -74,11 +75,11 @@ def about(space: Path, name: str) -> Any:
 def test_from_scratch_is_another_run_than_going_on_and_both_are_known_again(space: Path, shop: Path) -> None:
     assert "Next: fixstar check v2" in fixstar("upgrade", shop / "second", "-w", space, "--from-scratch")
     assert about(space, "v2")["method"]["initialisation"] == "fresh"
-    with pytest.raises(FixstarError, match="the upgrade is done"):
+    with refuses(FixstarError, "check"):
         fixstar("upgrade", shop / "second", "-w", space, "--from-scratch")
     fixstar("upgrade", shop / "second", "-w", space)
     assert about(space, "v3")["method"]["initialisation"] == "previous"
-    with pytest.raises(FixstarError, match="the upgrade is done"):
+    with refuses(FixstarError, "check"):
         fixstar("upgrade", shop / "second", "-w", space)
     Workspace(space).grow(5)
     fixstar("upgrade", shop / "second", "-w", space)  # it has room now that v3 has not
@@ -91,11 +92,11 @@ def test_another_backbone_takes_over_and_stays(space: Path, shop: Path) -> None:
     assert (v1.backbone.name, v2.backbone.name) == ("tiny", "resnet20")
     assert {name: v2.slots.by_class[name] for name in v1.slots.classes} == dict(v1.slots.by_class)
     assert Workspace(space).settings().backbone == "resnet20"
-    with pytest.raises(FixstarError, match="the upgrade is done"):
+    with refuses(FixstarError, "check"):
         fixstar("upgrade", shop / "second", "-w", space, "--replace", "resnet20")
-    with pytest.raises(FixstarError, match=r"did you mean 'resnet32'.*directory with a saved model"):
+    with refuses(UnknownNameError):
         fixstar("upgrade", shop / "second", "-w", space, "--replace", "resnet21")
-    with pytest.raises(FixstarError, match="use only one of them"):
+    with refuses(InputError):
         fixstar("upgrade", shop / "second", "-w", space, "--replace", "tiny", "--from-scratch")
 
 
@@ -106,7 +107,7 @@ def test_options_learning_rate_and_seed_are_chosen_and_stay(space: Path, shop: P
     assert about(space, "v2")["settings"]["recipe"]["learning_rate"] == 0.02
     assert about(space, "v2")["settings"]["seed"] == 7
     assert Workspace(space).method().options["lam"] == 0.4
-    with pytest.raises(FixstarError, match=r"no option hold; it has: lam, rho, same_class"):
+    with refuses(InputError):
         fixstar("upgrade", shop / "second", "-w", space, "--option", "hold=3")
     with pytest.raises(FixstarError, match="NAME=VALUE"):
         fixstar("upgrade", shop / "second", "-w", space, "--option", "lam")
@@ -122,9 +123,9 @@ def test_the_optimiser_is_chosen_and_stays(space: Path, shop: Path) -> None:
     assert recipe.epochs == 2
     fixstar("upgrade", shop / "first", "-w", space, "--weight-decay", "0.1")
     assert Workspace(space).settings().recipe == replace(recipe, weight_decay=0.1)
-    with pytest.raises(FixstarError, match=r"optimizer='lion' must be one of sgd, adam, adamw"):
+    with refuses(InputError):
         fixstar("upgrade", shop / "second", "-w", space, "--optimizer", "lion")
-    with pytest.raises(FixstarError, match=r"warmup=9.0 must be .* below the number of epochs"):
+    with refuses(InputError):
         fixstar("upgrade", shop / "second", "-w", space, "--warmup", "9")
 
 
@@ -158,7 +159,7 @@ def test_a_frozen_model_of_ones_own_is_trained_upgraded_judged_and_fine_tuned(tm
     fixstar("upgrade", shop / "second", "-w", space, *wider)
     assert Workspace(space).encoder("v4").preprocessing.size == (20, 20)
     assert not (space / "features").exists()  # nothing of the images may be kept
-    with pytest.raises(FixstarError, match="only a model that replaces the last one"):
+    with refuses(InputError):
         fixstar("upgrade", shop / "second", "-w", space, "--size", "16")
     with pytest.raises(FixstarError, match="go with --size"):
         fixstar("upgrade", shop / "second", "-w", space, "--mean", "0.5,0.5,0.5")
@@ -187,14 +188,14 @@ def test_a_refused_version_is_bypassed_or_dropped(space: Path, shop: Path) -> No
     fixstar("upgrade", shop / "second", "-w", space)
     fixstar("upgrade", shop / "second", "-w", space, "--from", "v1", "--option", "lam=0.4")
     assert (about(space, "v2")["parent"], about(space, "v3")["parent"]) == ("v1", "v1")
-    with pytest.raises(FixstarError, match="the upgrade is done"):
+    with refuses(FixstarError, "check"):
         fixstar("upgrade", shop / "second", "-w", space, "--from", "v1", "--option", "lam=0.4")
     with pytest.raises(FixstarError, match="unknown version 'v9'"):
         fixstar("upgrade", shop / "second", "-w", space, "--from", "v9")
-    with pytest.raises(FixstarError, match=r"v3 cannot be retired: the next upgrade starts from it"):
+    with refuses(InputError, "upgrade"):
         fixstar("retire", "v3", "-w", space)
-    assert "the next upgrade starts from v2" in fixstar("drop", "v3", "-w", space)
-    with pytest.raises(FixstarError, match="v1 cannot be dropped: it is deployed"):
+    check_wording(fixstar("drop", "v3", "-w", space))
+    with refuses(InputError, "deploy"):
         fixstar("drop", "v1", "-w", space)
     assert Workspace(space).versions() == ["v1", "v2"]
     fixstar("upgrade", shop / "second", "-w", space, "--option", "lam=0.3")
@@ -212,7 +213,7 @@ def test_precision_is_chosen_at_training_and_stays_until_another_is(tmp_path: Pa
     fixstar("upgrade", second, "-w", space, "--precision", "float32")
     names = ("v1", "v2", "v3")
     assert [about(space, name)["settings"]["recipe"]["precision"] for name in names] == ["bfloat16"] * 2 + ["float32"]
-    with pytest.raises(FixstarError, match="precision='half' must be one of auto, float32, bfloat16"):
+    with refuses(InputError):
         fixstar("upgrade", second, "-w", space, "--precision", "half")
 
 
@@ -223,7 +224,7 @@ def test_another_saved_model_takes_over(space: Path, shop: Path, tmp_path: Path)
     v1, v2 = (Workspace(space).encoder(name) for name in ("v1", "v2"))
     assert v2.backbone.name == "resnet20" == Workspace(space).settings().backbone
     assert v2.slots.by_class["b"] == v1.slots.by_class["b"]
-    with pytest.raises(FixstarError, match="the upgrade is done"):
+    with refuses(FixstarError, "check"):
         fixstar("upgrade", shop / "second", "-w", space, "--replace", tmp_path / "other")
 
 
@@ -238,7 +239,7 @@ def test_where_images_may_not_be_kept_none_are(space: Path, shop: Path) -> None:
     assert not (space / "held-out" / "v3.safetensors").exists()
     with pytest.raises(FixstarError, match="yes or no"):
         fixstar("upgrade", shop / "second", "-w", space, "--keep-images", "some")
-    with pytest.raises(FixstarError, match="use only one of them"):
+    with refuses(InputError):
         fixstar("upgrade", shop / "second", "-w", space, "--keep-images", "no", "--hold-out", "0.2")
 
 
@@ -323,7 +324,7 @@ def test_a_method_with_another_classifier_is_refused_before_its_images_are(space
 
 def test_how_many_settings_to_try_is_a_number_auto_or_off(space: Path, tmp_path: Path) -> None:
     images = draw(tmp_path / "many", "uvwxyz")
-    with pytest.raises(InputError, match="auto, off, or the number of settings"):
+    with refuses(InputError):
         fixstar("upgrade", images, "-w", space, "--try", "many")
     with pytest.raises(InputError, match="2 or more; got 1"):
         fixstar("upgrade", images, "-w", space, "--try", "1")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from backends import KINDS, backend, text_backend, upgrade, vector
 from PIL import Image
+from wording import refuses
 
 from fixstar.errors import FixstarError, InputError
 
@@ -69,11 +70,11 @@ def test_scores_below_a_threshold_are_left_out(tmp_path: Path) -> None:
 def test_wrong_input_is_named(tmp_path: Path) -> None:
     with backend("workspace", tmp_path) as (asked, space):
         store, good = FixstarVectorStore(asked), tmp_path / "photos" / "hat" / "0.png"
-        with pytest.raises(InputError, match="'red shoes' is not a file"):
+        with refuses(InputError):
             store.similarity_search("red shoes")
         with pytest.raises(TypeError, match="filter"):  # LangChain's other stores call it so
             store.similarity_search(str(good), filter={"label": "shoe"})
-        with pytest.raises(InputError, match="needs an id; got a bytes"):
+        with refuses(InputError):
             store.add_texts([good.read_bytes()])
         with pytest.raises(InputError, match="one id"):
             store.add_texts([str(good)], ids=["a", "b"])

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from backends import KINDS, backend, text_backend, upgrade, vector
+from wording import refuses
 
 from fixstar.errors import InputError
 
@@ -93,7 +94,7 @@ def test_filters_are_translated_or_refused() -> None:
         MetadataFilters(filters=[MetadataFilters(filters=price)]),
         only("name", "x", FilterOperator.TEXT_MATCH),
     ):
-        with pytest.raises(InputError, match="all of which must hold"):
+        with refuses(InputError, varies=r"(?<=got ).*"):
             to_where(wrong)
     with pytest.raises(InputError, match="twice for 'price'"):
         to_where(MetadataFilters(filters=[price[0], price[0]]))
@@ -102,7 +103,7 @@ def test_filters_are_translated_or_refused() -> None:
 def test_wrong_input_is_named(tmp_path: Path) -> None:
     with backend("workspace", tmp_path) as (asked, _):
         store = FixstarVectorStore(asked)
-        with pytest.raises(InputError, match="'red shoes' is not a file"):
+        with refuses(InputError):
             FixstarRetriever(store).retrieve("red shoes")
         with pytest.raises(InputError, match="is a TextNode"):
             store.add([TextNode(text="red shoes")])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from wording import refuses
 
 from fixstar.data import Augmentation, Batches, BatchSource, ImageSet, from_arrays, pixel_source
 from fixstar.data.formats import image_folder
@@ -164,7 +165,7 @@ def test_an_image_that_breaks_during_training_is_named(folder: Path) -> None:
     source, kept = pixel_source(image_folder(folder), RGB, PLAIN, CPU, budget=0)
     (folder / "class2" / "5.png").unlink()
     batches = Batches([BatchSource(source, torch.from_numpy(kept.labels))], 9, PLAIN, seed=0)
-    with pytest.raises(DataError, match=r"5\.png was readable before"):
+    with refuses(DataError):
         list(batches.epoch(0))
 
 

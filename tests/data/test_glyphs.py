@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from PIL import Image, ImageFilter, ImageFont
+from wording import refuses
 
 from fixstar.data import glyphs
 from fixstar.data.glyphs import SCRIPTS, glyph_pixels
@@ -155,18 +156,18 @@ class TestBadInput:
             glyph_pixels(["A", character], per_class=1)
 
     @pytest.mark.parametrize(
-        ("characters", "settings", "message"),
+        ("characters", "settings"),
         [
-            ([], {}, "empty"),
-            (["A", "BC"], {}, r"characters\[1\] is 'BC'"),
-            (["A", ""], {}, r"characters\[1\] is ''"),
-            (["A", "B", "A"], {}, "'A' more than once"),
-            (["A"], {"per_class": 0}, "per_class is 0"),
-            (["A"], {"size": 4}, "size is 4; it must be at least 8"),
-            (["A"], {"seed": -1}, "seed is -1"),
-            (["A"], {"workers": 0}, "workers is 0"),
+            ([], {}),
+            (["A", "BC"], {}),
+            (["A", ""], {}),
+            (["A", "B", "A"], {}),
+            (["A"], {"per_class": 0}),
+            (["A"], {"size": 4}),
+            (["A"], {"seed": -1}),
+            (["A"], {"workers": 0}),
         ],
     )
-    def test_wrong_argument_is_explained(self, characters: list[str], settings: dict[str, int], message: str) -> None:
-        with pytest.raises(InputError, match=message):
+    def test_wrong_argument_is_explained(self, characters: list[str], settings: dict[str, int]) -> None:
+        with refuses(InputError):
             glyph_pixels(characters, **{"per_class": 1, **settings})

@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from wording import refuses
 
 from fixstar.data import ImageSet, class_and_sample_stream, class_order, class_stream, from_arrays, sample_stream
 from fixstar.errors import InputError
@@ -68,11 +69,11 @@ def test_old_and_new_classes_together() -> None:
 
 
 def test_splits_that_do_not_come_out_even_are_refused() -> None:
-    with pytest.raises(InputError, match="6 classes cannot be split into 2 at first and then 3"):
+    with refuses(InputError):
         class_stream(numbered(), 2, 3)
-    with pytest.raises(InputError, match="add up to at most 1"):
+    with refuses(InputError):
         sample_stream(numbered(), [0.6, 0.6])
-    with pytest.raises(InputError, match="task 1 would have no image"):
+    with refuses(InputError):
         sample_stream(numbered(6, 1), [0.3, 0.7])
     with pytest.raises(InputError, match="1 <= initial < 6"):
         class_and_sample_stream(numbered(), 6)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from wording import refuses
 
 from fixstar.data import open_images, texts
 from fixstar.data.texts import TextRow, labelled_texts, text_rows
@@ -65,28 +66,28 @@ def test_a_folder_of_files_has_their_paths_as_ids_and_the_first_folder_as_label(
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    "content",
     [
-        (b'{"text": "a"}\n{"text": 3}\n', "line 2: text is 3"),
-        (b'{"text": "a", "id": "x"}\n{"text": "b", "id": "x"}\n', "duplicate id 'x' .first used on line 1"),
-        (b'{"body": "a"}\n', "no field 'text'; it has body"),
-        (b"[1]\n", "expected an object, got list"),
-        (b"{\n", "line 1: it is not JSON"),
-        (b'{"text": "\xff"}\n', "line 1: it is not UTF-8"),
-        (b"", "no rows"),
-        (b'{"text": "a", "id": {}}\n', "not an id"),
-        (b"[" * 100_000 + b"\n", "line 1: it is not JSON"),
+        b'{"text": "a"}\n{"text": 3}\n',
+        b'{"text": "a", "id": "x"}\n{"text": "b", "id": "x"}\n',
+        b'{"body": "a"}\n',
+        b"[1]\n",
+        b"{\n",
+        b'{"text": "\xff"}\n',
+        b"",
+        b'{"text": "a", "id": {}}\n',
+        b"[" * 100_000 + b"\n",
     ],
 )
-def test_broken_lines_are_named(tmp_path: Path, content: bytes, said: str) -> None:
+def test_broken_lines_are_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "n.jsonl").write_bytes(content)
-    with pytest.raises(DataError, match=said):
+    with refuses(DataError, varies=r"maximum recursion depth.*"):
         text_rows(tmp_path / "n.jsonl")
 
 
 def test_a_second_text_field_would_be_lost_so_it_is_refused(tmp_path: Path) -> None:
     file = jsonl(tmp_path / "n.jsonl", {"body": "one", "text": "short"})
-    with pytest.raises(DataError, match="give yours another name"):
+    with refuses(DataError):
         text_rows(file, "body")
 
 
@@ -122,13 +123,13 @@ def test_labelled_texts_are_a_labelled_set(tmp_path: Path) -> None:
     assert found.take([2]).images == ("x",)
     assert found.fingerprint() != found.take([0, 1]).fingerprint()
     assert found.load(Prompts()).images.images == ("one", "two", "x")
-    with pytest.raises(InputError, match=r"reads images, and n\.jsonl holds texts"):
+    with refuses(InputError):
         found.load(Preprocessing(size=(4, 4), mean=(0, 0, 0), std=(1, 1, 1)))
 
 
 def test_a_text_without_a_label_is_named(tmp_path: Path) -> None:
     file = jsonl(tmp_path / "n.jsonl", {"text": "one", "label": "a"}, {"text": "two", "id": "second"})
-    with pytest.raises(DataError, match="second has no label"):
+    with refuses(DataError):
         labelled_texts(file)
 
 

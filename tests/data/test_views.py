@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 from test_batches import PLAIN, images, lane
+from wording import refuses
 
 from fixstar.data import Augmentation, Batches, ImageSet, augmented_views, from_arrays
 from fixstar.data.batches import BatchSource
@@ -93,7 +94,7 @@ def test_rotating_leaves_crops_as_they_were() -> None:
 
 
 def test_only_the_second_of_two_views_of_square_images_is_rotated() -> None:
-    with pytest.raises(InputError, match="second of two views"):
+    with refuses(InputError):
         Batches([lane(images(9), PLAIN)], 6, PLAIN, 3, views=1, rotated=True)
     wide = from_arrays(np.zeros((4, 6, 8, 3), np.uint8), np.zeros(4, int))
     with pytest.raises(InputError, match="square"):

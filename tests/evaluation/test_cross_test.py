@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from wording import REASON, refuses
 
 from fixstar import geometry
 from fixstar.errors import InputError, UnknownNameError
@@ -139,12 +140,12 @@ def test_wrong_adapters_are_named() -> None:
     with pytest.raises(InputError, match=r"different feature width.*v2 15, v3 12"):
         cross_test(versions, QUERY_LABELS, GALLERY_LABELS, upper=True)
     short = make_pair(1, 15, 6)[0]
-    with pytest.raises(InputError, match=r"v1 came as short forms.*without projection"):
+    with refuses(InputError):
         cross_test([short, versions[1]], QUERY_LABELS, GALLERY_LABELS)
     flat = replace(versions[1], adapt=lambda x: x[:, :7])
-    with pytest.raises(InputError, match=r"adapt of version 'v2' turned \(40, 15\) into \(40, 7\).*15 components"):
+    with refuses(InputError):
         stored_galleries([versions[0], flat])
-    with pytest.raises(InputError, match=r"adapt of version 'v2' turned \(40, 15\) into \(40, 7\).*15 components"):
+    with refuses(InputError):
         cross_test([versions[0], flat], QUERY_LABELS, GALLERY_LABELS)
 
 
@@ -193,7 +194,7 @@ def test_rows_without_a_direction_are_refused_by_number(which: str) -> None:
     """Their cosines would all be zero, and ties go to the first image: hits that nobody earned."""
     rows = np.eye(4, dtype=np.float32)
     rows[1], rows[3] = 0, 1e-20
-    with pytest.raises(InputError, match=rf"{which} of version 'v2': 2 of 4 rows are zero .* first is row 1"):
+    with refuses(InputError):
         replace(VersionFeatures("v2", np.eye(4), np.eye(4)), **{which: rows})  # type: ignore[arg-type]
 
 
@@ -209,24 +210,24 @@ def test_a_query_that_an_older_space_cannot_hold_is_no_mistake() -> None:
 def test_a_device_that_is_not_there_is_refused() -> None:
     version = VersionFeatures("v1", np.eye(2), np.eye(2))
     labels = np.array([0, 1])
-    with pytest.raises(InputError, match=r"device 'cuda' cannot be used here .*Try auto or cpu"):
+    with refuses(InputError, varies=REASON):
         cross_test([version], labels, labels, device="cuda")
     assert cross_test([version], labels, labels, device="auto").matrix[0, 0] == 1
 
 
 def test_wrong_input_is_named() -> None:
     short, full = make_pair(1, 15, 6)
-    with pytest.raises(UnknownNameError, match="unknown protocol 'templates'; did you mean 'template'"):
+    with refuses(UnknownNameError):
         cross_test([full], QUERY_LABELS, GALLERY_LABELS, "templates")
-    with pytest.raises(InputError, match="at least one version"):
+    with refuses(InputError):
         cross_test([], QUERY_LABELS, GALLERY_LABELS)
-    with pytest.raises(InputError, match="its own name, got v1, v1"):
+    with refuses(InputError):
         cross_test([full, short], QUERY_LABELS, GALLERY_LABELS)
     with pytest.raises(InputError, match=r"120 queries .* for 7"):
         cross_test([full], QUERY_LABELS[:7], GALLERY_LABELS)
     with pytest.raises(InputError, match=r"'v1'.*same width"):
         VersionFeatures("v1", full.queries, short.gallery)
-    with pytest.raises(InputError, match="short forms of 6 components, got 15"):
+    with refuses(InputError):
         VersionFeatures("v1", full.queries, full.gallery, short.projection)
     with pytest.raises(InputError, match="two versions"):
         cross_test([full], QUERY_LABELS, GALLERY_LABELS).summary()

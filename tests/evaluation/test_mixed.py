@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from wording import refuses
 
 from fixstar import geometry
 from fixstar.errors import InputError, UnknownNameError
@@ -286,30 +287,30 @@ def broken() -> VersionFeatures:
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    "call",
     [
-        (lambda: mixed_gallery_search(PAIR, HELD[:3], *LABELS), "each of 36 gallery images"),
-        (lambda: mixed_gallery_search(PAIR, HELD[:3], *LABELS, protocol="template"), "each of 36 gallery images"),
-        (lambda: mixed_gallery_search(PAIR, HELD + 2, *LABELS), "0 to 1; got 2 to 2"),
-        (lambda: mixed_gallery_search(PAIR, HELD - 1, *LABELS), "got -1 to -1"),
-        (lambda: mixed_gallery_search(PAIR, HELD / 1, *LABELS), "one version number"),  # type: ignore[arg-type]
-        (lambda: mixed_gallery_search([], HELD, *LABELS), "at least one version"),
-        (lambda: mixed_gallery_search(PAIR, HELD, QUERY_LABELS[:7], GALLERY_LABELS), "60 queries.*for 7 and 36 labels"),
-        (lambda: mixed_gallery_search(PAIR, HELD, QUERY_LABELS[:0], GALLERY_LABELS), "not empty"),
-        (lambda: mixed_gallery_search(PAIR, HELD, QUERY_LABELS / 2, GALLERY_LABELS), "one integer per image"),  # type: ignore[arg-type]
-        (lambda: mixed_gallery_search([PAIR[0], broken()], HELD, *LABELS), "version 'v2': .* contain NaN"),
-        (lambda: backfill_curve(PAIR[0], broken(), *LABELS, [0.5]), "version 'v2': .* contain NaN"),
-        (lambda: backfill_curve(*PAIR, *LABELS, [0, 50]), "got 50. Divide percentages by 100"),
-        (lambda: backfill_curve(*PAIR, *LABELS, [np.nan]), "from 0 to 1, got nan"),
-        (lambda: backfill_curve(*PAIR, *LABELS, []), "non-empty"),
-        (lambda: backfill_curve(*PAIR, *LABELS, [0.5], np.zeros(36, int)), "each of the 36 gallery rows once"),
-        (lambda: backfill_curve(*PAIR, *LABELS, [0.5], np.arange(35)), "each of the 36 gallery rows once"),
-        (lambda: backfill_curve(*PAIR, *LABELS, [0.5], np.arange(36), orders=2), "would be equal"),
-        (lambda: backfill_curve(*PAIR, *LABELS, [0.5], orders=0), "at least 1; got 0"),
+        lambda: mixed_gallery_search(PAIR, HELD[:3], *LABELS),
+        lambda: mixed_gallery_search(PAIR, HELD[:3], *LABELS, protocol="template"),
+        lambda: mixed_gallery_search(PAIR, HELD + 2, *LABELS),
+        lambda: mixed_gallery_search(PAIR, HELD - 1, *LABELS),
+        lambda: mixed_gallery_search(PAIR, HELD / 1, *LABELS),  # type: ignore[arg-type]
+        lambda: mixed_gallery_search([], HELD, *LABELS),
+        lambda: mixed_gallery_search(PAIR, HELD, QUERY_LABELS[:7], GALLERY_LABELS),
+        lambda: mixed_gallery_search(PAIR, HELD, QUERY_LABELS[:0], GALLERY_LABELS),
+        lambda: mixed_gallery_search(PAIR, HELD, QUERY_LABELS / 2, GALLERY_LABELS),  # type: ignore[arg-type]
+        lambda: mixed_gallery_search([PAIR[0], broken()], HELD, *LABELS),
+        lambda: backfill_curve(PAIR[0], broken(), *LABELS, [0.5]),
+        lambda: backfill_curve(*PAIR, *LABELS, [0, 50]),
+        lambda: backfill_curve(*PAIR, *LABELS, [np.nan]),
+        lambda: backfill_curve(*PAIR, *LABELS, []),
+        lambda: backfill_curve(*PAIR, *LABELS, [0.5], np.zeros(36, int)),
+        lambda: backfill_curve(*PAIR, *LABELS, [0.5], np.arange(35)),
+        lambda: backfill_curve(*PAIR, *LABELS, [0.5], np.arange(36), orders=2),
+        lambda: backfill_curve(*PAIR, *LABELS, [0.5], orders=0),
     ],
 )
-def test_wrong_input_is_named(call: Callable[[], object], message: str) -> None:
-    with pytest.raises(InputError, match=message):
+def test_wrong_input_is_named(call: Callable[[], object]) -> None:
+    with refuses(InputError):
         call()
 
 

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sklearn.metrics import ndcg_score
+from wording import refuses
 
 from fixstar.errors import DataError, InputError
 from fixstar.evaluation import matched, ndcg, paired_bootstrap, read_relevance, recall, reciprocal_rank
@@ -151,11 +152,11 @@ def test_wrong_files_are_told(text: bytes, told: str, tmp_path: Path) -> None:
 
 
 def test_other_places_are_told(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"is a folder; name the file in it, in BEIR's layout .*qrels/test.tsv"):
+    with refuses(InputError):
         read_relevance(tmp_path)
-    with pytest.raises(DataError, match="cannot be read: No such file"):
+    with refuses(DataError):
         read_relevance(tmp_path / "absent.tsv")
-    with pytest.raises(InputError, match="there is no query with relevant items"):
+    with refuses(InputError):
         read_relevance({})
 
 
@@ -171,17 +172,17 @@ def test_ids_of_queries_are_read_in_order(tmp_path: Path) -> None:
     assert query_ids({"7": ["a"]}) is None
     assert query_ids(None) is None
     for files in ([path], [], [qrels, qrels], [path, path, qrels]):
-        with pytest.raises(InputError, match=r"one file, such as qrels/test.tsv, and may come with one queries.jsonl"):
+        with refuses(InputError):
             read_relevance(files)
-    for text, told in (
-        ('{"_id": "7"}\n{"_id": "7"}\n', "line 2: duplicate id '7' .first used on line 1"),
-        ("{torn\n", "line 1: looks like JSON but does not parse"),
-        ('{"text": "x"}\n', "line 1: a query is"),
-        ("[1]\n", "line 1: a query is"),
-        ("\n", "has no queries"),
+    for text in (
+        '{"_id": "7"}\n{"_id": "7"}\n',
+        "{torn\n",
+        '{"text": "x"}\n',
+        "[1]\n",
+        "\n",
     ):
         path.write_text(text)
-        with pytest.raises(DataError, match=told):
+        with refuses(DataError):
             query_ids([path, qrels])
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sklearn.metrics import average_precision_score
 from sklearn.metrics.pairwise import cosine_similarity
+from wording import refuses
 
 from fixstar.errors import InputError
 from fixstar.evaluation import search
@@ -179,21 +180,18 @@ GOOD, ONE = np.ones((2, 3)), np.array([0, 1])
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    "call",
     [
-        (lambda: average_precisions(GOOD, ONE, GOOD, ONE, at=0), "starting at 1; got 0"),
-        (lambda: average_precisions(GOOD, ONE[:1], GOOD, ONE), "1 query label for 2 query images"),
-        (lambda: average_precisions(GOOD, ONE, GOOD, np.arange(3)), "3 gallery labels for 2"),
-        (lambda: average_precisions(GOOD[:0], ONE[:0], GOOD, ONE), "query features are a non-empty"),
-        (lambda: average_precisions(GOOD, ONE, GOOD[:0], ONE[:0]), "gallery features are a non-empty"),
-        (lambda: average_precisions(GOOD, ONE, GOOD, ONE, query_cameras=ONE), "or for neither"),
-        (
-            lambda: average_precisions(GOOD, ONE, GOOD, ONE, query_cameras=ONE, gallery_cameras=ONE[:1]),
-            r"gallery cameras are one integer per image, got int64 of shape \(1,\) for 2",
-        ),
-        (lambda: mean_average_precision(GOOD, ONE + 5, GOOD, ONE), "none of the 2 queries"),
+        lambda: average_precisions(GOOD, ONE, GOOD, ONE, at=0),
+        lambda: average_precisions(GOOD, ONE[:1], GOOD, ONE),
+        lambda: average_precisions(GOOD, ONE, GOOD, np.arange(3)),
+        lambda: average_precisions(GOOD[:0], ONE[:0], GOOD, ONE),
+        lambda: average_precisions(GOOD, ONE, GOOD[:0], ONE[:0]),
+        lambda: average_precisions(GOOD, ONE, GOOD, ONE, query_cameras=ONE),
+        lambda: average_precisions(GOOD, ONE, GOOD, ONE, query_cameras=ONE, gallery_cameras=ONE[:1]),
+        lambda: mean_average_precision(GOOD, ONE + 5, GOOD, ONE),
     ],
 )
-def test_wrong_input_is_named(call: Callable[[], object], message: str) -> None:
-    with pytest.raises(InputError, match=message):
+def test_wrong_input_is_named(call: Callable[[], object]) -> None:
+    with refuses(InputError):
         call()

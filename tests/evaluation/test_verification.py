@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sklearn.metrics import roc_curve
 from sklearn.metrics.pairwise import cosine_similarity
+from wording import refuses
 
 from fixstar.errors import DataError, InputError
 from fixstar.evaluation.search import templates
@@ -159,7 +160,7 @@ def test_folds_of_the_list_as_it_stands_may_hold_one_kind_alone() -> None:
     result = kfold_accuracy(scores, same, 10, stratified=False)
     assert result.accuracies[0] == 0.7  # the rest holds no genuine pair: its threshold, over 0.5, accepts none here
     assert result.thresholds[0] > 0.5
-    with pytest.raises(InputError, match="each fold needs a pair: 2 to 100 folds here, got 101"):
+    with refuses(InputError):
         kfold_accuracy(scores, same, 101, stratified=False)
 
 
@@ -253,27 +254,27 @@ ONE = VerificationPairs(np.array([0]), np.array([1]), np.array([True]))
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    "call",
     [
-        (lambda: roc(GOOD, np.array([True, True])), "got 2 of 2 genuine"),
-        (lambda: tar_at_far(GOOD, np.array([False, False]), 0.1), "got 0 of 2 genuine"),
-        (lambda: tar_at_far(GOOD, KINDS, 1.1), "fraction from 0 to 1, got 1.1"),
-        (lambda: tar_at_far(GOOD, KINDS, float("nan")), "fraction from 0 to 1"),
-        (lambda: roc(np.array([0.5, np.nan]), KINDS), "NaN or infinity"),
-        (lambda: roc(GOOD[:1], KINDS), "one score and one bool per pair"),
-        (lambda: roc(GOOD, np.array([1, 0])), "one score and one bool per pair"),
-        (lambda: kfold_accuracy(GOOD, KINDS), "got 10. Draw more pairs"),
-        (lambda: kfold_accuracy(np.tile(GOOD, 4), np.tile(KINDS, 4), 1), "2 to 4 folds here, got 1"),
-        (lambda: kfold_accuracy(np.tile(GOOD, 4), np.tile(KINDS, 4), 5), "2 to 4 folds here, got 5"),
-        (lambda: pair_scores(np.ones((2, 3)), np.ones((2, 4)), ONE), "3 components and the gallery 4"),
-        (lambda: pair_scores(np.ones((2, 3)), np.ones((1, 3)), ONE), "row 1 of the second features, which have 1"),
-        (lambda: pair_scores(np.full((2, 3), np.nan), np.ones((2, 3)), ONE), "first features contain NaN"),
-        (lambda: templates(np.ones((2, 3)), np.arange(3)), "3 gallery labels for 2"),
-        (lambda: templates(np.ones((2, 3)), np.arange(2), np.arange(3)), "3 media labels for 2"),
+        lambda: roc(GOOD, np.array([True, True])),
+        lambda: tar_at_far(GOOD, np.array([False, False]), 0.1),
+        lambda: tar_at_far(GOOD, KINDS, 1.1),
+        lambda: tar_at_far(GOOD, KINDS, float("nan")),
+        lambda: roc(np.array([0.5, np.nan]), KINDS),
+        lambda: roc(GOOD[:1], KINDS),
+        lambda: roc(GOOD, np.array([1, 0])),
+        lambda: kfold_accuracy(GOOD, KINDS),
+        lambda: kfold_accuracy(np.tile(GOOD, 4), np.tile(KINDS, 4), 1),
+        lambda: kfold_accuracy(np.tile(GOOD, 4), np.tile(KINDS, 4), 5),
+        lambda: pair_scores(np.ones((2, 3)), np.ones((2, 4)), ONE),
+        lambda: pair_scores(np.ones((2, 3)), np.ones((1, 3)), ONE),
+        lambda: pair_scores(np.full((2, 3), np.nan), np.ones((2, 3)), ONE),
+        lambda: templates(np.ones((2, 3)), np.arange(3)),
+        lambda: templates(np.ones((2, 3)), np.arange(2), np.arange(3)),
     ],
 )
-def test_wrong_input_is_named(call: Callable[[], object], message: str) -> None:
-    with pytest.raises(InputError, match=message):
+def test_wrong_input_is_named(call: Callable[[], object]) -> None:
+    with refuses(InputError):
         call()
 
 
@@ -306,9 +307,9 @@ def test_all_possible_pairs_can_be_asked_for() -> None:
     labels = np.array([3, 1, 3, 1, 3, 2])
     drawn = unordered(sample_pairs(labels, genuine=4, impostor=11))
     assert sorted(drawn) == list(combinations(range(6), 2))
-    with pytest.raises(InputError, match="allow 4 genuine pairs, not 5"):
+    with refuses(InputError):
         sample_pairs(labels, genuine=5, impostor=1)
-    with pytest.raises(InputError, match="allow 11 impostor pairs, not 12"):
+    with refuses(InputError):
         sample_pairs(labels, genuine=1, impostor=12)
 
 
@@ -456,16 +457,16 @@ def test_other_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="No such file"):
         VerificationPairs.load(tmp_path / "none.npz")
     gallery_query_split(np.array([0, 0, 1, 1])).save(tmp_path / "split.npz")
-    with pytest.raises(DataError, match=r"holds a split into gallery and queries, not pairs") as refused:
+    with refuses(DataError, "evaluate", "evaluate") as refused:
         VerificationPairs.load(tmp_path / "split.npz")
     another, this_one = refused.value.next_steps  # neither replaces a good file
     assert another.arguments == {"data": ..., "protocol": "verification", "pairs_file": ...}
     assert this_one.arguments == {"data": ..., "split_file": str(tmp_path / "split.npz")}
     np.savez(tmp_path / "vectors.npz", vectors=np.eye(2))
-    with pytest.raises(DataError, match=r"holds vectors, not a split"):
+    with refuses(DataError, "evaluate"):
         Split.load(tmp_path / "vectors.npz")
     np.savez(tmp_path / "empty.npz")
-    with pytest.raises(DataError, match="holds nothing, not pairs"):
+    with refuses(DataError, "evaluate"):
         VerificationPairs.load(tmp_path / "empty.npz")
     np.save(tmp_path / "bare.npy", np.arange(3))
     with pytest.raises(DataError, match="one bare array"):
@@ -482,23 +483,23 @@ ROWS = np.array([0, 1])
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    "call",
     [
-        (lambda: sample_pairs(np.array([0.5, 1.0]), 1, 1), "one integer per image"),
-        (lambda: sample_pairs(ROWS[:0], 1, 1), "not empty"),
-        (lambda: sample_pairs(ROWS, 0, 1), "at least one genuine pair, got 0"),
-        (lambda: draw_pairs(ROWS, 0, 1), "got 0 genuine and 1 impostors"),
-        (lambda: draw_pairs(np.array([3, 3, 3]), 1, 1), "there is only one class"),
-        (lambda: gallery_query_split(ROWS, 1.0), "between 0 and 1; got 1"),
-        (lambda: gallery_query_split(ROWS, 0.0), "between 0 and 1; got 0"),
-        (lambda: VerificationPairs(ROWS, ROWS[:1], np.array([True, False])), "2 first, 1 second and 2 same"),
-        (lambda: VerificationPairs(ROWS - 1, ROWS, np.array([True, False])), "starting at 0; got -1"),
-        (lambda: VerificationPairs(ROWS, ROWS, ROWS), "one bool per pair"),
-        (lambda: VerificationPairs(ROWS / 2, ROWS, np.array([True, False])), "int64"),  # type: ignore[arg-type]
-        (lambda: Split(ROWS, ROWS), "repeats one"),
-        (lambda: Split(ROWS, ROWS[:0]), "queries holds row numbers"),
+        lambda: sample_pairs(np.array([0.5, 1.0]), 1, 1),
+        lambda: sample_pairs(ROWS[:0], 1, 1),
+        lambda: sample_pairs(ROWS, 0, 1),
+        lambda: draw_pairs(ROWS, 0, 1),
+        lambda: draw_pairs(np.array([3, 3, 3]), 1, 1),
+        lambda: gallery_query_split(ROWS, 1.0),
+        lambda: gallery_query_split(ROWS, 0.0),
+        lambda: VerificationPairs(ROWS, ROWS[:1], np.array([True, False])),
+        lambda: VerificationPairs(ROWS - 1, ROWS, np.array([True, False])),
+        lambda: VerificationPairs(ROWS, ROWS, ROWS),
+        lambda: VerificationPairs(ROWS / 2, ROWS, np.array([True, False])),  # type: ignore[arg-type]
+        lambda: Split(ROWS, ROWS),
+        lambda: Split(ROWS, ROWS[:0]),
     ],
 )
-def test_wrong_input_to_pairs_is_named(call: Callable[[], object], message: str) -> None:
-    with pytest.raises(InputError, match=message):
+def test_wrong_input_to_pairs_is_named(call: Callable[[], object]) -> None:
+    with refuses(InputError):
         call()

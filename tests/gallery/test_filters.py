@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+from wording import refuses
 
 from fixstar.errors import GalleryError
 from fixstar.gallery import MemoryGallery, filters
@@ -48,9 +49,9 @@ def test_the_same_value_is_of_the_same_kind(value: object, operand: object, same
 
 
 def test_conditions_and_values_are_counted() -> None:
-    with pytest.raises(GalleryError, match="up to 100 conditions, got 101"):
+    with refuses(GalleryError):
         payload_test({f"f{i}": 1 for i in range(101)})
-    with pytest.raises(GalleryError, match="up to 10,000 values, got 10,001"):
+    with refuses(GalleryError):
         payload_test({"n": {"in": [list(range(10_000)), 1]}})
 
 

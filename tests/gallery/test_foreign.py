@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from postgres_server import shared_server
 from test_gallery_contract import vectors
+from wording import REASON, refuses
 
 from fixstar.errors import DataError, FixstarError, GalleryError, GalleryUnavailableError, InputError, MissingExtraError
 from fixstar.gallery import MemoryGallery, import_version
@@ -72,22 +73,22 @@ def test_a_collection_by_its_address(client: QdrantClient, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    "url",
     [
-        ("qdrant://secret@host:6333", "key must not be part"),
-        ("qdrant://host:6333?api_key=secret", "key must not be part"),
-        ("qdrant://host:port", "host:6333"),
-        ("qdrant://", "does not name a Qdrant server"),
-        ("qdrant://host/path", "does not name a Qdrant server"),
-        ("qdrant://host?colour=red", "no option 'colour'; known: api_key_env, grpc_port, timeout"),
-        ("qdrant://host?timeout=none", "timeout is a number"),
-        ("qdrant://host?api_key_env=FIXSTAR_NO_SUCH_KEY", "FIXSTAR_NO_SUCH_KEY holds no API key"),
-        ("qdrant://127.0.0.1:1", "127.0.0.1:1 .*is it running"),
-        ("qdrant://127.0.0.1:1?grpc_port=1", "is it running"),
+        "qdrant://secret@host:6333",
+        "qdrant://host:6333?api_key=secret",
+        "qdrant://host:port",
+        "qdrant://",
+        "qdrant://host/path",
+        "qdrant://host?colour=red",
+        "qdrant://host?timeout=none",
+        "qdrant://host?api_key_env=FIXSTAR_NO_SUCH_KEY",
+        "qdrant://127.0.0.1:1",
+        "qdrant://127.0.0.1:1?grpc_port=1",
     ],
 )
-def test_addresses_of_qdrant_that_lead_nowhere(url: str, told: str) -> None:
-    with pytest.raises(GalleryError, match=told) as caught:
+def test_addresses_of_qdrant_that_lead_nowhere(url: str) -> None:
+    with refuses(GalleryError, varies=REASON) as caught:
         qdrant_collection(url, "photos")
     assert "secret" not in str(caught.value)
 
@@ -128,7 +129,7 @@ def test_qdrant_needs_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_one_of_several_vectors_with_ids_from_the_payload(client: QdrantClient) -> None:
     gallery, name = MemoryGallery(), collection(client, named=True)
-    with pytest.raises(InputError, match="vectors b, clip; set vector"):
+    with refuses(InputError):
         qdrant_collection(client, name)
     import_version(gallery, "old", qdrant_collection(client, name, vector="b", id_field="sku"))
     np.testing.assert_allclose(gallery.get(["s0"])["s0"].vector, ROWS[2499] / 7, atol=1e-6)
@@ -138,11 +139,11 @@ def test_collections_that_cannot_be_imported(client: QdrantClient) -> None:
     from qdrant_client import models
 
     name = collection(client)
-    with pytest.raises(InputError, match=f"no collection 'ghost'; it has .*{name}"):
+    with refuses(InputError):
         qdrant_collection(client, "ghost")
-    with pytest.raises(InputError, match="do not set vector"):
+    with refuses(InputError):
         qdrant_collection(client, name, vector="clip")
-    with pytest.raises(DataError, match="no id in its field 'ghost'"):
+    with refuses(DataError):
         qdrant_collection(client, name, id_field="ghost")
     with pytest.raises(FixstarError, match="is it running"):
         qdrant_collection("qdrant://127.0.0.1:1", "x")
@@ -192,16 +193,16 @@ def test_tables_that_cannot_be_imported(table: tuple[str, str]) -> None:
     url, name = table
     with pytest.raises(InputError, match="no such table"):
         postgres_table(url, "ghost")
-    with pytest.raises(InputError, match=r"no column 'id'; it has the columns Sku, clip, arrays, n, note.*id_column"):
+    with refuses(InputError, varies=r"t_\w{32}"):
         postgres_table(url, name)
     with pytest.raises(DataError, match="cannot be read"):
         postgres_table(url, name, "Sku", "Sku")
     shared_server().execute(f"UPDATE {name} SET arrays = '{{1,2}}' WHERE \"Sku\" = 's0007'")
     gallery = MemoryGallery()
-    with pytest.raises(DataError, match="'s0007' needs a vector of 4 components and has one of 2"):
+    with refuses(DataError, varies=r"t_\w{32}"):
         import_version(gallery, "old", postgres_table(url, name, "Sku", "arrays"))
     shared_server().execute(f"UPDATE {name} SET clip = NULL WHERE \"Sku\" = 's0009'")
-    with pytest.raises(DataError, match="'s0009' needs a vector of 4 components and has none"):
+    with refuses(DataError, varies=r"t_\w{32}"):
         import_version(gallery, "old", postgres_table(url, name, "Sku", "clip"))
     assert gallery.versions() == []
 
@@ -233,26 +234,26 @@ def test_files_that_are_not_faiss_indexes(tmp_path: Path) -> None:
     content = path.read_bytes()
     for damaged in (content[: len(content) // 2], content[:30], b"", b"garbage" * 100):
         torn.write_bytes(damaged)
-        with pytest.raises(DataError, match=r"torn\.faiss is damaged, or not a FAISS index"):
+        with refuses(DataError, varies=r"(?<=index: ).*"):
             faiss_index(torn)
     with pytest.raises(DataError, match="holds no vectors"):
         faiss_index(empty)
-    with pytest.raises(DataError, match="there is no file"):
+    with refuses(DataError, varies=r"(?<=index: ).*"):
         faiss_index(tmp_path / "absent.faiss")
 
 
 @pytest.mark.parametrize(
-    ("address", "told"),
+    "address",
     [
-        ("postgresql://me:sesame@host/db", r"which table of postgresql://me:\*\*\*@host/db"),
-        ("qdrant://host?table=photos", "which collection of qdrant://host"),
-        ("mysql://host?table=photos", "postgresql://, qdrant://, chroma://, lancedb://, milvus://; got mysql://"),
-        ("old.npz?table=photos", r"old\.npz is a file: table"),
-        ("old.npz?id=sku", r"old\.npz has no columns"),
+        "postgresql://me:sesame@host/db",
+        "qdrant://host?table=photos",
+        "mysql://host?table=photos",
+        "old.npz?table=photos",
+        "old.npz?id=sku",
     ],
 )
-def test_addresses_that_name_no_vectors(address: str, told: str) -> None:
-    with pytest.raises(InputError, match=told):
+def test_addresses_that_name_no_vectors(address: str) -> None:
+    with refuses(InputError):
         open_vectors(address)
 
 

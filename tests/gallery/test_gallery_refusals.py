@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from test_gallery_contract import GALLERIES, vectors
+from wording import refuses
 
 from fixstar.errors import GalleryError
 from fixstar.gallery import (
@@ -102,7 +103,7 @@ def test_mistakes_are_told(gallery: Gallery, mistake: Callable[[Any], object], t
 )
 def test_a_version_is_called_what_can_be_typed(name: str) -> None:
     gallery = MemoryGallery()
-    with pytest.raises(GalleryError, match="Use a name such as old-system"):
+    with refuses(GalleryError):
         gallery.create_version(name, 3)
     assert gallery.versions() == []
 
@@ -127,19 +128,16 @@ def test_an_address_picks_the_gallery(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    "url",
     [
-        ("postgresql://me@127.0.0.1:1/db", "cannot connect"),
-        (
-            "qdrant://127.0.0.1:1",
-            r"cannot be kept in Qdrant; use .* import its vectors .* qdrant://host:6333\?collection=",
-        ),
-        ("qdrant+https://host", "cannot be kept in Qdrant"),
-        ("ftp://host", "not a gallery"),
-        ("missing/folder/g.db", "does not exist"),
-        (".", "is a directory"),
+        "postgresql://me@127.0.0.1:1/db",
+        "qdrant://127.0.0.1:1",
+        "qdrant+https://host",
+        "ftp://host",
+        "missing/folder/g.db",
+        ".",
     ],
 )
-def test_addresses_that_are_none(url: str, told: str) -> None:
-    with pytest.raises(GalleryError, match=told):
+def test_addresses_that_are_none(url: str) -> None:
+    with refuses(GalleryError, varies=r"\(conn.*?\)"):
         open_gallery(url)

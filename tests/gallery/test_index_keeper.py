@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from test_hnsw import WIDTH, clustered, graph, names
+from wording import refuses
 
 from fixstar.errors import GalleryError
 from fixstar.gallery import SqliteGallery, hnsw, measured_recall
@@ -316,7 +317,7 @@ def test_an_index_that_cannot_be_saved_is_used_all_the_same(tmp_path: Path) -> N
         with pytest.warns(UserWarning, match="cannot be saved"):
             search_and_wait()
         assert covered(gallery) == COUNT
-        with pytest.raises(GalleryError, match="in use and could not be saved"):
+        with refuses(GalleryError):
             gallery.build_index()
     with SqliteGallery(tmp_path / "g.db", read_only=True, index_above=10) as reader:
         reader.search("v1", clustered(1, 2), exact=False)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from test_gallery_contract import vectors
+from wording import refuses
 
 from fixstar.errors import GalleryError, GalleryUnavailableError
 from fixstar.gallery import MemoryGallery, SqliteGallery, matrix, open_gallery, ranking
@@ -228,10 +229,10 @@ def test_a_full_disk_under_mapped_vectors_loses_nothing(tmp_path: Path, monkeypa
         with monkeypatch.context() as patch:
             patch.setattr(os, "posix_fallocate", full)
             gallery.upsert("v1", [str(i) for i in range(1000, 3000)], rows[1000:])
-            with pytest.raises(GalleryUnavailableError, match=r"no room for [\d,]+ more bytes of mapped vectors"):
+            with refuses(GalleryUnavailableError, varies=r"(?<=room for )[\d,]+"):
                 gallery.search("v1", rows[:1])
         assert [hits[0].id for hits in gallery.search("v1", rows[[0, 999, 1000, 2999]])] == ["0", "999", "1000", "2999"]
-    with pytest.raises(GalleryError, match="is not a folder that can be written"):
+    with refuses(GalleryError, varies=r"(?<=room for )[\d,]+"):
         SqliteGallery(tmp_path / "g.db", map_vectors=tmp_path / "missing")
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from milvus_in_memory import ServerInMemory, nothing, server_in_memory
+from wording import refuses
 
 from fixstar.errors import GalleryError, GalleryUnavailableError
 from fixstar.gallery import MilvusGallery, SqliteGallery, milvus
@@ -396,7 +397,7 @@ def test_a_name_belongs_to_one_gallery_also_after_a_restart(
     server: ServerInMemory, gallery: MilvusGallery, tmp_path: Path
 ) -> None:
     server.restart()
-    with pytest.raises(GalleryError, match="holds the vectors of other items"):
+    with refuses(GalleryError):
         opened(tmp_path, file="other.db")
     assert len(server.collections) == 3
     assert len(found(gallery)) == 40
@@ -483,7 +484,7 @@ def test_a_server_that_does_not_say_since_when_it_runs_is_not_searched(
     server: ServerInMemory, gallery: MilvusGallery
 ) -> None:
     server.kind = "proxy"
-    with pytest.raises(GalleryUnavailableError, match="does not say since when it runs"):
+    with refuses(GalleryUnavailableError):
         found(gallery)
     gallery.upsert("v1", ["new"], vectors(1, seed=3))
     server.kind = "rootcoord"

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from wording import refuses
 
 from fixstar.errors import GalleryError
 from fixstar.gallery import SqliteGallery, hnsw, measured_recall
@@ -156,7 +157,7 @@ def test_many_payloads_are_read_as_one_by_one() -> None:
     assert all_parsed(texts) == [{}, {"a": [1, 2], "b": "],["}, {"ü": None}]
     assert all_parsed([]) == []
     for damaged in ('{"a":', '{"a":1},{"b":2}', "", '{"a":1}]'):
-        with pytest.raises(GalleryError, match="a payload is damaged"):
+        with refuses(GalleryError):
             all_parsed([*texts, damaged])
 
 

@@ -17,6 +17,7 @@ import pytest
 from postgres_server import fresh_url, shared_server
 from test_gallery_contract import vectors
 from test_sqlite_sharing import changed_by_processes
+from wording import refuses
 
 from fixstar.errors import GalleryError
 from fixstar.gallery import copy_gallery, open_gallery, verify_gallery
@@ -242,7 +243,7 @@ def test_names_are_only_names() -> None:
 
 @pytest.mark.parametrize("name", ["", "pg_mine", "$user", "x" * 64, "%00"])
 def test_names_that_postgres_cannot_have(name: str) -> None:
-    with pytest.raises(GalleryError, match="cannot name a gallery"):
+    with refuses(GalleryError):
         PostgresGallery(f"postgresql:///postgres?gallery={name}")
 
 
@@ -251,9 +252,7 @@ def test_an_id_that_no_index_can_hold_is_refused_and_not_told_as_an_outage(galle
     longest = "".join(map(chr, rng.integers(0x21, 0x7F, 2_600)))  # nothing that could be compressed
     too_long = "".join(map(chr, rng.integers(0x4E00, 0x9FFF, 1_024)))  # as many characters as the service allows
     for name in (longest + "x", too_long):
-        with pytest.raises(
-            GalleryError, match=r"at most 2,600 bytes in UTF-8, got [23],\d\d\d in .* nothing of this write"
-        ) as told:
+        with refuses(GalleryError) as told:
             gallery.upsert("v1", ["fine", name], vectors(2, 8))
         assert Problem.of(told.value).status == 400
         assert gallery.get([name]) == {}  # asking for it, or deleting it, is no error

@@ -19,8 +19,9 @@ import server_faults
 from killing import State, after, next_write, vector
 from postgres_server import fresh_url, shared_server
 from test_gallery_contract import vectors
+from wording import refuses
 
-from fixstar.errors import GalleryError, MissingExtraError
+from fixstar.errors import DamagedItemError, GalleryError, GalleryUnavailableError, MissingExtraError
 from fixstar.gallery import open_gallery, verify_gallery
 from fixstar.gallery.addresses import parse_postgres_address
 from fixstar.gallery.postgres import WRITE, PostgresGallery, meaning
@@ -140,7 +141,7 @@ def test_a_connection_lost_while_committing_is_told_as_what_it_is() -> None:
                 db.execute("UPDATE gallery SET written = 77")
                 shared_server().execute(f"SELECT pg_terminate_backend({db.info.backend_pid}, 5000)")
 
-        with pytest.raises(GalleryError, match="completely or not at all"):
+        with refuses(GalleryUnavailableError, varies=r"test_\d+"):
             lose()
         gallery.upsert("v1", ["a"], vectors(1, 3))
         assert gallery.count() == {"v1": 1}
@@ -181,27 +182,27 @@ def test_a_fork_makes_connections_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    "url",
     [
-        ("postgresql://me:sesame@127.0.0.1:1/db", "cannot connect to gallery 'fixstar' at 127.0.0.1:1/db"),
-        ("postgresql://me:sesame@/db?host=/nowhere&gallery=shop", "cannot connect to gallery 'shop' at /nowhere/db"),
-        ("postgresql://me:x%sesame@host/db", "cannot be parsed"),
-        ("postgresql://me:x@sesame@host/db", "cannot be parsed"),
-        ("postgresql://me:x/sesame@host/db", "cannot be parsed"),
-        ("postgresql://me:sesame/x@host/db", "cannot be parsed"),
-        ("postgresql://me:sesame?x@127.0.0.1:1/db", "cannot connect"),
-        ("postgresql://me:sesame?x@127.0.0.1:1/db?gallery=shop", "cannot be parsed"),
-        ("postgresql://me:sesame@host:port/db", "cannot be parsed"),
-        ("postgresql://me:sesame@host/db?galery=x", "an unknown parameter 'galery'.* did you mean 'gallery'.* sslmode"),
-        ("postgresql://me:sesame@host/db?zzz=x", r"an unknown parameter 'zzz'\. Known: gallery, application"),
-        ("postgresql://me:x@y?sesame=1@host/db", "cannot be parsed"),
-        ("postgresql://me:x@host/db?sesame=1@host/db", "cannot be parsed"),
-        ("postgres://127.0.0.1:1/db?password=sesame&connect_timeout=sesame", "cannot connect"),
-        ("mysql://me:sesame@host/db", "not a gallery"),
+        "postgresql://me:sesame@127.0.0.1:1/db",
+        "postgresql://me:sesame@/db?host=/nowhere&gallery=shop",
+        "postgresql://me:x%sesame@host/db",
+        "postgresql://me:x@sesame@host/db",
+        "postgresql://me:x/sesame@host/db",
+        "postgresql://me:sesame/x@host/db",
+        "postgresql://me:sesame?x@127.0.0.1:1/db",
+        "postgresql://me:sesame?x@127.0.0.1:1/db?gallery=shop",
+        "postgresql://me:sesame@host:port/db",
+        "postgresql://me:sesame@host/db?galery=x",
+        "postgresql://me:sesame@host/db?zzz=x",
+        "postgresql://me:x@y?sesame=1@host/db",
+        "postgresql://me:x@host/db?sesame=1@host/db",
+        "postgres://127.0.0.1:1/db?password=sesame&connect_timeout=sesame",
+        "mysql://me:sesame@host/db",
     ],
 )
-def test_wrong_addresses_are_told_without_the_password(url: str, told: str) -> None:
-    with pytest.raises(GalleryError, match=told) as caught:
+def test_wrong_addresses_are_told_without_the_password(url: str) -> None:
+    with refuses(GalleryError, varies=r"\(conn.*?\)") as caught:
         open_gallery(url)
     assert "sesame" not in "".join(traceback.format_exception_only(caught.value))
     assert caught.value.__cause__ is None  # nor in what a traceback prints above it
@@ -209,7 +210,7 @@ def test_wrong_addresses_are_told_without_the_password(url: str, told: str) -> N
 
 
 def test_what_the_server_says_stands_in_brackets() -> None:
-    with pytest.raises(GalleryError, match=r"\(.*that socket\?\); check that the server runs"):
+    with refuses(GalleryUnavailableError, varies=r"(?<=\()conn.*(?= failed: No)"):
         open_gallery("postgresql:///db?host=/nowhere")
 
 
@@ -221,7 +222,7 @@ def test_a_lost_vector_is_told_and_the_others_are_read() -> None:
         server.execute(f"DELETE FROM {name}.vectors_1 WHERE number IN (2, 3)")
         lost = [f"{item!r} of version 'v1': the vector is missing" for item in ("b", "c")]
         assert verify_gallery(gallery) == lost
-        with pytest.raises(GalleryError, match="'b' of version 'v1': the vector is missing"):
+        with refuses(DamagedItemError, "delete-items", varies=r"test_\d+"):
             gallery.get(["a", "b"])
 
 
@@ -230,17 +231,17 @@ def test_a_server_that_refuses() -> None:
     for statement in ("CREATE ROLE plain LOGIN", "CREATE DATABASE bare", "CREATE DATABASE latin ENCODING LATIN1 "
                       "LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0"):  # fmt: skip
         server.execute(statement)
-    with pytest.raises(GalleryError, match='database "ghost" does not exist'):
+    with refuses(GalleryUnavailableError):
         PostgresGallery(server.url(database="ghost"))
-    with pytest.raises(GalleryError, match="a gallery needs one in UTF8"):
+    with refuses(GalleryError):
         PostgresGallery(server.url(database="latin"))
-    with pytest.raises(GalleryError, match=r"could not be installed.*CREATE EXTENSION vector"):
+    with refuses(GalleryError):
         PostgresGallery(server.url(database="bare", user="plain"))
-    with pytest.raises(GalleryError, match="has no pgvector; ask its owner to run: CREATE EXTENSION"):
+    with refuses(GalleryError):
         PostgresGallery(server.url(database="bare"), read_only=True)
     server.execute("CREATE EXTENSION vector", database="bare")
     server.execute("UPDATE pg_extension SET extversion = '0.7.4' WHERE extname = 'vector'", database="bare")
-    with pytest.raises(GalleryError, match=r"has pgvector 0\.7\.4, a gallery needs 0\.8"):
+    with refuses(GalleryError):
         PostgresGallery(server.url(database="bare"))
 
 
@@ -261,16 +262,16 @@ def test_rights_decide_who_reads_and_who_writes() -> None:
     with pytest.raises(GalleryError, match="GRANT USAGE"):
         PostgresGallery(server.url(name, user="reader"))
     server.execute(f"GRANT USAGE ON SCHEMA {name} TO reader")
-    with pytest.raises(GalleryError, match="may not do that"):
+    with refuses(GalleryUnavailableError, varies=r"test_\d+"):
         PostgresGallery(server.url(name, user="reader"))
     server.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA {name} TO reader")
-    with pytest.raises(GalleryError, match="permission denied for database"):
+    with refuses(GalleryUnavailableError, varies=r"test_\d+"):
         PostgresGallery(server.url("another", user="reader"))
-    for options, told in (({}, "may not do that"), ({"read_only": True}, "opened for reading only")):
+    for options in ({}, {"read_only": True}):
         with PostgresGallery(server.url(name, user="reader"), **options) as gallery:
             assert len(gallery.search("v1", vectors(1, 3))[0]) == 1
             for write in WRITES:
-                with pytest.raises(GalleryError, match=told):
+                with refuses(GalleryUnavailableError, varies=r"test_\d+"):
                     write(gallery)
             assert gallery.count() == {"v1": 1}
 
@@ -278,17 +279,17 @@ def test_rights_decide_who_reads_and_who_writes() -> None:
 def test_what_is_no_gallery_is_left_as_it_is() -> None:
     server = shared_server()
     for create, read_only in ((False, False), (True, True)):
-        with pytest.raises(GalleryError, match="there is no gallery 'absent'"):
+        with refuses(GalleryError):
             PostgresGallery(server.url("absent"), create=create, read_only=read_only)
     server.execute("CREATE SCHEMA foreign_one")
     server.execute("CREATE TABLE foreign_one.items (id text)")
-    with pytest.raises(GalleryError, match="holds tables of another program"):
+    with refuses(GalleryError):
         PostgresGallery(server.url("foreign_one"))
     assert server.execute("SELECT count(*) FROM pg_tables WHERE schemaname = 'foreign_one'") == [(1,)]
     PostgresGallery(server.url("newer")).close()
     for other in (1, 99):
         server.execute(f"UPDATE newer.gallery SET format = {other}")
-        with pytest.raises(GalleryError, match=f"has format {other}; this fixstar reads format 2"):
+        with refuses(GalleryError):
             PostgresGallery(server.url("newer"))
         assert server.execute("SELECT format FROM newer.gallery") == [(other,)]
 

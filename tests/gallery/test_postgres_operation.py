@@ -10,8 +10,9 @@ import pytest
 from numpy.typing import NDArray
 from pooler import pooler
 from postgres_server import Server, fresh_url, shared_server
+from wording import refuses
 
-from fixstar.errors import GalleryError
+from fixstar.errors import GalleryError, GalleryUnavailableError
 from fixstar.gallery import verify_gallery
 from fixstar.gallery.postgres import READ, PostgresGallery
 from fixstar.geometry import unit
@@ -38,7 +39,7 @@ def test_a_service_may_do_its_work_without_owning_the_tables() -> None:
             assert len(app.search("v2", vectors(1))[0]) == 2
             assert app.delete(["b"]) == 1
             for refused in (lambda: app.create_version("v3", 3), lambda: app.build_index("v1")):
-                with pytest.raises(GalleryError, match="may not do that"):
+                with refuses(GalleryUnavailableError, varies=r"test_\d+"):
                     refused()
         owner.build_index("v2")
         assert [one.version for one in owner.indexes()] == ["v2"]
@@ -67,7 +68,7 @@ def test_a_pooler_may_run_every_transaction_in_another_session() -> None:
             assert [item.id for item in other.iterate()] == ["only here"]
         with PostgresGallery(url, read_only=True) as reader:
             assert len(reader.search("v1", vectors(1), k=60)[0]) == 49
-            with pytest.raises(GalleryError, match="opened for reading only"):
+            with refuses(GalleryUnavailableError, varies=r"test_\d+"):
                 reader.delete(["i1"])
         with PostgresGallery(url) as again:  # nothing of the reader stays in a session
             assert again.delete(["i1"]) == 1

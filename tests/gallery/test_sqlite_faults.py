@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from test_gallery_contract import vectors
+from wording import refuses
 
 from fixstar.errors import DamagedItemError, GalleryError, GalleryUnavailableError, NextStep
 from fixstar.gallery import (
@@ -74,27 +75,27 @@ def newer(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    "damage",
     [
-        (garbage, "not a gallery"),
-        (cut, "damaged"),
-        (scribbled, "damaged"),
-        (foreign, "another program"),
-        (newer, "has format 7; .* Update fixstar"),
+        garbage,
+        cut,
+        scribbled,
+        foreign,
+        newer,
     ],
 )
-def test_a_file_that_cannot_be_opened_is_left_alone(tmp_path: Path, damage: Callable[[Path], None], told: str) -> None:
+def test_a_file_that_cannot_be_opened_is_left_alone(tmp_path: Path, damage: Callable[[Path], None]) -> None:
     path = made(tmp_path / "g.db", items=2000)
     damage(path)
     before = path.read_bytes()
-    with pytest.raises(GalleryError, match=told), SqliteGallery(path) as gallery:
+    with refuses(GalleryError), SqliteGallery(path) as gallery:
         gallery.search("v1", vectors(1, 64))
     assert path.read_bytes() == before
 
 
 def test_nothing_is_made_where_a_gallery_should_be(tmp_path: Path) -> None:
     for create, read_only in ((False, False), (True, True)):
-        with pytest.raises(GalleryError, match="there is no gallery at"):
+        with refuses(GalleryError):
             SqliteGallery(tmp_path / "typo.db", create, read_only)
     assert not list(tmp_path.iterdir())
 
@@ -198,7 +199,7 @@ def test_a_flush_that_readers_hold_up_says_so(tmp_path: Path) -> None:
         reader.execute("BEGIN")
         reader.execute("SELECT count(*) FROM items").fetchone()
         gallery.upsert("v1", ["new"], vectors(1, 64))
-        with pytest.raises(GalleryUnavailableError, match=r"g\.db-wal.*do not copy the file alone: flush again"):
+        with refuses(GalleryUnavailableError):
             gallery.flush()
         export_version(gallery, "v1", tmp_path / "v1.npz")
         assert import_version(gallery, "v1", tmp_path / "v1.npz") == 101
@@ -258,7 +259,7 @@ def test_a_flush_waits_for_another_one(tmp_path: Path, held: float, wait: float)
             if held < wait:
                 gallery.flush()
             else:
-                with pytest.raises(GalleryUnavailableError, match=r"for 0\.4 s without a pause"):
+                with refuses(GalleryUnavailableError):
                     gallery.flush()
             assert time.monotonic() - began > 0.3
             other.kill()

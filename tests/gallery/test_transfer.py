@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from test_gallery_contract import filled, vectors
+from wording import refuses
 
 from fixstar import durable
 from fixstar.durable import replace_file
@@ -133,7 +134,7 @@ def test_an_export_that_was_killed_between_its_files_is_refused(
         export_version(source, "v1", path)
     monkeypatch.undo()
     target = MemoryGallery()
-    with pytest.raises(DataError, match=r"not the matrix that out\.jsonl was written with|3 vectors and 0 ids"):
+    with refuses(DataError):
         import_version(target, "v1", path)
     assert target.versions() == []
     if left == "as many":
@@ -146,7 +147,7 @@ def test_an_export_of_older_releases_and_changed_vectors_can_be_imported(tmp_pat
     path, beside = tmp_path / "out.npy", tmp_path / "out.jsonl"
     export_version(example(MemoryGallery()), "v1", path)
     np.save(path, np.load(path)[:, ::-1].copy())
-    with pytest.raises(DataError, match=r"delete vectors_sha256 from the first line of out\.jsonl"):
+    with refuses(DataError):
         import_version(MemoryGallery(), "v1", path)
     lines = [json.loads(line) for line in beside.read_text().splitlines()]
     assert [line.keys() - {"id", "payload"} for line in lines] == [{"vectors_sha256"}, set(), set()]
@@ -204,28 +205,28 @@ def write_bad(path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "told"),
+    "kind",
     [
-        ("nan", "row 2500"),
-        ("zero", "row 7"),
-        ("flat", "matrix"),
-        ("fortran", "Fortran"),
-        ("cut", "cut off"),
-        ("garbage", "damaged"),
-        ("few ids", "3,000 vectors and 1 id"),
-        ("twice", "'a' comes twice"),
-        ("no object", "not an object"),
-        ("value NaN", "'i2999' cannot be written as JSON.*nothing was stored"),
-        ("value 1e999", "'i2999' cannot be written as JSON.*nothing was stored"),
-        ('value "\\ud800"', "'i2999' cannot be written as JSON.*nothing was stored"),
-        ("deep", "damaged"),
-        ("tiny", "row 2999.*is zero.*nothing was stored"),
+        "nan",
+        "zero",
+        "flat",
+        "fortran",
+        "cut",
+        "garbage",
+        "few ids",
+        "twice",
+        "no object",
+        "value NaN",
+        "value 1e999",
+        'value "\\ud800"',
+        "deep",
+        "tiny",
     ],
 )
-def test_a_bad_file_is_refused_before_anything_is_stored(tmp_path: Path, kind: str, told: str) -> None:
+def test_a_bad_file_is_refused_before_anything_is_stored(tmp_path: Path, kind: str) -> None:
     write_bad(tmp_path / "x.npy", kind)
     gallery = MemoryGallery()
-    with pytest.raises(FixstarError, match=told):
+    with refuses(FixstarError, varies=r"(?<=no vectors: ).*|(?<=JSON: )[^;]*"):
         import_version(gallery, "x", tmp_path / "x.npy")
     assert gallery.versions() == []
 
@@ -236,7 +237,7 @@ def test_files_that_are_not_there_or_of_another_kind(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"FILE\.npz"):
         import_version(MemoryGallery(), "x", tmp_path / "vectors.csv")
     np.savez(tmp_path / "odd.npz", features=np.ones((2, 2)))
-    with pytest.raises(DataError, match="has no array named vectors; it has features"):
+    with refuses(DataError):
         import_version(MemoryGallery(), "x", tmp_path / "odd.npz")
 
 
@@ -247,7 +248,7 @@ def test_a_pipe_is_never_opened(tmp_path: Path, name: str) -> None:
         os.mkfifo(tmp_path / "y.jsonl")
     else:
         os.mkfifo(tmp_path / name)
-    with pytest.raises(DataError, match="not a regular file"):
+    with refuses(DataError):
         import_version(MemoryGallery(), "x", tmp_path / name)
 
 
@@ -270,7 +271,7 @@ def test_zeros_do_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.Monkey
     write_bomb(tmp_path / "x.npz", "projection", 20)
     assert (tmp_path / "x.npz").stat().st_size < 200_000
     tracemalloc.start()
-    with pytest.raises(DataError, match=r"would unpack to 20,.*more than 100 times as many"):
+    with refuses(DataError, varies=r"[\d,]+(?= bytes)"):
         import_version(MemoryGallery(), "x", tmp_path / "x.npz")
     with pytest.raises(DataError, match=r"would unpack to 20,"):
         load_arrays(tmp_path / "x.npz")
@@ -344,7 +345,7 @@ def test_a_version_created_meanwhile_must_have_the_same_space() -> None:
     assert not made_or_same(Raced(), "v1", 3, None)
     assert not made_or_same(Raced(), "v1", 3, P + 1)
     assert not made_or_same(Raced(), "v1", 4, None)
-    with pytest.raises(GalleryError, match="the width of a version"):
+    with refuses(GalleryError):
         made_or_same(MemoryGallery(), "v1", 0, None)
     with pytest.raises(GalleryError, match="different version"):
         copy_gallery(example(MemoryGallery()), Raced())

@@ -17,6 +17,7 @@ from hostile_images import many_scans
 from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
+from wording import refuses
 
 from fixstar.errors import ImageError
 from fixstar.images import DecodeProcesses, isolated, read_pixels, reading
@@ -35,7 +36,7 @@ def test_the_pixels_are_those_of_read_pixels(tmp_path: Path) -> None:
     assert np.array_equal(decoded.pixels, expected)
     assert 0 <= decoded.seconds < 10
     for asked in (processes.size_async(data, "PNG"), processes.pixels_async(data, "PNG", rgb(16, 16))):
-        with pytest.raises(ImageError, match="not an image of a known format"):
+        with refuses(ImageError):
             asyncio.run(asked)
     with pytest.raises(ImageError, match="no such file"):
         processes.pixels(tmp_path / "b.jpg", rgb(16, 16))
@@ -54,7 +55,7 @@ def test_every_image_costs_something_however_small() -> None:
 def test_an_image_of_too_many_pixels_is_told_apart_and_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     data, processes = encoded(noise(10, 11), "PNG"), DecodeProcesses(1, 60, max_pixels=109)
     for ask in (lambda: processes.size(data), lambda: processes.pixels(data, rgb(8, 8))):
-        with pytest.raises(TooManyPixelsError, match="11 x 10 pixels, but 1 to 109 are allowed"):
+        with refuses(TooManyPixelsError):
             ask()
     monkeypatch.setattr(PngImageFile, "load", lambda _: pytest.fail("it was decoded"))
     with pytest.raises(TooManyPixelsError):
@@ -63,7 +64,7 @@ def test_an_image_of_too_many_pixels_is_told_apart_and_not_decoded(monkeypatch: 
 
 def test_a_process_that_takes_too_long_is_ended_and_replaced() -> None:
     large = encoded(noise(3000, 3000), "PNG", compress_level=0)
-    with pytest.raises(ImageError, match=r"took more than 0\.001 s"):
+    with refuses(ImageError):
         DecodeProcesses(1, 0.001).pixels(large, rgb(8, 8))
     assert DecodeProcesses(1, 60).pixels(large, rgb(8, 8)).shape == (8, 8, 3)
 
@@ -94,7 +95,7 @@ def test_a_process_that_never_answers_is_ended_too(monkeypatch: pytest.MonkeyPat
     DecodeProcesses(1, 60).size(data)
     stop_one()
     monkeypatch.setattr(isolated, "_SLACK", 0.0)
-    with pytest.raises(ImageError, match=r"took more than 0\.1 s"):
+    with refuses(ImageError):
         DecodeProcesses(1, 0.1).size(data)
     assert DecodeProcesses(1, 60).size(data) == (8, 8)
 
@@ -181,7 +182,7 @@ def test_a_jpeg_of_too_many_scans_is_not_decoded(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(JpegImageFile, "load", lambda _: pytest.fail("it was decoded"))
     (tmp_path / "a.jpg").write_bytes(many_scans(MAX_SCANS, 64))
     for source in (many_scans(100_000, 64), tmp_path / "a.jpg"):
-        with pytest.raises(ImageError, match="scans or more, but up to 100 are allowed"):
+        with refuses(ImageError):
             read_pixels(source, rgb(8, 8))
 
 

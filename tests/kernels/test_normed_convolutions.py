@@ -8,6 +8,7 @@ import pytest
 import torch
 from kernel_device import DEVICE, GPU, needs_triton, on_a_gpu
 from torch import Tensor, nn
+from wording import refuses
 
 from fixstar.errors import InputError
 from fixstar.models.backbones.resnets import CifarResNet
@@ -118,7 +119,7 @@ def test_what_it_cannot_do_is_refused() -> None:
     net = FusedCifarResNet(network(8, 3, True))
     with pytest.raises(InputError, match="6 x 8"):
         net(torch.randn(2, 3, 6, 8, device=DEVICE))
-    with pytest.raises(InputError, match="no gradient by its images"):
+    with refuses(InputError):
         net(torch.randn(2, 3, 8, 8, device=DEVICE, requires_grad=True))
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from documents import rewrite
+from wording import refuses
 
 from fixstar.errors import InputError, ModelError
 from fixstar.models import Adapter, Encoder
@@ -35,7 +36,7 @@ def test_adapted_vectors_equal_the_slow_way() -> None:
 def test_no_vectors_stay_none_and_a_wrong_width_is_told() -> None:
     assert Adapter(3, 5).adapt(np.zeros((0, 3))).shape == (0, 3)
     for wrong in (np.zeros((2, 4)), np.zeros(3)):
-        with pytest.raises(InputError, match="takes vectors of 3 components"):
+        with refuses(InputError):
             Adapter(3, 5).adapt(wrong)
     with pytest.raises(InputError, match="hidden >= 1"):
         Adapter(3, 0)

@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
+from wording import refuses
 
 from fixstar.errors import InputError, MissingExtraError, ModelError, UnknownNameError
 from fixstar.images import Preprocessing
@@ -269,23 +270,23 @@ def test_regnet_groups_strides_and_excitation() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "message"),
+    ("name", "options"),
     [
-        ("resnet18", {"steam": "cifar"}, "unknown option steam of backbone resnet18; allowed: stem, in_channels"),
-        ("resnet20", {"depth": 32}, "allowed: in_channels, final_relu"),
-        ("resnet18", {"stem": "mnist"}, "unknown stem 'mnist' of resnet18; allowed: imagenet, cifar"),
-        ("senet18", {"in_channels": 4}, r"1 \(grey\) or 3 \(RGB\) channels, got 4"),
-        ("lenet++", {"feature_dim": 0}, "at least 1, got 0"),
-        ("hf:vit", {"weights": "x"}, "allowed: pretrained, config, pooling, preprocessing"),
+        ("resnet18", {"steam": "cifar"}),
+        ("resnet20", {"depth": 32}),
+        ("resnet18", {"stem": "mnist"}),
+        ("senet18", {"in_channels": 4}),
+        ("lenet++", {"feature_dim": 0}),
+        ("hf:vit", {"weights": "x"}),
     ],
 )
-def test_wrong_options_are_told_what_is_allowed(name: str, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
+def test_wrong_options_are_told_what_is_allowed(name: str, options: dict[str, Any]) -> None:
+    with refuses(InputError):
         create_backbone(name, **options)
 
 
 def test_unknown_name_lists_the_known_and_the_way_to_transformers() -> None:
-    with pytest.raises(UnknownNameError, match=r"did you mean 'resnet50'\? Known: .*lenet\+\+.*hf:NAME_OR_FOLDER"):
+    with refuses(UnknownNameError):
         create_backbone("resnet51")
 
 
@@ -371,7 +372,7 @@ def test_pooling_by_cls_token_and_by_the_mean_over_patches() -> None:
         torch.testing.assert_close(backbone(images), hidden.mean((2, 3)))
     with pytest.raises(InputError, match="ResNetModel has no CLS token"):
         create_backbone("hf:resnet", config=TINY["resnet"], pooling="cls")
-    with pytest.raises(InputError, match="unknown pooling 'max'; allowed: auto, cls, mean"):
+    with refuses(InputError):
         create_backbone("hf:resnet", config=TINY["resnet"], pooling="max")
 
 
@@ -420,7 +421,7 @@ def test_masked_autoencoders_see_the_whole_image() -> None:
 def test_folder_without_its_weights(tmp_path: Path) -> None:
     save_tiny("resnet", tmp_path)
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
-    with pytest.raises(ModelError, match=r"no weights as safetensors.*pretrained=False"):
+    with refuses(ModelError):
         create_backbone(f"hf:{tmp_path}")
     assert create_backbone(f"hf:{tmp_path}", pretrained=False).feature_dim == 16
 
@@ -429,37 +430,37 @@ def test_damaged_folders(tmp_path: Path) -> None:
     theirs = save_tiny("resnet", tmp_path)
     state = {name: tensor for name, tensor in theirs.state_dict().items() if "stages.1" not in name}
     theirs.save_pretrained(tmp_path, state_dict=state)
-    with pytest.raises(ModelError, match=r"lack \d+ of the model's tensors \(encoder.stages.1"):
+    with refuses(ModelError, varies=r"(?<=lack )\d+|\(.*\)"):
         create_backbone(f"hf:{tmp_path}")
     (tmp_path / "model.safetensors").write_bytes(b"garbage")
-    with pytest.raises(ModelError, match=r"weights in .* cannot be loaded"):
+    with refuses(ModelError, varies=r"(?<=loaded: ).*"):
         create_backbone(f"hf:{tmp_path}")
     (tmp_path / "config.json").write_text('{"model_type": "no-such-type"}')
-    with pytest.raises(ModelError, match=r"config\.json is unusable"):
+    with refuses(ModelError, varies=r"(?s)(?<=unusable: ).*"):
         create_backbone(f"hf:{tmp_path}")
     (tmp_path / "config.json").unlink()
-    with pytest.raises(ModelError, match=r"config\.json is missing"):
+    with refuses(ModelError):
         create_backbone(f"hf:{tmp_path}")
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "error", "message"),
+    ("name", "options", "error"),
     [
-        ("hf:bert", {}, ModelError, "bert of transformers is not a vision model: choose .*hf:dinov2"),
-        ("hf:clip", {}, ModelError, "clip of transformers is not a vision model: save its vision part"),
-        ("hf:./no/such", {}, ModelError, "there is no folder ./no/such"),
-        ("hf:", {}, InputError, "needs a name or a folder"),
-        ("hf:vit", {"config": {"hiden_size": 8}}, InputError, "unknown key hiden_size in the config of hf:vit"),
-        ("hf:vit", {"config": {"hidden_size": "big"}}, InputError, "the config of hf:vit is wrong"),
-        ("hf:vit", {"config": {"model_type": "resnet"}}, InputError, "contradict each other"),
-        ("hf:x", {"config": {"model_type": "dinvo2"}}, InputError, "did you mean hf:dinov2?"),
-        ("hf:vit", {"pretrained": True}, InputError, "has no weights"),
-        ("hf:vit", {"config": {**TINY["vit"], "num_channels": 4}}, InputError, "3 .RGB. channels, got 4"),
-        ("hf:vit", {"config": {**TINY["vit"], "patch_size": 64}}, ModelError, "hf:vit cannot run on an image"),
+        ("hf:bert", {}, ModelError),
+        ("hf:clip", {}, ModelError),
+        ("hf:./no/such", {}, ModelError),
+        ("hf:", {}, InputError),
+        ("hf:vit", {"config": {"hiden_size": 8}}, InputError),
+        ("hf:vit", {"config": {"hidden_size": "big"}}, InputError),
+        ("hf:vit", {"config": {"model_type": "resnet"}}, InputError),
+        ("hf:x", {"config": {"model_type": "dinvo2"}}, InputError),
+        ("hf:vit", {"pretrained": True}, InputError),
+        ("hf:vit", {"config": {**TINY["vit"], "num_channels": 4}}, InputError),
+        ("hf:vit", {"config": {**TINY["vit"], "patch_size": 64}}, ModelError),
     ],
 )
-def test_mistakes_with_transformers(name: str, options: dict[str, Any], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
+def test_mistakes_with_transformers(name: str, options: dict[str, Any], error: type[Exception]) -> None:
+    with refuses(error, varies=r"(?s)(?<=is wrong: ).*|(?<=32\): ).*"):
         create_backbone(name, **options)
 
 
@@ -467,7 +468,7 @@ def test_mistakes_with_transformers(name: str, options: dict[str, Any], error: t
 def test_hub_name_without_a_network_says_how_to_get_it() -> None:
     with pytest.raises(ModelError, match="hf download nobody/no-such-model --local-dir FOLDER"):
         create_backbone("hf:nobody/no-such-model")
-    with pytest.raises(ModelError, match=r"did you mean hf:dinov2\?"):
+    with refuses(ModelError, varies=r"\(Off.*\.\)"):
         create_backbone("hf:dinvo2")
 
 

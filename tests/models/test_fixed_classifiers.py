@@ -13,6 +13,7 @@ from dense_geometry import cube_prototypes, orthoplex_prototypes, simplex_protot
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
+from wording import refuses
 
 from fixstar.data import from_arrays
 from fixstar.data.streams import class_stream
@@ -163,5 +164,5 @@ def test_cores_trains_against_any_of_them(kind: str) -> None:
 
 
 def test_cores_knows_its_polytopes() -> None:
-    with pytest.raises(InputError, match="simplex, orthoplex, cube, polygon"):
+    with refuses(InputError):
         create_method("cores", polytope="dodecahedron")

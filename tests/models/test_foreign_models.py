@@ -13,6 +13,7 @@ import torch
 from documents import rewrite
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from wording import FIGURES, REASON, refuses
 
 from fixstar.errors import FixstarError, InputError, ModelError
 from fixstar.images import Preprocessing
@@ -97,7 +98,7 @@ def test_a_module_with_an_import_path_comes_back_by_it(tmp_path: Path, monkeypat
     by_path = Encoder.wrap(source, PREPARED, arguments={"width": 6}, weights=tmp_path / "weights.safetensors")
     assert by_path.encode(pixels()) == pytest.approx(expected(model, pixels()), abs=1e-5)
     monkeypatch.setattr(Net, "forward", lambda self, images: self.head(self.body(images)).flip(1))
-    with pytest.raises(ModelError, match="no longer makes the vectors"):
+    with refuses(ModelError, "add", varies=FIGURES):
         Encoder.load(tmp_path / "v1")
 
 
@@ -113,7 +114,7 @@ def test_weights_beside_an_onnx_file_are_taken_in(
     (tmp_path / "model" / "model.data").unlink()
     monkeypatch.chdir(tmp_path)
     assert Encoder.load(tmp_path / "v1").encode(pixels()) == pytest.approx(expected(net(), pixels()), abs=1e-5)
-    with pytest.raises(ModelError, match="in files beside it, and they cannot be read"):
+    with refuses(ModelError, varies=REASON):
         Encoder.wrap(tmp_path / "model" / "model.onnx", PREPARED)
 
 
@@ -122,7 +123,7 @@ def test_a_saved_model_reads_no_file_beside_it(exported: Path, tmp_path: Path, m
     beside = {"save_as_external_data": True, "location": "model.data", "size_threshold": 256}
     onnx.save_model(onnx.load(exported), tmp_path / "model.onnx", **beside)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ModelError, match="Weights must be inside"):
+    with refuses(ModelError, varies=REASON):
         OnnxBackbone.of((tmp_path / "model.onnx").read_bytes(), PREPARED, "model.onnx")
 
 
@@ -135,37 +136,37 @@ def test_what_could_not_be_loaded_again_is_not_saved(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "said"),
+    "mode",
     [
-        ("random", "in two calls"),
-        ("batch", "alone and in a batch"),
-        ("nan", "non-finite"),
-        ("constant", "the same vector for different images"),
-        ("maps", "not one vector per image"),
-        ("dict", "returns a dict"),
+        "random",
+        "batch",
+        "nan",
+        "constant",
+        "maps",
+        "dict",
     ],
 )
-def test_models_that_cannot_embed_are_refused(mode: str, said: str) -> None:
-    with pytest.raises(ModelError, match=said):
+def test_models_that_cannot_embed_are_refused(mode: str) -> None:
+    with refuses(ModelError, varies=FIGURES):
         Encoder.wrap(net(mode), PREPARED, source=f"{__name__}:Net", arguments={"mode": mode})
 
 
 def test_one_mean_for_a_model_of_colours_is_explained(exported: Path) -> None:
     grey = Preprocessing(size=PREPARED.size, channels=1, mean=(0.5,), std=(0.5,))
     for model in (exported, f"{__name__}:Net"):
-        with pytest.raises(FixstarError, match="A mean of one number means grey images"):
+        with refuses(FixstarError, varies=r"(?<=RuntimeError: ).*(?= A mean)"):
             Encoder.wrap(model, grey)
 
 
 def test_whatever_an_import_raises_is_an_error_of_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "unmatched.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ModelError, match=r"cannot be imported \(operator torchvision.*install both from one index"):
+    with refuses(ModelError, varies=r"(?<=torch than )\S+(?=:)"):
         Encoder.wrap("unmatched:Net", PREPARED)
 
 
 def test_bad_files_and_names_are_refused(exported: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="how its images are prepared"):
+    with refuses(InputError):
         Encoder.wrap(exported)
     with pytest.raises(InputError, match="3 x \\(32, 32\\)"):
         Encoder.wrap(exported, Preprocessing(size=(32, 32), mean=(0, 0, 0), std=(1, 1, 1)))
@@ -177,7 +178,7 @@ def test_bad_files_and_names_are_refused(exported: Path, tmp_path: Path) -> None
         Encoder.wrap(broken, PREPARED)
     with pytest.raises(ModelError, match="cannot be read"):
         Encoder.wrap(tmp_path / "none.onnx", PREPARED)
-    with pytest.raises(InputError, match="is not a model"):
+    with refuses(InputError):
         Encoder.wrap("resnet", PREPARED)
     with pytest.raises(ModelError, match="cannot be imported"):
         Encoder.wrap("no.such.module:Net", PREPARED)
@@ -185,7 +186,7 @@ def test_bad_files_and_names_are_refused(exported: Path, tmp_path: Path) -> None
         Encoder.wrap(f"{__name__}:Net", PREPARED, arguments={"depth": 3})
     pickled = tmp_path / "weights.pt"
     torch.save(net().state_dict(), pickled)
-    with pytest.raises(InputError, match=r"weights without the network(.|\n)*Export the model to ONNX"):
+    with refuses(InputError):
         Encoder.wrap(pickled, PREPARED)
     with pytest.raises(ModelError, match="never loaded"):
         Encoder.wrap(f"{__name__}:Net", PREPARED, weights=pickled)
@@ -200,7 +201,7 @@ def test_bad_files_and_names_are_refused(exported: Path, tmp_path: Path) -> None
 )
 def test_a_pipe_is_never_opened(tmp_path: Path, name: str, wrap: Callable[[Path], Encoder]) -> None:
     os.mkfifo(tmp_path / name)
-    with pytest.raises(ModelError, match="not a regular file"):
+    with refuses(ModelError):
         wrap(tmp_path / name)
 
 
@@ -238,16 +239,16 @@ def endless_onnx() -> bytes:
 def test_a_model_that_does_not_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(foreign, "_SECONDS_PER_IMAGE", 0.1)
     (tmp_path / "endless.onnx").write_bytes(endless_onnx())
-    with pytest.raises(ModelError, match=r"cannot run on images .* it took more than 0\.2 s"):
+    with refuses(ModelError):
         Encoder.wrap(tmp_path / "endless.onnx", PREPARED)
 
 
 def test_options_that_would_be_ignored_are_refused_and_the_module_stays_as_it_is(exported: Path) -> None:
-    with pytest.raises(InputError, match="an ONNX file takes no weights; it takes output and tokenizer and pooling"):
+    with refuses(InputError):
         Encoder.wrap(exported, PREPARED, weights="weights.safetensors")
-    with pytest.raises(InputError, match=r"a model of transformers takes no .*arguments.*; it takes pooling"):
+    with refuses(InputError):
         Encoder.wrap("hf:dinov2", arguments={"depth": 3}, output="features")
-    with pytest.raises(InputError, match="an import path takes no output"):
+    with refuses(InputError):
         Encoder.wrap(f"{__name__}:Net", PREPARED, output="features")
     model = net().train()
     wrapped = Encoder.wrap(model, PREPARED, source=f"{__name__}:Net", arguments={"width": 6})
@@ -258,7 +259,7 @@ def test_options_that_would_be_ignored_are_refused_and_the_module_stays_as_it_is
 def test_a_card_cannot_ask_for_more_bytes_than_there_are(exported: Path, tmp_path: Path) -> None:
     Encoder.wrap(exported, PREPARED).save(tmp_path / "v1")
     rewrite(tmp_path / "v1" / "card.json", lambda card: card["backbone"]["options"].update(size=10**15))
-    with pytest.raises(ModelError, match="is not that of the weights"):
+    with refuses(ModelError, varies=r"\{.*\}|\[\d+\]"):
         Encoder.load(tmp_path / "v1")
 
 

@@ -13,6 +13,7 @@ import torch
 from dense_geometry import simplex_prototypes
 from documents import rewrite
 from numpy.typing import NDArray
+from wording import refuses
 
 from fixstar.errors import InputError, ModelError
 from fixstar.evaluation import VersionFeatures, backfill_curve, cross_test, found_before_after, mixed_gallery_search
@@ -110,7 +111,7 @@ def test_without_growth_a_card_says_nothing_of_it() -> None:
 def test_a_simplex_of_one_class_is_refused_and_changes_nothing(extra: int) -> None:
     model = encoder()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    with pytest.raises(InputError, match=f"a capacity of at least 2, got {extra}"):
+    with refuses(InputError):
         model.grow(extra)
     assert (model.feature_dim, model.slots.capacity) == (3, 4)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
@@ -126,7 +127,7 @@ def test_a_classifier_without_capacity_grows_by_itself(kind: str, word: str) -> 
 
 @pytest.mark.parametrize("kind", ["orthoplex", "cube", "polygon"])
 def test_other_polytopes_do_not_grow(kind: str) -> None:
-    with pytest.raises(InputError, match="only a simplex can"):
+    with refuses(InputError):
         encoder(8, kind).grow(4)
 
 
@@ -135,7 +136,7 @@ def test_other_polytopes_do_not_grow(kind: str) -> None:
 
 def test_slots_grow_behind_and_nobody_moves() -> None:
     full = Slots(3).assign(["a", "b", "c"])
-    with pytest.raises(InputError, match=r"Grow the capacity by at least 4"):
+    with refuses(InputError, "grow"):
         full.assign(["d", "e", "f", "g"])
     with pytest.raises(InputError, match=r"by at least 2"):
         full.assign(["d"])  # no simplex has one corner
@@ -156,7 +157,7 @@ def test_models_join_when_one_has_grown_from_the_other() -> None:
     with pytest.raises(ModelError, match=r"4 and of 4 \+ 3"):
         plain.join_slots(grown)
     same_room = Encoder.create("tiny", capacity=7, backbone_options=OPTIONS)  # 7 slots too, with other prototypes
-    with pytest.raises(ModelError, match=r"4 \+ 3 and of 7 classes have different prototypes"):
+    with refuses(ModelError):
         grown.join_slots(same_room)
 
 
@@ -246,7 +247,7 @@ def test_a_card_with_an_impossible_simplex_is_refused(tmp_path: Path) -> None:
     path = encoder(added=(6,)).save(tmp_path / "odd") / "card.json"
     for wrong in ([1], ["six"], 6):
         rewrite(path, lambda card, added: card["classifier"]["options"].update(added=added), wrong)
-        with pytest.raises(ModelError, match=r"cannot be rebuilt|do not belong together"):
+        with refuses(ModelError):
             Encoder.load(tmp_path / "odd")
 
 
@@ -348,7 +349,7 @@ def test_what_has_not_grown_from_another_is_still_refused() -> None:
             cross_test(wrong, *LABELS)
     with pytest.raises(InputError, match="different feature width"):
         mixed_gallery_search([one, other], np.zeros(20, np.int64), *LABELS)
-    with pytest.raises(InputError, match=r"parts \(3, 4\) do not add up to the width 8"):
+    with refuses(InputError):
         VersionFeatures("v1", one.queries, one.gallery, one.projection, parts=(3, 4))
     unknown = VersionFeatures("v2", one.queries, one.gallery, one.projection)
     with pytest.raises(InputError, match="different feature width"):

@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from wording import refuses
 
 from fixstar.errors import InputError, MissingExtraError, ModelError, NextStep, UnknownNameError
 from fixstar.models import Encoder
@@ -112,9 +113,9 @@ def test_open_clip_names_that_are_refused(stub: dict[str, Any], tmp_path: Path) 
     with pytest.raises(InputError, match="made"):
         Encoder.wrap("open_clip:small")
     stub["file"] = "weights.bin"
-    with pytest.raises(ModelError, match=r"weights\.bin is not a safetensors file"):
+    with refuses(ModelError):
         Encoder.wrap("open_clip:small/made")
-    with pytest.raises(ModelError, match="one file of weights"):
+    with refuses(ModelError):
         Encoder.wrap(f"open_clip:{tmp_path}")
 
 
@@ -168,14 +169,14 @@ def test_sentence_transformers_by_its_interface(tmp_path: Path, monkeypatch: pyt
     encoder = Encoder.wrap(f"st:{tmp_path}")
     assert (encoder.feature_dim, encoder.backbone.name) == (6, "onnx")
     monkeypatch.setattr(SmallTransformer, "modalities", ("text",))
-    with pytest.raises(InputError, match="takes no images; it takes text"):
+    with refuses(InputError):
         Encoder.wrap(f"st:{tmp_path}")
     (tmp_path / "modules.json").write_text(json.dumps([{"type": "mine.Module"}]))
-    with pytest.raises(ModelError, match=r"needs its own code \(mine\.Module\)"):
+    with refuses(ModelError):
         Encoder.wrap(f"st:{tmp_path}")
     (tmp_path / "modules.json").write_text("[]")
     (tmp_path / "pytorch_model.bin").touch()
-    with pytest.raises(ModelError, match=r"pytorch_model\.bin is not a safetensors file"):
+    with refuses(ModelError):
         Encoder.wrap(f"st:{tmp_path}")
     with pytest.raises(ModelError, match="cannot be loaded"):
         Encoder.wrap("st:no/such-model")

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from wording import refuses
 
 from fixstar.errors import InputError, ModelError, UnknownNameError
 from fixstar.models import Slots
@@ -28,22 +29,22 @@ def test_a_class_keeps_its_slot_for_ever(groups: list[list[str]], side: str) -> 
 
 
 def test_a_full_simplex_says_so() -> None:
-    with pytest.raises(InputError, match="2 new classes cannot fit: 1 of the capacity K=3"):
+    with refuses(InputError, "grow"):
         Slots(3).assign(["a", "b"]).assign(["c", "d"])
 
 
 def test_what_to_do_is_said_for_both_the_command_line_and_python() -> None:
-    with pytest.raises(InputError, match="Pass a capacity of at least 4"):
+    with refuses(InputError, "train"):
         Slots(3).assign(["a", "b", "c", "d"])
-    with pytest.raises(InputError, match=r"at least 2: encoder\.grow\(2\), or in a run later=.*grown="):
+    with refuses(InputError, "grow"):
         Slots(3).assign(["a", "b"]).assign(["c", "d"])
 
 
 @pytest.mark.parametrize("capacity", [None, 5])
 def test_a_class_named_twice_and_an_unknown_side_are_refused(capacity: int | None) -> None:
-    with pytest.raises(InputError, match=r"class names must be distinct; given more than once: 'a'$"):
+    with refuses(InputError):
         Slots(capacity).assign(["a", "a", "b"])
-    with pytest.raises(UnknownNameError, match=r"unknown side 'rigth'; did you mean 'right'\? Known: left, right"):
+    with refuses(UnknownNameError):
         Slots(capacity).assign(["a"], "rigth")  # type: ignore[arg-type]
     assert Slots(capacity).assign(["a"]).assign(["a", "b"]).classes == ("a", "b")  # known already is no mistake
 

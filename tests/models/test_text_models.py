@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from text_models import FakeServer, bert_folder, embeddings_server
+from wording import FIGURES, refuses
 
 from fixstar.durable import document, replace_json
 from fixstar.errors import EmbeddingServerError, InputError, ModelError, TextError, UntrustedCodeError
@@ -123,7 +124,7 @@ def test_a_card_cannot_ask_for_more_bytes_than_there_are(tmp_path: Path) -> None
     card["backbone"]["options"]["tokenizer_size"] = 10**15
     content = {key: value for key, value in card.items() if key not in ("format", "format_version", "digest")}
     replace_json(saved / "card.json", document("encoder", content))
-    with pytest.raises(ModelError, match="is not that of the weights"):
+    with refuses(ModelError, varies=r"\{.*\}|\[\d+\]"):
         Encoder.load(saved)
 
 
@@ -213,7 +214,7 @@ def test_the_key_comes_from_the_environment_and_is_never_saved(
     server: FakeServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     server.key = "secret-1234"
-    with pytest.raises(ModelError, match="FIXSTAR_EMBEDDINGS_KEY, which is not set"):
+    with refuses(EmbeddingServerError):
         Encoder.wrap(server.url())
     monkeypatch.setenv("MY_KEY", "secret-1234")
     encoder = Encoder.wrap(server.url(), key="MY_KEY")
@@ -280,24 +281,24 @@ def _changed(server: FakeServer, change: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    "change",
     [
-        (lambda c: {**c, "data": c["data"][1:]}, "vectors with the numbers"),
-        (lambda c: {**c, "data": [{**row, "index": 0} for row in c["data"]]}, "vectors with the numbers"),
-        (lambda c: {**c, "data": [{**row, "embedding": row["embedding"][:-1]} for row in c["data"]]}, "another model"),
-        (lambda c: {**c, "data": [{**row, "embedding": [float("nan")] * 16} for row in c["data"]]}, "not finite"),
-        (lambda c: {**c, "data": [{**row, "embedding": [0.0] * 16} for row in c["data"]]}, "zeros"),
-        (lambda c: {**c, "data": [{**row, "embedding": "AAAA"} for row in c["data"]]}, "something else than numbers"),
-        (lambda c: {**c, "data": [c["data"][0], {**c["data"][1], "embedding": [1.0]}]}, "different widths"),
-        (lambda _: {"object": "list"}, "data is missing"),
-        (lambda _: b"<html>", "embeddings API"),
-        (lambda _: b"[1]", "embeddings API"),
+        lambda c: {**c, "data": c["data"][1:]},
+        lambda c: {**c, "data": [{**row, "index": 0} for row in c["data"]]},
+        lambda c: {**c, "data": [{**row, "embedding": row["embedding"][:-1]} for row in c["data"]]},
+        lambda c: {**c, "data": [{**row, "embedding": [float("nan")] * 16} for row in c["data"]]},
+        lambda c: {**c, "data": [{**row, "embedding": [0.0] * 16} for row in c["data"]]},
+        lambda c: {**c, "data": [{**row, "embedding": "AAAA"} for row in c["data"]]},
+        lambda c: {**c, "data": [c["data"][0], {**c["data"][1], "embedding": [1.0]}]},
+        lambda _: {"object": "list"},
+        lambda _: b"<html>",
+        lambda _: b"[1]",
     ],
 )
-def test_an_answer_that_is_not_one_vector_per_text_is_refused(server: FakeServer, change: Any, said: str) -> None:
+def test_an_answer_that_is_not_one_vector_per_text_is_refused(server: FakeServer, change: Any) -> None:
     encoder = Encoder.wrap(server.url())
     server.answers.append(_changed(server, change))
-    with pytest.raises(ModelError, match=said):
+    with refuses(EmbeddingServerError):
         encoder.encode(["rain", "shoes"])
 
 
@@ -409,7 +410,7 @@ def test_processes_share_a_rate(server: FakeServer) -> None:
 def test_a_model_that_was_changed_silently_is_noticed(server: FakeServer, tmp_path: Path) -> None:
     saved = Encoder.wrap(server.url()).save(tmp_path / "saved")
     server.salt = "another model under the same name"
-    with trusting(server.address), pytest.raises(ModelError, match="no longer makes the vectors"):
+    with trusting(server.address), refuses(ModelError, "add", varies=FIGURES):
         Encoder.load(saved)
 
 
@@ -434,17 +435,17 @@ def test_requests_keep_to_a_rate(server: FakeServer, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    ("address", "said"),
+    "address",
     [
-        ("https://host/v1/embeddings", "does not name a host and a model"),
-        ("https:///v1?model=a", "does not name a host and a model"),
-        ("https://host/v1/embeddings?model=a&size=3", "size, which is not known"),
-        ("https://host/v1/embeddings?model=a&dimensions=none", "whole number"),
-        ("https://me:secret@host/v1/embeddings?model=a", "must not hold a password"),
+        "https://host/v1/embeddings",
+        "https:///v1?model=a",
+        "https://host/v1/embeddings?model=a&size=3",
+        "https://host/v1/embeddings?model=a&dimensions=none",
+        "https://me:secret@host/v1/embeddings?model=a",
     ],
 )
-def test_addresses_that_say_too_little_or_too_much_are_refused(address: str, said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_addresses_that_say_too_little_or_too_much_are_refused(address: str) -> None:
+    with refuses(InputError):
         Encoder.wrap(address)
 
 
@@ -455,7 +456,7 @@ def test_dimensions_are_asked_for(server: FakeServer) -> None:
 
 @pytest.mark.parametrize("options", [{"tokenizer": "t.json"}, {"weights": "w"}, {"pooling": "mean"}])
 def test_options_of_other_models_do_not_go_with_a_server(server: FakeServer, options: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match="a server takes no"):
+    with refuses(InputError):
         Encoder.wrap(server.url(), **options)
 
 

@@ -20,6 +20,7 @@ import uvicorn
 from PIL import Image
 from service_clients import picture
 from shops import passed, shop
+from wording import refuses
 
 from fixstar.errors import FixstarError, InputError
 from fixstar.service.app import create_app
@@ -148,7 +149,7 @@ def test_lists_without_ids_and_what_does_not_fit(asking: Client) -> None:
 def test_images_that_cannot_be_used_are_not_overlooked(asking: Client, tmp_path: Path) -> None:
     path = tmp_path / "broken.png"
     path.write_bytes(b"no image")
-    with pytest.raises(ImagesLeftOutError, match=r"1 of 2 images.*other 1 are stored.*image 1 \(broken.png\)") as some:
+    with refuses(ImagesLeftOutError) as some:
         asking.add([picture(1), path])
     [bad] = some.value.bad
     assert (bad.index, bad.file, some.value.status) == (1, "broken.png", 200)
@@ -193,7 +194,7 @@ def test_an_upgrade_from_end_to_end(asking: Client, space: Workspace) -> None:
     assert done.done == 4
     assert asking.status().vectors == {"v1": 0, "v2": 4}
     assert asking.rollback().version == "v1"
-    with pytest.raises(ServiceError, match="nothing to roll back to"):
+    with refuses(ServiceError):
         asking.rollback()
 
 
@@ -304,7 +305,7 @@ def test_what_may_not_be_repeated_is_not(pauses: list[float]) -> None:
 
 def test_a_full_disk_is_not_asked_again(pauses: list[float]) -> None:
     asking, seen = answering(httpx.Response(507, json={"title": "The disk is full", "detail": "no room"}))
-    with pytest.raises(ServiceError, match="The disk is full: no room") as told:
+    with refuses(ServiceError) as told:
         asking.add({"a": picture(1)})
     assert (told.value.status, len(seen), pauses) == (507, 1, [])
 
@@ -325,7 +326,7 @@ def test_patience_ends(pauses: list[float]) -> None:
 
 def test_who_answers_is_no_service_or_nobody() -> None:
     asking, _ = answering(httpx.Response(200, text="<html>"))
-    with pytest.raises(ServiceError, match="not of a fixstar service"):
+    with refuses(ServiceError):
         asking.status()
     with pytest.raises(ServiceError, match="cannot be reached") as absent:
         Client("http://127.0.0.1:9").status()

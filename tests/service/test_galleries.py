@@ -14,6 +14,7 @@ from fastapi.testclient import TestClient
 from service_clients import ADDRESS, ended, picture
 from shops import shop
 from typer.testing import CliRunner
+from wording import check_wording, refuses
 
 from fixstar.cli import app
 from fixstar.errors import InputError
@@ -111,7 +112,7 @@ def test_a_key_opens_the_galleries_it_was_made_for(spaces: dict[str, Workspace])
         for path in ("/g/museum/v1/status", "/g/museum/metrics"):
             refused = http.get(path, headers=bearer(one))
             assert (refused.status_code, refused.json()["type"]) == (403, "/problems/not-allowed")
-            assert refused.json()["detail"] == "this key is for shop, not for this gallery"
+            check_wording(refused.json()["detail"])
         assert http.get("/g/shop/v1/status", headers=bearer(other)).status_code == 403
         assert http.get("/g/shop/v1/status", headers=bearer("fxs_none")).status_code == 401
         assert http.get("/g/shop/v1/status").status_code == 401
@@ -143,7 +144,7 @@ def test_a_broken_gallery_leaves_the_others_alone(spaces: dict[str, Workspace], 
 def test_what_cannot_be_served_together_is_refused(spaces: dict[str, Workspace], tmp_path: Path) -> None:
     with pytest.raises(InputError, match="NAME=DIRECTORY"):
         serve({"a b": spaces["shop"]}, ServiceSettings(port=0))
-    with pytest.raises(InputError, match="go to a folder"):
+    with refuses(InputError):
         serve(spaces, ServiceSettings(port=0, snapshots=tmp_path / "all.tar"))
     Keys(spaces["shop"].path).add("ann", "admin")
     with pytest.raises(InputError, match=r"no keys.*museum"):

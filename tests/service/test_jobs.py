@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from service_clients import picture
 from shops import passed, pictures, shop
+from wording import check_wording
 
 from fixstar.errors import InputError
 from fixstar.service.jobs import Job, JobFiles, Jobs, queue, records
@@ -282,7 +283,7 @@ def test_a_damaged_file_is_told_and_the_others_go_on(space: Workspace, content: 
     told = work.get(path.stem)
     assert told.state == "failed"
     assert told.error is not None
-    assert told.error["hint"] == "ask for it again"
+    check_wording(told.error["hint"])
     assert ended(work, good).state == "done"
     work.stop()
 
@@ -333,7 +334,7 @@ def test_a_job_under_which_the_service_dies_again_and_again_is_given_up(space: W
     JobFiles(space.path).save(job)
     work = running(space)
     assert work.get(job.id).state == "failed"
-    assert work.get(job.id).error["title"] == "The job was abandoned"  # type: ignore[index]
+    check_wording(work.get(job.id).error["title"])  # type: ignore[index]
     work.stop()
 
 

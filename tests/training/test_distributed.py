@@ -18,6 +18,7 @@ import torch
 from distributed_cases import CASES, digest, first_session, interrupted, keep
 from forked import fork
 from PIL import Image
+from wording import check_wording, refuses
 
 from fixstar.durable import exclusive
 from fixstar.errors import InputError
@@ -139,8 +140,8 @@ def test_what_cannot_work_is_refused_by_every_process(second: tuple[Path, Any]) 
     assert answers[0] == answers[1], session.stderr
     kind, message = answers[0]["held"]
     assert kind == "CheckpointError"
-    assert "another process is training" in message
-    assert "the processes of this run differ" in answers[0]["seeds"][1]
+    check_wording(message)
+    check_wording(answers[0]["seeds"][1])
 
 
 def test_the_command_line_speaks_with_one_voice(second: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
@@ -188,5 +189,5 @@ def test_each_process_takes_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(InputError, match="device='cuda'"):
         local_device(torch.device("cuda", 0))
     monkeypatch.setattr("fixstar.training.distributed.world", lambda: World(3, 4, local_rank=3, local_size=4))
-    with pytest.raises(InputError, match="start 2 processes per machine"):
+    with refuses(InputError):
         local_device(torch.device("cuda"))

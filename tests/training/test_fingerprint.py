@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from wording import check_wording
 
 from fixstar.data import Augmentation, ImageSet, from_arrays
 from fixstar.errors import CheckpointError
@@ -59,5 +60,5 @@ def test_it_names_what_differs_and_nothing_else(checkpoint: Path) -> None:
 
 
 def test_what_to_do_is_said_and_the_same_run_resumes(checkpoint: Path) -> None:
-    assert "use the same settings to resume it, or delete it" in refusal(checkpoint, seed=1)
+    check_wording(refusal(checkpoint, seed=1))
     train_version(1, patches(), TrainingContext(), create_method("hoc"), SETTINGS, checkpoint, False)

@@ -13,6 +13,7 @@ import pytest
 import torch
 from PIL import Image
 from torch.nn import functional
+from wording import refuses
 
 from fixstar.data import Augmentation, Batches, BatchSource, ImageSet, from_arrays, open_images, pixel_source
 from fixstar.errors import DataError, InputError
@@ -152,11 +153,11 @@ def test_every_method_trains_on_features(method: str, tmp_path: Path, monkeypatc
 
 def test_maps_and_random_backbones_are_refused() -> None:
     pytest.importorskip("transformers", reason="the backbones extra is not installed")
-    with pytest.raises(InputError, match="compares feature maps, and a frozen backbone's never change"):
+    with refuses(InputError):
         trained(patches(), method="podnet")
-    with pytest.raises(InputError, match="tiny starts from random weights"):
+    with refuses(InputError):
         trained(patches(), replace(SETTINGS, backbone="tiny", preprocessing=None))
-    with pytest.raises(InputError, match="hf:dinov2 starts from random weights"):
+    with refuses(InputError):
         trained(patches(), replace(SETTINGS, backbone="hf:dinov2", preprocessing=None))
 
 
@@ -237,7 +238,7 @@ def test_images_that_cannot_be_read_are_refused_or_left_out(tmp_path: Path) -> N
     broken = [folder / "a" / "00.png", folder / "b" / "06.png"]
     for path in broken:
         path.write_bytes(b"no image")  # the same bytes twice
-    with pytest.raises(DataError, match=r"2 of 18 images cannot be read(.|\n)*00.png(.|\n)*06.png"):
+    with refuses(DataError, "repeat"):
         trained(open_images(folder))
     with pytest.warns(UserWarning, match="left out"):
         version = trained(open_images(folder), replace(SETTINGS, bad_images="skip"))
@@ -325,13 +326,13 @@ def test_an_onnx_model_is_only_trained_frozen(tmp_path: Path) -> None:
     context = TrainingContext(saved, remember_of(saved, patches()))
     second = trained(patches("de"), settings, context=context, number=2)
     assert second.encoder.slots.classes == ("a", "b", "c", "d", "e")
-    with pytest.raises(InputError, match=r"an ONNX model only runs") as refused:
+    with refuses(InputError, "repeat") as refused:
         trained(patches(), replace(settings, frozen=False))
     assert refused.value.next_steps[0].arguments == {"frozen": True}
 
 
 def test_a_model_without_its_preprocessing_is_refused_with_what_to_add() -> None:
-    with pytest.raises(InputError, match="does not say how its images are prepared") as refused:
+    with refuses(InputError, "repeat") as refused:
         trained(patches(), replace(SETTINGS, preprocessing=None))
     assert refused.value.next_steps[0].arguments == {"size": ...}
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from test_replacement import pretrained
 from test_scenarios import SETTINGS, same_weights, stream
+from wording import refuses
 
 from fixstar.errors import CheckpointError, InputError
 from fixstar.methods import create_method
@@ -69,7 +70,7 @@ def test_a_full_run_grows_after_its_stop_and_ends_as_if_it_had_known(tmp_path: P
     def run(directory: str, later: dict[int, Settings] | None) -> list[Version]:
         return list(run_scenario(stream(), method, FULL, tmp_path / directory, progress=False, later=later))
 
-    with pytest.raises(InputError, match=r"2 new classes cannot fit.*later=\{VERSION"):
+    with refuses(InputError, "grow"):
         run("stopped", None)
     finished = sorted((tmp_path / "stopped" / "versions").iterdir())
     assert [path.name for path in finished] == ["v1", "v2"]
@@ -82,7 +83,7 @@ def test_a_full_run_grows_after_its_stop_and_ends_as_if_it_had_known(tmp_path: P
     assert parts(run("stopped", {3: GROWN})) == parts(after)  # read back
     with pytest.raises(CheckpointError, match=r"later\.3"):  # v3 is finished now
         run("stopped", {3: replace(FULL, grown=(6,))})
-    with pytest.raises(CheckpointError, match=r"settings\.grown was \[\].*pass later=\{N: "):
+    with refuses(CheckpointError, varies=r"\{.*\}"):
         list(run_scenario(stream(), method, GROWN, tmp_path / "stopped", progress=False))
 
 
@@ -106,19 +107,17 @@ def test_a_version_begun_goes_on_as_it_began_or_not_at_all(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize(
-    ("method", "later", "message"),
+    ("method", "later"),
     [
-        ("hoc", {4: GROWN}, r"later=\{4: .* tasks are 1 to 3"),
-        ("hoc", {1: GROWN}, "v1 is trained with the settings themselves"),
-        ("hoc", {2: replace(FULL, capacity=9)}, "changes capacity: a lifelong run of 'hoc' continues"),
-        ("hoc", {2: replace(GROWN, replay_per_class=9)}, "changes replay_per_class"),
-        ("ift", {2: replace(FULL, backbone="resnet20")}, "changes backbone: .* from new weights"),
+        ("hoc", {4: GROWN}),
+        ("hoc", {1: GROWN}),
+        ("hoc", {2: replace(FULL, capacity=9)}),
+        ("hoc", {2: replace(GROWN, replay_per_class=9)}),
+        ("ift", {2: replace(FULL, backbone="resnet20")}),
     ],
 )
-def test_what_cannot_change_along_the_way_is_named_at_once(
-    method: str, later: dict[int, Settings], message: str
-) -> None:
-    with pytest.raises(InputError, match=message):
+def test_what_cannot_change_along_the_way_is_named_at_once(method: str, later: dict[int, Settings]) -> None:
+    with refuses(InputError):
         run_scenario(stream(), create_method(method), FULL, progress=False, later=later)
 
 
@@ -130,18 +129,18 @@ def test_another_recipe_may_follow() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    "wrong",
     [
-        ({"side": "rigth"}, "side='rigth' must be one of left, right"),
-        ({"capacity": 0}, "capacity=0 must be a whole number of at least 2"),
-        ({"capacity": 2.5}, "capacity=2.5 must be a whole number"),
-        ({"replay_per_class": -1}, "replay_per_class=-1 must be a whole number of at least 0"),
-        ({"selection": "best"}, "selection='best' must be one of random, herding"),
-        ({"seed": -1}, "seed=-1 must be"),
-        ({"bad_images": "drop"}, "bad_images='drop' must be one of refuse, skip"),
-        ({"side": "up", "capacity": 1}, "capacity=1 must be .*; side='up' must be"),
+        {"side": "rigth"},
+        {"capacity": 0},
+        {"capacity": 2.5},
+        {"replay_per_class": -1},
+        {"selection": "best"},
+        {"seed": -1},
+        {"bad_images": "drop"},
+        {"side": "up", "capacity": 1},
     ],
 )
-def test_settings_check_themselves(wrong: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
+def test_settings_check_themselves(wrong: dict[str, Any]) -> None:
+    with refuses(InputError):
         Settings(**wrong)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from test_training_loop import same, training, weights
 from torch import nn, optim
+from wording import refuses
 
 from fixstar.errors import CheckpointError, InputError
 from fixstar.methods import create_method
@@ -172,17 +173,17 @@ def test_another_recipe_is_refused_and_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    "wrong",
     [
-        ({"optimizer": "lion"}, "optimizer='lion' must be one of sgd, adam, adamw"),
-        ({"schedule": "linear"}, "schedule='linear' must be one of steps, cosine"),
-        ({"warmup": 70}, "warmup=70 must be at least 0 and below the number of epochs"),
-        ({"clip": 0}, "clip=0 must be positive and finite, or None"),
-        ({"backbone_rate": 0}, "backbone_rate=0 must be positive"),
+        {"optimizer": "lion"},
+        {"schedule": "linear"},
+        {"warmup": 70},
+        {"clip": 0},
+        {"backbone_rate": 0},
     ],
 )
-def test_wrong_values_are_refused(wrong: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
+def test_wrong_values_are_refused(wrong: dict[str, Any]) -> None:
+    with refuses(InputError):
         Recipe(**wrong)
 
 

@@ -16,6 +16,7 @@ import pytest
 import torch
 from forked import fork, kill_at_call
 from PIL import Image
+from wording import refuses
 
 from fixstar.data import Augmentation, ImageSet, ReplayMemory, Task, TaskStream, class_stream, from_arrays
 from fixstar.data.formats import image_folder
@@ -102,7 +103,7 @@ def test_more_classes_than_slots_are_refused() -> None:
 
 
 def test_a_memory_holds_no_fewer_than_no_images() -> None:
-    with pytest.raises(InputError, match="per_class=-1 must be at least 0"):
+    with refuses(InputError):
         ReplayMemory(-1)
 
 
@@ -120,7 +121,7 @@ def test_a_finished_run_is_read_back_and_another_one_is_refused(tmp_path: Path) 
     again = list(run_scenario(stream(), create_method("hoc"), SETTINGS, tmp_path / "run", progress=False))
     assert all(same_weights(a.encoder, b.encoder) for a, b in zip(first, again, strict=True))
     assert not list((tmp_path / "run").glob("checkpoint*"))
-    with pytest.raises(CheckpointError, match=r"method\.options\.lam was 0.25, now 0.5"):
+    with refuses(CheckpointError):
         list(run_scenario(stream(), create_method("hoc", lam=0.5), SETTINGS, tmp_path / "run", progress=False))
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.txt").write_text("precious")

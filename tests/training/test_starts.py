@@ -12,6 +12,7 @@ import pytest
 import torch
 from test_replacement import pretrained
 from test_scenarios import SETTINGS, same_weights, stream, stripes
+from wording import refuses
 
 from fixstar.data import ImageSet, TaskStream, from_arrays, sample_stream
 from fixstar.errors import CheckpointError, InputError, ModelError
@@ -176,7 +177,7 @@ def test_a_run_with_selection_is_read_back_and_resumes_to_the_same_end(
 
 def test_queries_and_gallery_must_name_their_classes_alike() -> None:
     data = stripes(3)
-    with pytest.raises(InputError, match="the same classes in the same order"):
+    with refuses(InputError):
         Validation(data, data.of_classes(["2", "1", "0"]))
 
 
@@ -257,7 +258,7 @@ def test_bct_chains_three_models_of_growing_width() -> None:
     features = [replace(version, shared_components=True) for version in made]
     result = cross_test(features, images.labels, images.labels)
     assert np.isfinite(result.matrix[np.tril_indices(3)]).all()
-    with pytest.raises(ModelError, match="at least as wide"):
+    with refuses(ModelError):
         list(
             run_scenario(
                 stream(),
@@ -270,7 +271,7 @@ def test_bct_chains_three_models_of_growing_width() -> None:
 
 
 def test_what_goes_on_from_the_last_weights_cannot_change_its_backbone() -> None:
-    with pytest.raises(InputError, match="starts each version from new weights"):
+    with refuses(InputError):
         run_scenario(stream(), create_method("ift"), SETTINGS, progress=False, later={2: wider(12)})
 
 
@@ -280,7 +281,7 @@ def test_prototypes_do_not_move_under_classes_that_have_them(polytope: str, capa
     previous = VersionPlan(1, stripes(2), TrainingContext(), method, first).starting_encoder()
     assert VersionPlan(2, stripes(), TrainingContext(previous), method, first).starting_encoder().slots.capacity == 10
     later = replace(first, capacity=capacity)
-    with pytest.raises(ModelError, match=f"room for {capacity} classes, the previous version for 10"):
+    with refuses(ModelError):
         list(run_scenario(stream(), method, first, progress=False, later={2: later}, scenario="retraining"))
 
 
@@ -312,15 +313,15 @@ def test_a_method_does_not_follow_another_kind_of_classifier(old: str, new: str,
 
 
 def test_prototypes_of_another_polytope_are_not_followed() -> None:
-    with pytest.raises(ModelError, match="trains a cube classifier and v1 has a simplex one"):
+    with refuses(ModelError):
         started(create_method("cores"), create_method("cores", polytope="cube"))
 
 
 def test_replacements_and_pretrained_models_have_the_classifier_of_the_method() -> None:
     given = pretrained(["p"], classifier="linear")
-    with pytest.raises(ModelError, match=r"the replacement has a linear one\. Methods"):
+    with refuses(ModelError):
         started(create_method("hoc"), create_method("hoc"), replacement=given)
-    with pytest.raises(ModelError, match=r"the pre-trained model has a linear one\..*; or pre-train it"):
+    with refuses(ModelError):
         started(create_method("cores"), create_method("cores"), pretrained=given)
 
 

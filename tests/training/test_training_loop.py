@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from wording import refuses
 
 from fixstar.data import Augmentation, Batches, BatchSource, from_arrays, pixel_source
 from fixstar.errors import CheckpointError, FixstarError, InputError
@@ -152,7 +153,7 @@ def test_a_loss_that_is_not_a_number_stops_the_run() -> None:
     def broken(step: Step) -> Terms:
         return {"ce": step.new.logits.mean() * math.nan}
 
-    with pytest.raises(FixstarError, match=r"the loss of epoch 1 is nan .*The learning rate, .*too high"):
+    with refuses(InputError, "repeat"):
         train(training(method=Method("broken", "", "", broken)))
 
 
@@ -182,7 +183,7 @@ def test_a_failed_run_leaves_no_checkpoint_in_the_way_of_the_next(tmp_path: Path
 def test_recipes_check_themselves_and_scale() -> None:
     with pytest.raises(InputError, match=r"epochs=0.*batch_size=1"):
         Recipe(epochs=0, batch_size=1)
-    with pytest.raises(InputError, match=r"^epochs=-3 must be a whole number of at least 1$"):
+    with refuses(InputError):
         Recipe().shortened(-3)
     assert [Recipe().shortened(7).rate(epoch) for epoch in (4, 5, 6)] == pytest.approx([0.1, 0.01, 0.001])
     there_and_back = Recipe().shortened(1).shortened(70)
@@ -193,22 +194,22 @@ def test_recipes_check_themselves_and_scale() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    "wrong",
     [
-        ({"epochs": 1.5}, "epochs=1.5 must be a whole number"),
-        ({"batch_size": 2.5}, "batch_size=2.5 must be a whole number"),
-        ({"learning_rate": math.inf}, "learning_rate=inf must be positive and finite"),
-        ({"weight_decay": math.inf}, "weight_decay=inf must be at least 0 and finite"),
-        ({"milestones": (-5,)}, r"milestones=\(-5,\) must be ascending, at least 0"),
-        ({"milestones": (5, math.inf)}, "and finite"),
-        ({"milestones": (math.nan,)}, "and finite"),
+        {"epochs": 1.5},
+        {"batch_size": 2.5},
+        {"learning_rate": math.inf},
+        {"weight_decay": math.inf},
+        {"milestones": (-5,)},
+        {"milestones": (5, math.inf)},
+        {"milestones": (math.nan,)},
     ],
 )
-def test_recipes_take_whole_and_finite_numbers(wrong: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
+def test_recipes_take_whole_and_finite_numbers(wrong: dict[str, Any]) -> None:
+    with refuses(InputError):
         Recipe(**wrong)
 
 
 def test_a_recipe_is_shortened_to_whole_epochs() -> None:
-    with pytest.raises(InputError, match=r"^epochs=7.5 must be a whole number"):
+    with refuses(InputError):
         Recipe().shortened(7.5)  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from wording import refuses
 
 from fixstar.errors import ModelError
 from fixstar.evaluation import VersionFeatures
@@ -196,7 +197,7 @@ def test_without_a_map_back_two_models_must_ask() -> None:
     ahead = Translation("v1", "v2", Map.linear(TURN), two=USUAL)
     found = choose([ahead], tried, np.arange(400), two=True)
     assert (found.one, found.backward) == (None, None)
-    with pytest.raises(ModelError, match="one model per query needs a map back"):
+    with refuses(ModelError):
         choose([ahead], tried, np.arange(400), two=False)
 
 

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from wording import refuses
 
 from fixstar.errors import InputError, ModelError
 from fixstar.evaluation import VersionFeatures
@@ -202,7 +203,7 @@ def test_a_damaged_file_is_refused(damage: Callable[[bytes], bytes], tmp_path: P
     path = save_translation(whole(), tmp_path / "way.npz")
     torn = tmp_path / "torn.npz"
     torn.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(ModelError, match=r"torn\.npz is damaged.*Restore it from a copy, or fit it again"):
+    with refuses(ModelError, varies=r"(?<=translation: ).*(?= Restore)|file '.*?'"):
         load_translation(torn)
 
 
@@ -238,7 +239,7 @@ def test_a_file_that_was_packed_again_with_other_content_is_refused(member: str,
                 content = content.replace(b'"two": 0.7', b'"two": 0.8') if name == "card.json" else content[:-1] + b"A"
                 assert content != archive.read(name)
             packed.writestr(name, content)
-    with pytest.raises(ModelError, match="its checksum does not match its content"):
+    with refuses(ModelError):
         load_translation(copy)
 
 
@@ -260,38 +261,38 @@ def resealed(path: Path, change: Callable[[dict[str, Any], dict[str, Any]], None
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    "change",
     [
-        (lambda card, _: card.update(format_version=2), "its format is .*this fixstar reads"),
-        (lambda card, _: card.update(format="fixstar-bridge"), "its format is"),
-        (lambda card, _: card.update(one=7), "lies between 0 and 1"),
-        (lambda card, _: card.update(one="0.6"), "damaged"),
-        (lambda card, _: card.pop("two"), "two"),
-        (lambda _, arrays: arrays.update({"forward.0.Z": np.eye(2)}), "has no array 'Z'"),
-        (lambda _, arrays: arrays.pop("forward.0.W"), "has the arrays|lacks its array W"),
-        (lambda _, arrays: arrays.update({"forward.0.c": np.full(9, np.nan)}), "NaN"),
-        (lambda _, arrays: arrays.update({"forward.0.c": np.ones(4)}), "array"),
-        (lambda _, arrays: arrays.pop("uncertainty"), "uncertainty"),
+        lambda card, _: card.update(format_version=2),
+        lambda card, _: card.update(format="fixstar-bridge"),
+        lambda card, _: card.update(one=7),
+        lambda card, _: card.update(one="0.6"),
+        lambda card, _: card.pop("two"),
+        lambda _, arrays: arrays.update({"forward.0.Z": np.eye(2)}),
+        lambda _, arrays: arrays.pop("forward.0.W"),
+        lambda _, arrays: arrays.update({"forward.0.c": np.full(9, np.nan)}),
+        lambda _, arrays: arrays.update({"forward.0.c": np.ones(4)}),
+        lambda _, arrays: arrays.pop("uncertainty"),
     ],
 )
-def test_what_is_whole_but_no_translation_is_refused(change: Any, told: str, tmp_path: Path) -> None:
+def test_what_is_whole_but_no_translation_is_refused(change: Any, tmp_path: Path) -> None:
     path = save_translation(whole(), tmp_path / "way.npz", onnx=False)
     assert_same(load_translation(resealed(path, lambda *_: None)), whole())
-    with pytest.raises(ModelError, match=told):
+    with refuses(ModelError, varies=r"'<=' not.*'str'"):
         load_translation(resealed(path, change))
 
 
 def test_other_files_are_no_translations(tmp_path: Path) -> None:
     np.savez(tmp_path / "vectors.npz", vectors=np.eye(3))
-    with pytest.raises(ModelError, match=r"not a translation: it has no card\.json"):
+    with refuses(ModelError):
         load_translation(tmp_path / "vectors.npz")
     np.save(tmp_path / "vectors.npy", np.eye(3))
-    with pytest.raises(ModelError, match=r"vectors\.npy is damaged"):
+    with refuses(ModelError, varies=r"(?<=translation: ).*(?= Restore)|file '.*?'"):
         load_translation(tmp_path / "vectors.npy")
     np.savez(tmp_path / "objects.npz", W=np.array([{}], object), allow_pickle=True)
     with pytest.raises(ModelError, match="not a translation"):
         load_translation(tmp_path / "objects.npz")
-    with pytest.raises(ModelError, match="there is no translation"):
+    with refuses(ModelError):
         load_translation(tmp_path / "absent.npz")
 
 
@@ -301,7 +302,7 @@ def test_other_files_are_no_translations(tmp_path: Path) -> None:
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     path = save_translation(whole(), tmp_path / "way.npz")
     content = path.read_bytes()
-    with pytest.raises(InputError, match="exists already, and a translation is never overwritten"):
+    with refuses(InputError):
         save_translation(WAYS["one model"], path)
     assert path.read_bytes() == content
     with pytest.raises(InputError, match=r"saved as FILE\.npz"):

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sklearn.linear_model import Ridge
+from wording import refuses
 
 from fixstar.errors import InputError, UnknownNameError
 from fixstar.evaluation import nearest
@@ -345,28 +346,28 @@ LONG, BROKEN = GOOD * 2, np.where(np.arange(100)[:, None] == 7, np.nan, GOOD)
 
 
 @pytest.mark.parametrize(
-    ("call", "told"),
+    "call",
     [
-        (lambda: fitted("rotation", GOOD[:5], GOOD[:5]), "needs at least 8 pairs, got 5"),
-        (lambda: fitted("residual", GOOD[:99], GOOD[:99]), r"needs at least 100 pairs.*or use rotation or ridge"),
-        (lambda: fitted("ridge", GOOD, GOOD[:50]), r"are not pairs.*Embed a sample"),
-        (lambda: fitted("ridge", BROKEN, GOOD), "NaN or infinity in row 7"),
-        (lambda: fitted("ridge", GOOD, LONG), r"100 of 100.*second space.*length 2.*geometry\.unit"),
-        (lambda: fitted("ridge", GOOD[0], GOOD), "matrix of real numbers"),
-        (lambda: fitted("ridge", GOOD[:0], GOOD[:0]), "matrix of real numbers"),
-        (lambda: Pairs.checked(GOOD, GOOD, weights=np.zeros(100)), "one finite number > 0 per pair"),
-        (lambda: Pairs.checked(GOOD, GOOD, weights=[1.0]), "one finite number > 0 per pair"),
-        (lambda: Pairs.checked(GOOD, GOOD, groups=[1]), "one label per pair"),
-        (lambda: Pairs.checked(GOOD, GOOD, groups=[1] * 100).split(), "one group cannot be split"),
-        (lambda: Pairs.checked(GOOD, GOOD).split(1.0), "between 0 and 1"),
-        (lambda: fitted("ridge", GOOD, GOOD, rank=3), r"unknown option of a ridge.*penalty"),
-        (lambda: fitted("ridge", GOOD, GOOD, penalty=-1.0), "number >= 0"),
-        (lambda: fitted("residual", GOOD, GOOD, hidden=0), "hidden >= 1"),
-        (lambda: fitted("contrast", GOOD, GOOD, contrast=-1), "contrast >= 0"),
+        lambda: fitted("rotation", GOOD[:5], GOOD[:5]),
+        lambda: fitted("residual", GOOD[:99], GOOD[:99]),
+        lambda: fitted("ridge", GOOD, GOOD[:50]),
+        lambda: fitted("ridge", BROKEN, GOOD),
+        lambda: fitted("ridge", GOOD, LONG),
+        lambda: fitted("ridge", GOOD[0], GOOD),
+        lambda: fitted("ridge", GOOD[:0], GOOD[:0]),
+        lambda: Pairs.checked(GOOD, GOOD, weights=np.zeros(100)),
+        lambda: Pairs.checked(GOOD, GOOD, weights=[1.0]),
+        lambda: Pairs.checked(GOOD, GOOD, groups=[1]),
+        lambda: Pairs.checked(GOOD, GOOD, groups=[1] * 100).split(),
+        lambda: Pairs.checked(GOOD, GOOD).split(1.0),
+        lambda: fitted("ridge", GOOD, GOOD, rank=3),
+        lambda: fitted("ridge", GOOD, GOOD, penalty=-1.0),
+        lambda: fitted("residual", GOOD, GOOD, hidden=0),
+        lambda: fitted("contrast", GOOD, GOOD, contrast=-1),
     ],
 )
-def test_what_is_refused(call: Any, told: str) -> None:
-    with pytest.raises(InputError, match=told):
+def test_what_is_refused(call: Any) -> None:
+    with refuses(InputError):
         call()
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from wording import refuses
 
 import fixstar
 from fixstar.errors import InputError, UnknownNameError
@@ -156,9 +157,9 @@ def test_queries_among_the_items_are_not_searched() -> None:
     wanted = {str(row): [str(item) for item in range(100, 600) if labels[item] == labels[row]] for row in range(60)}
     found = judge(old, mapped(new, 0.1), new, relevant=wanted)
     assert (found.queries, found.gallery) == (60, ITEMS + QUERIES - 60)
-    with pytest.raises(InputError, match="every item is a query itself"):
+    with refuses(InputError):
         judge(old, new, new, relevant={str(row): ["0"] for row in range(len(old))})
-    with pytest.raises(InputError, match="none of them has a vector: their ids are such as 'x'"):
+    with refuses(InputError):
         judge(old, new, new, relevant={"x": ["0"]})
 
 
@@ -236,7 +237,7 @@ def test_files_that_do_not_fit_are_told(tmp_path: Path) -> None:
         with pytest.raises(InputError) as refused:
             judge(**{**given, **changed})
         assert told in str(refused.value), told
-    with pytest.raises(InputError, match="matched row by row, and their numbers differ: 620 old, 600 migrated"):
+    with refuses(InputError):
         judge(old, new[:600], new, labels=labels)
-    with pytest.raises(InputError, match="no item has a label"):
+    with refuses(InputError, "repeat", "repeat"):
         judge(old, new, new)

@@ -28,6 +28,7 @@ from vector_shops import (
     Shop,
     chroma_server,
 )
+from wording import check_wording, refuses
 
 from fixstar.errors import DataError, FixstarError, GalleryError, GateError, InputError, MissingExtraError
 from fixstar.gallery.foreign import lance_table, postgres_table
@@ -242,7 +243,7 @@ def test_postgres_switches_a_view_that_keeps_its_grants_and_uses_the_index(tmp_p
     assert server.execute(f"SELECT has_table_privilege('{role}', '{view}', 'SELECT')") == [(True,)]
     server.execute(f"DROP OWNED BY {role}")
     server.execute(f"DROP ROLE {role}")
-    with pytest.raises(InputError, match="fixstar did not make it"):
+    with refuses(InputError, "repeat"):
         switch_migration(shop.source(), WAY, shop.to, alias=shop.name)
 
 
@@ -302,7 +303,7 @@ def test_chroma_switches_by_renaming_and_finishes_what_a_kill_left(chroma: int, 
         return open_vectors(shop.address).width
 
     assert width() == OLD
-    assert "the old ones are in" in switch_migration(shop.address, WAY, shop.to)
+    check_wording(switch_migration(shop.address, WAY, shop.to))
     assert width() == NEW
     assert run(shop).unchanged == 40  # the old collection is found under its new name
     undo_migration(shop.address, shop.to)
@@ -367,12 +368,12 @@ def test_files_say_what_to_load_and_foreign_files_stay(tmp_path: Path) -> None:
     migrate.migrate(tmp_path / "old.npz", WAY, str(to))
     assert f"load {to} instead of" in switch_migration(tmp_path / "old.npz", WAY, str(to))
     assert "never changed" in undo_migration(tmp_path / "old.npz", str(to))
-    with pytest.raises(InputError, match="a file has no alias"):
+    with refuses(InputError):
         undo_migration(tmp_path / "old.npz", str(to), alias="x")
     mine = tmp_path / "mine.npz"
     np.savez(mine, vectors=VECTORS)
     content = mine.read_bytes()
-    with pytest.raises(InputError, match="no migration made it"):
+    with refuses(InputError, "repeat"):
         migrate.migrate(tmp_path / "old.npz", WAY, str(mine))
     assert mine.read_bytes() == content
     with pytest.raises(InputError, match="ends in"):
@@ -389,7 +390,7 @@ def test_an_index_without_ids_keeps_its_order(tmp_path: Path) -> None:
     assert WAY.forward is not None
     np.testing.assert_allclose(made.reconstruct_n(0, 40), WAY.forward(VECTORS[:40]), atol=1e-6)
     np.savez(tmp_path / "named.npz", vectors=VECTORS[:2], ids=np.array(["a", "b"]))
-    with pytest.raises(DataError, match=r"numbers as ids, and .* has 'a'"):
+    with refuses(DataError, "repeat"):
         migrate.migrate(tmp_path / "named.npz", WAY, str(tmp_path / "other.faiss"))
 
 
@@ -456,22 +457,22 @@ def test_a_missing_library_is_named(module_name: str, address: str, told: str, m
 
 
 @pytest.mark.parametrize(
-    ("address", "told"),
+    "address",
     [
-        ("chroma://secret@host?collection=x", "token must not be part"),
-        ("chroma://host:port?collection=x", "host:8000"),
-        ("chroma://?collection=x", "no server and no folder"),
-        ("chroma://host/folder?collection=x", "a server and a folder"),
-        ("chroma://host?collection=x&colour=red", "no option 'colour'"),
-        ("chroma://host?collection=x&id=sku", "leave id= and vector= out"),
-        ("chroma://host", "which collection of chroma://host"),
-        ("lancedb:///folder", "which table of lancedb:///folder"),
-        ("milvus://host", "which collection of milvus://host"),
-        ("milvus://host?collection=x&id=sku", "one id, the primary key"),
-        ("milvus://me:secret@host?collection=x", "a token must not be part of an address"),
-        ("lancedb://?table=x", "names no folder"),
+        "chroma://secret@host?collection=x",
+        "chroma://host:port?collection=x",
+        "chroma://?collection=x",
+        "chroma://host/folder?collection=x",
+        "chroma://host?collection=x&colour=red",
+        "chroma://host?collection=x&id=sku",
+        "chroma://host",
+        "lancedb:///folder",
+        "milvus://host",
+        "milvus://host?collection=x&id=sku",
+        "milvus://me:secret@host?collection=x",
+        "lancedb://?table=x",
     ],
 )
-def test_addresses_that_name_no_vectors(address: str, told: str) -> None:
-    with pytest.raises(FixstarError, match=told):
+def test_addresses_that_name_no_vectors(address: str) -> None:
+    with refuses(FixstarError):
         open_vectors(address)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from wording import refuses
 
 from fixstar.errors import InputError, ModelError
 from fixstar.evaluation import VersionFeatures
@@ -62,9 +63,9 @@ def test_queries_ask_in_the_space_where_the_vectors_lie() -> None:
     np.testing.assert_array_equal(way.with_one_model().asks(new, None, None), way.backward(new))
     shared = Translation.between_shared("v1", "v2")
     assert shared.asks(new, carried, None) is carried
-    with pytest.raises(InputError, match="needs queries by v1 too"):
+    with refuses(InputError):
         way.asks(new, None, None)
-    with pytest.raises(InputError, match="queries of v2 must be carried to v1's space first"):
+    with refuses(InputError):
         shared.asks(new, None, None)
 
 
@@ -78,23 +79,23 @@ def test_models_and_weights() -> None:
     assert (kept.models, kept.weight, kept.forward) == (("v1",), 0.0, None)
     shared = Translation.between_shared("v1", "v2")
     assert (shared.models, shared.weight, shared.shared) == (("v2",), 0.0, True)
-    with pytest.raises(InputError, match="cannot search vectors of v1 with one model per query"):
+    with refuses(InputError):
         made(one=None).with_one_model()
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    "changed",
     [
-        ({"one": 1.1}, "lies between 0 and 1; one is 1.1"),
-        ({"two": -0.1}, "lies between 0 and 1; two is -0.1"),
-        ({"forward": None}, "without a forward map has weight 0; one is 0.6"),
-        ({"backward": None}, "one model per query needs a map back, or a space that both versions share"),
-        ({"one": None, "two": None}, "with neither"),
-        ({"backward": linear(5, 4)}, r"lead there and back; these have the widths \(4, 6\) and \(5, 4\)"),
+        {"one": 1.1},
+        {"two": -0.1},
+        {"forward": None},
+        {"backward": None},
+        {"one": None, "two": None},
+        {"backward": linear(5, 4)},
     ],
 )
-def test_translations_that_cannot_be(changed: dict[str, Any], told: str) -> None:
-    with pytest.raises(ModelError, match=told):
+def test_translations_that_cannot_be(changed: dict[str, Any]) -> None:
+    with refuses(ModelError):
         made(**changed)
 
 
@@ -150,9 +151,9 @@ def test_a_translation_through_a_version_between() -> None:
     np.testing.assert_array_equal(way.backward(Y), first.backward(second.backward(Y)))
     unmeasured = made(one=None).then(replace(second, one=None, two=0.5))
     assert unmeasured.one == USUAL
-    with pytest.raises(InputError, match="to v2 is not followed by one from v1"):
+    with refuses(InputError):
         first.then(first)
-    with pytest.raises(InputError, match="cannot be carried to v3 through v2: a map is missing"):
+    with refuses(InputError):
         made(backward=None, one=None).then(second)
 
 
@@ -161,7 +162,7 @@ def test_shared_spaces_in_a_row_are_shared() -> None:
     way = one.then(two)
     assert (way.source, way.target, way.shared, way.one, way.forward) == ("v1", "v3", True, 0.0, None)
     mapped = Translation("v2", "v3", forward=linear(4, 4), one=0.5, shared=True)
-    with pytest.raises(InputError, match="a map is missing"):
+    with refuses(InputError):
         replace(one, shared=False, two=0.0, one=None).then(mapped)
     both = Translation("v1", "v2", forward=linear(4, 4), one=0.3, shared=True).then(mapped)
     assert both.one == pytest.approx(0.4)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from wording import refuses
 
 from fixstar.errors import InputError
 from fixstar.geometry import unit
@@ -60,7 +61,7 @@ def test_mutual_neighbours_are_those_of_slow_code() -> None:
 
 def test_too_few_vectors_are_refused() -> None:
     X, _ = World(1).items(6)
-    with pytest.raises(InputError, match="without a common item do not match"):
+    with refuses(InputError):
         pseudo_pairs(X, X @ World(1).turn)
     with pytest.raises(InputError, match="not of length 1"):
         pseudo_pairs(2 * X, X)
@@ -124,7 +125,7 @@ def test_what_cannot_be_paired() -> None:
     labels = np.arange(6)
     with pytest.raises(InputError, match="share 1 class "):
         paired_by_class(X, labels, X, labels + 5)
-    with pytest.raises(InputError, match="one integer or string for each of 6 vectors"):
+    with refuses(InputError):
         paired_by_class(X, labels[:5], X, labels)
     opposite = np.concatenate([X[:1], -X[:1], X[1:2]])
     with pytest.raises(InputError, match="class 0 cancel out"):

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from wording import refuses
 
 from fixstar.errors import InputError, ModelError
 from fixstar.geometry import unit
@@ -70,9 +71,9 @@ def test_maps_in_a_row_are_a_map() -> None:
     np.testing.assert_array_equal(whole(X), three(two(one(X))))
     np.testing.assert_array_equal(one.then(two.then(three))(X), whole(X))
     assert composed([one]) is one
-    with pytest.raises(ModelError, match="puts out 6 components stands before one that takes 3"):
+    with refuses(ModelError):
         one.then(three)
-    with pytest.raises(ModelError, match="one layer or more"):
+    with refuses(ModelError):
         Map(())
 
 
@@ -114,36 +115,36 @@ ZERO = np.zeros(3, np.float32)
 
 
 @pytest.mark.parametrize(
-    ("call", "told"),
+    "call",
     [
-        (lambda: Layer(EYE, ZERO, A=EYE), "a layer has the arrays W, c, A, e, B"),
-        (lambda: Map.linear(EYE, ZERO[:2]), r"array c of a layer is \[b\]"),
-        (lambda: Map.linear(EYE * np.nan), "array W of a layer holds NaN"),
-        (lambda: Map.linear(EYE[0]), r"array W of a layer is \[a, b\]"),
-        (lambda: Map.linear(EYE[:0]), r"array W of a layer is \[a, b\]"),
-        (lambda: Layer(EYE, ZERO, EYE[:, :2], ZERO[:1], EYE[:2]), "array e of a layer"),
-        (lambda: Map.of_arrays({"0.W": EYE}), "lacks its array c"),
-        (lambda: Map.of_arrays({"0.W": EYE, "0.c": ZERO, "0.Z": EYE}), "has no array 'Z'"),
-        (lambda: Map.of_arrays({"W": EYE}), r"NUMBER\.NAME, got 'W'"),
-        (lambda: Map.of_arrays({"1.W": EYE, "1.c": ZERO}), r"numbered from 0 without gaps, got \[1\]"),
-        (lambda: Map.of_arrays({}), "one layer or more"),
+        lambda: Layer(EYE, ZERO, A=EYE),
+        lambda: Map.linear(EYE, ZERO[:2]),
+        lambda: Map.linear(EYE * np.nan),
+        lambda: Map.linear(EYE[0]),
+        lambda: Map.linear(EYE[:0]),
+        lambda: Layer(EYE, ZERO, EYE[:, :2], ZERO[:1], EYE[:2]),
+        lambda: Map.of_arrays({"0.W": EYE}),
+        lambda: Map.of_arrays({"0.W": EYE, "0.c": ZERO, "0.Z": EYE}),
+        lambda: Map.of_arrays({"W": EYE}),
+        lambda: Map.of_arrays({"1.W": EYE, "1.c": ZERO}),
+        lambda: Map.of_arrays({}),
     ],
 )
-def test_arrays_that_are_no_map(call: Any, told: str) -> None:
-    with pytest.raises(ModelError, match=told):
+def test_arrays_that_are_no_map(call: Any) -> None:
+    with refuses(ModelError):
         call()
 
 
 @pytest.mark.parametrize(
-    ("given_vectors", "told"),
+    "given_vectors",
     [
-        (np.ones((2, 4)), r"takes vectors \[N, 3\], got float64 \(2, 4\)"),
-        (np.ones(3), r"takes vectors \[N, 3\]"),
-        (np.array([["a", "b", "c"]]), r"takes vectors \[N, 3\]"),
-        (np.where(np.arange(9).reshape(3, 3) == 4, np.nan, 1.0), "vector 1 has no direction"),
-        (np.eye(3) * [[1], [1], [0]], "vector 2 has no direction"),
+        np.ones((2, 4)),
+        np.ones(3),
+        np.array([["a", "b", "c"]]),
+        np.where(np.arange(9).reshape(3, 3) == 4, np.nan, 1.0),
+        np.eye(3) * [[1], [1], [0]],
     ],
 )
-def test_vectors_that_cannot_be_mapped(given_vectors: Any, told: str) -> None:
-    with pytest.raises(InputError, match=told):
+def test_vectors_that_cannot_be_mapped(given_vectors: Any) -> None:
+    with refuses(InputError):
         Map.linear(EYE)(given_vectors)

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from forked import kill_at_call
 from shops import passed, pictures, shop
+from wording import refuses
 
 from fixstar.data import from_arrays, open_images
 from fixstar.errors import CheckpointError, ImageError, InputError, UnknownNameError
@@ -305,7 +306,7 @@ def test_budgets(budget: str, items: int) -> None:
 
 @pytest.mark.parametrize("budget", ["", "ten", "-5", "120%", "1.5", "%", "0", "0%", "0.0%"])
 def test_a_budget_that_is_none_is_refused(budget: str) -> None:
-    with pytest.raises(InputError, match="a budget is a share"):
+    with refuses(InputError):
         budget_items(budget, 200)
 
 
@@ -323,7 +324,7 @@ def test_a_plan_survives_odd_ids_and_a_damaged_one_is_told(tmp_path: Path) -> No
     assert files.position(other) == 0  # the cursor of another plan does not count
     path = files.directory / "plan.jsonl"
     path.write_bytes(path.read_bytes()[:20])
-    with pytest.raises(CheckpointError, match="delete it and plan again"):
+    with refuses(CheckpointError):
         files.plan()
 
 
@@ -429,7 +430,7 @@ def test_wrong_options_are_told_before_anything_is_done(tmp_path: Path) -> None:
             space.backfill(BackfillOptions("all", "best"))
         with pytest.raises(InputError, match="a budget is"):
             space.backfill(BackfillOptions("some"))
-        with pytest.raises(InputError, match="no search was counted"):
+        with refuses(InputError):
             space.backfill(BackfillOptions("all", "queried"))
         assert space.gallery.count() == {"v1": 18, "v2": 0}
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from shops import passed, pictures, shop
 from text_models import bert_folder, embeddings_server, own_settings, topic_texts
+from wording import refuses
 
 from fixstar.errors import InputError, ModelError
 from fixstar.models import Encoder
@@ -164,5 +165,5 @@ def test_workers_ask_a_server_together_as_often_as_is_allowed(tmp_path: Path) ->
 def test_what_a_worker_cannot_load_is_told(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="nothing"):
         RayEmbedder(tmp_path / "nothing", workers=1)
-    with pytest.raises(InputError, match="one worker or more"):
+    with refuses(InputError):
         RayEmbedder(tmp_path, workers=0)

@@ -14,6 +14,7 @@ from types import FrameType
 import pytest
 from service_clients import picture
 from whole_workspace import answers, whole_workspace
+from wording import check_wording, refuses
 
 from fixstar.durable import exclusive
 from fixstar.errors import FixstarError, GalleryError, ModelError
@@ -61,7 +62,7 @@ def require_told(path: Path, file: Path, snapshots: Path) -> None:
     """Opening, searching, verifying and copying name the file."""
     with in_time():
         for use in (answers, Workspace, lambda path: take_snapshot(path, snapshots)):
-            with pytest.raises(FixstarError, match=r"not a workspace|pipes, sockets or devices") as told:
+            with refuses(ModelError) as told:
                 use(path)
             assert file.name == "workspace.json" or str(file) in str(told.value)
         assert any(str(file) in problem for problem in verify_workspace(path))
@@ -100,7 +101,7 @@ def test_a_pipe_in_the_place_of_a_kept_image(copy: Path) -> None:
         os.mkfifo(kept)
         (told,) = verify_workspace(copy)
         assert str(kept) in told
-        assert "not a regular file" in told
+        check_wording(told, varies=r"images/\w\w")
         item = space.gallery.get(["kept/0"])["kept/0"]
         assert space.images.find(item) is None
         assert space.search([picture(0)], k=3).hits
@@ -114,7 +115,7 @@ def test_a_pipe_as_a_lock_or_a_gallery(whole: Path, copy: Path, tmp_path: Path) 
     lock.unlink(missing_ok=True)
     os.mkfifo(lock)
     with in_time():
-        with pytest.raises(FixstarError, match="is a pipe or a socket, not a lock"):
+        with refuses(FixstarError):
             restore_snapshot(tmp_path / "backup", copy, replace=True)
         with pytest.raises(FixstarError, match="not a lock"), exclusive(lock.parent):
             pass

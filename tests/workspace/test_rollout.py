@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from forked import fork
+from wording import refuses
 
 from fixstar.durable import document, replace_json
 from fixstar.errors import DeploymentMovedError, InputError, ModelError
@@ -29,7 +30,7 @@ def test_rollbacks_take_deployments_back_one_by_one(tmp_path: Path) -> None:
     assert rollout.previous() == "v2"
     assert rollout.rollback().version == "v2"
     assert rollout.rollback().version == "v1"
-    with pytest.raises(InputError, match="nothing to roll back to"):
+    with refuses(InputError):
         rollout.rollback()
     rollout.deploy("v3", reason="it must", by="ann")
     assert [(m.kind, m.version) for m in rollout.history()] == [
@@ -51,7 +52,7 @@ def test_a_version_that_was_retired_is_no_way_back(tmp_path: Path) -> None:
     (tmp_path / "retired" / "v1.json").write_text("{}")
     assert rollout.rollback().version == "v2"
     assert rollout.previous() is None
-    with pytest.raises(InputError, match="v1, which was deployed before v2, was retired"):
+    with refuses(InputError):
         rollout.rollback(to="v1")
     assert rollout.current() == "v2"
     rollout.deploy("v3")
@@ -64,11 +65,11 @@ def test_a_move_that_was_meant_for_another_state_is_not_made(tmp_path: Path) -> 
         rollout.deploy(version)
     assert rollout.rollback(deployed="v3", to="v2").version == "v2"
     moves = rollout.history()
-    with pytest.raises(DeploymentMovedError, match="v2 is deployed now, not v3"):
+    with refuses(DeploymentMovedError):
         rollout.rollback(deployed="v3", to="v2")
-    with pytest.raises(DeploymentMovedError, match="leads to v1, not to v2"):
+    with refuses(DeploymentMovedError):
         rollout.rollback(to="v2")
-    with pytest.raises(DeploymentMovedError, match="v2 is deployed now, not v1"):
+    with refuses(DeploymentMovedError):
         rollout.deploy("v3", deployed="v1")
     assert rollout.history() == moves
     assert [rollout.left_by(move) for move in moves] == ["v1", "v2", "v3"]

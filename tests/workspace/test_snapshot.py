@@ -20,6 +20,7 @@ from service_clients import client, ended, picture
 from shops import indexed_shop
 from typed import typed
 from whole_workspace import answers, whole_workspace
+from wording import refuses
 
 from fixstar.durable import document, exclusive
 from fixstar.errors import InputError, ModelError
@@ -150,15 +151,15 @@ class TestRefused:
         assert (refused.code, "is not empty" in refused.err, "--replace" in refused.err) == (1, True, True)
         (tmp_path / "other").mkdir()
         (tmp_path / "other" / "letter.txt").touch()
-        with pytest.raises(InputError, match="is not a workspace"):
+        with refuses(InputError):
             restore_snapshot(tmp_path / "backup", tmp_path / "other", replace=True)
-        with pytest.raises(ModelError, match="is not a snapshot"):
+        with refuses(ModelError):
             take_snapshot(shop, tmp_path / "other")
         (tmp_path / "letter.tar").write_text("Dear reader")
-        with pytest.raises(ModelError, match="is not a snapshot"):
+        with refuses(ModelError):
             take_snapshot(shop, tmp_path / "letter.tar")
         shutil.copytree(shop, tmp_path / "second")
-        with pytest.raises(InputError, match="holds a snapshot of 'shop'"):
+        with refuses(InputError):
             take_snapshot(tmp_path / "second", tmp_path / "backup")
         with pytest.raises(InputError, match="within the workspace"):
             take_snapshot(shop, shop / "backup")
@@ -195,7 +196,7 @@ class TestRefused:
         files = {**content["files"], name: content["files"]["workspace.json"]}
         changed = {"when": content["when"], "workspace": content["workspace"], "files": files}
         manifest.write_text(json.dumps(document("snapshot", changed)))
-        with pytest.raises(ModelError, match="outside of a workspace"):
+        with refuses(ModelError):
             restore_snapshot(tmp_path / "backup", tmp_path / "again")
 
     def test_links_of_an_archive_are_not_followed(self, shop: Path, tmp_path: Path) -> None:
@@ -210,27 +211,25 @@ class TestRefused:
         assert not (tmp_path / "again").exists()
 
     @pytest.mark.parametrize(
-        ("name", "entry", "seen"),
+        ("name", "entry"),
         [
-            ("state/run", ["ab" * 32, 3, 0o4755], "up to 0o777 are restored"),
-            ("state/\0", ["ab" * 32, 3, 0o644], "not a possible file name"),
-            ("state/\ud800", ["ab" * 32, 3, 0o644], "surrogates not allowed"),
-            ("state/run", [5, 3, 0o644], "not 64 hexadecimal digits"),
-            ("state/run", ["../../../../etc/passwd", 3, 0o644], "not 64 hexadecimal digits"),
-            ("state/run", ["ab" * 32, "3", 0o644], "the size of 'state/run' is '3'"),
-            ("state/run", ["ab" * 32, -1, 0o644], "the size of 'state/run' is -1"),
-            ("state/run", ["ab" * 32, 3, "rw"], "up to 0o777 are restored"),
-            ("state/run", ["ab" * 32, 3], "missing 1 required"),
+            ("state/run", ["ab" * 32, 3, 0o4755]),
+            ("state/\0", ["ab" * 32, 3, 0o644]),
+            ("state/\ud800", ["ab" * 32, 3, 0o644]),
+            ("state/run", [5, 3, 0o644]),
+            ("state/run", ["../../../../etc/passwd", 3, 0o644]),
+            ("state/run", ["ab" * 32, "3", 0o644]),
+            ("state/run", ["ab" * 32, -1, 0o644]),
+            ("state/run", ["ab" * 32, 3, "rw"]),
+            ("state/run", ["ab" * 32, 3]),
         ],
     )
-    def test_a_manifest_that_no_snapshot_has(
-        self, shop: Path, tmp_path: Path, name: str, entry: list[Any], seen: str
-    ) -> None:
+    def test_a_manifest_that_no_snapshot_has(self, shop: Path, tmp_path: Path, name: str, entry: list[Any]) -> None:
         take_snapshot(shop, tmp_path / "backup")
         (tmp_path / "backup" / "objects" / "ab").mkdir(exist_ok=True)
         (tmp_path / "backup" / "objects" / "ab" / ("ab" * 32)).write_bytes(b"ls\n")
         change_manifest(tmp_path / "backup", {name: entry})
-        with pytest.raises(ModelError, match=seen):
+        with refuses(ModelError):
             restore_snapshot(tmp_path / "backup", tmp_path / "again")
         assert not (tmp_path / "again").exists()
 
@@ -238,7 +237,7 @@ class TestRefused:
         take_snapshot(shop, tmp_path / "backup")
         files = json.loads((tmp_path / "backup" / "manifest.json").read_text())["files"]
         change_manifest(tmp_path / "backup", {"workspace.json/below": files["workspace.json"]})
-        with pytest.raises(ModelError, match=r"workspace\.json/below of the snapshot .* cannot be restored"):
+        with refuses(ModelError):
             restore_snapshot(tmp_path / "backup", tmp_path / "again")
 
     def test_more_than_the_disk_has_room_for_is_refused_first(self, shop: Path, tmp_path: Path) -> None:
@@ -252,10 +251,10 @@ class TestRefused:
         with pytest.raises(InputError, match="are free"):
             restore_snapshot(tmp_path / "backup", tmp_path / "again")
         change_manifest(tmp_path / "backup", {"state/0": ["ab" * 32, 3, 0o644]})
-        with pytest.raises(ModelError, match=r"it has 1,099,511,627,776 bytes, and the manifest says 3"):
+        with refuses(ModelError):
             restore_snapshot(tmp_path / "backup", tmp_path / "again")
         os.truncate(tmp_path / "backup" / "manifest.json", 1 << 40)
-        with pytest.raises(ModelError, match=r"its manifest has 1,099,511,627,776 bytes"):
+        with refuses(ModelError):
             restore_snapshot(tmp_path / "backup", tmp_path / "again")
 
     def test_sparse_members_are_not_unpacked(self, shop: Path, tmp_path: Path) -> None:
@@ -272,7 +271,7 @@ class TestRefused:
                 "GNU.sparse.size": str(1 << 30),
             }
             archive.addfile(member)
-        with pytest.raises(ModelError, match=r"state/holes of the snapshot .* cannot be read"):
+        with refuses(ModelError):
             restore_snapshot(tmp_path / "sparse.tar", tmp_path / "again")
 
     @pytest.mark.parametrize("kind", ["pipe", "zeros", "endless pipe"])
@@ -280,13 +279,13 @@ class TestRefused:
         take_snapshot(shop, tmp_path / "backup")
         if kind == "endless pipe":  # in the place of the whole snapshot
             os.mkfifo(tmp_path / "pipe.tar")
-            with pytest.raises(ModelError, match="not a regular file"):
+            with refuses(ModelError, varies=r"objects/\w\w"):
                 restore_snapshot(tmp_path / "pipe.tar", tmp_path / "again")
             return
         for place in (next((tmp_path / "backup").glob("objects/??/*")), tmp_path / "backup" / "manifest.json"):
             place.unlink()
             os.mkfifo(place) if kind == "pipe" else place.symlink_to("/dev/zero")
-            with pytest.raises(ModelError, match="not a regular file"):
+            with refuses(ModelError, varies=r"objects/\w\w"):
                 restore_snapshot(tmp_path / "backup", tmp_path / "again")
 
 

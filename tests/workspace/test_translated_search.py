@@ -16,6 +16,7 @@ import pytest
 from documents import rewrite
 from forked import fork
 from shops import passed, pictures, shop
+from wording import refuses
 
 from fixstar.errors import GateError, InputError, ModelError
 from fixstar.gallery import MemoryGallery, SearchResult
@@ -250,7 +251,7 @@ def test_the_gate_accepts_what_it_judged_and_nothing_else(space: Workspace) -> N
     with pytest.raises(GateError, match="did not pass"):
         space.deploy("v2")
     judged(space, name)
-    with pytest.raises(GateError, match="one model per query") as refused:
+    with refuses(GateError, "deploy", "deploy") as refused:
         space.deploy("v2", queries="one")
     assert [step.arguments.get("queries") for step in refused.value.next_steps] == [None, "one"]
     assert space.deployed() == "v1"

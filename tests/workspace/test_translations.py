@@ -16,6 +16,7 @@ import torch
 from forked import kill_at_call
 from numpy.typing import NDArray
 from shops import CLASSES, fitted, foreign, pictures, shop
+from wording import refuses
 
 from fixstar.data import open_images
 from fixstar.errors import InputError, ModelError
@@ -231,10 +232,10 @@ def test_vectors_of_a_retired_model_are_found_with_one_model(space: Workspace, p
         space.deploy(target, force="test")
         with pytest.raises(InputError, match="v1 cannot be retired"):
             space.retire("v1")
-    with pytest.raises(InputError, match="its own queries help to search them"):
+    with refuses(InputError, "backfill", "delete-items"):
         space.retire("v1")
     space.deploy("v3", force="test", queries="one")
-    with pytest.raises(InputError, match="after a rollback to v3 its own queries"):
+    with refuses(InputError, "backfill", "delete-items"):
         space.retire("v1")  # before, two models asked
     space.deploy("v2", force="test", queries="one")
     before = space.search(files(photos)[:2], k=ITEMS)
@@ -347,10 +348,10 @@ def test_a_bridge_of_other_widths_is_refused(space: Workspace, tmp_path: Path) -
         "a", "b", forward=Map.linear(rng.normal(size=(7, 6))), backward=Map.linear(rng.normal(size=(6, 7))), one=0.5
     )
     save_translation(wrong, tmp_path / "wrong.npz")
-    with pytest.raises(InputError, match="7 components to 6; those of v1 have 7 and those of v2 7"):
+    with refuses(InputError):
         space.install_translation(tmp_path / "wrong.npz", "v1", "v2")
     save_translation(Translation.by_old_queries("a", "b"), tmp_path / "none.npz")
-    with pytest.raises(InputError, match=r"none\.npz has no map"):
+    with refuses(InputError):
         space.install_translation(tmp_path / "none.npz", "v1", "v2")
     (tmp_path / "cut.npz").write_bytes((tmp_path / "wrong.npz").read_bytes()[:-40])
     with pytest.raises(ModelError, match="damaged"):
@@ -372,7 +373,7 @@ def test_whose_vectors_a_bridge_translates_is_found_by_their_width(space: Worksp
     foreign(space, "old", 2)
     assert space.translations.load(space.install_translation(saved("five.npz", 5), None, "v2")).source == "old"
     assert space.translations.load(space.install_translation(saved("same.npz", width), None, "v2")).source == "v1"
-    with pytest.raises(InputError, match=f"vectors of 6 components.*v1 has {width}.*old has 5"):
+    with refuses(InputError):
         space.install_translation(saved("six.npz", 6), None, "v2")
 
 

@@ -14,6 +14,7 @@ from documents import rewrite
 from service_clients import client, picture
 from shops import indexed_shop, pictures, shop
 from typed import typed
+from wording import check_wording, refuses
 
 from fixstar.durable import document, read_arrays, read_document, replace_json, write_arrays
 from fixstar.errors import DamagedItemError, DataError, GalleryError, GalleryUnavailableError, InputError, ModelError
@@ -36,17 +37,17 @@ def test_a_document_says_what_it_is_and_is_whole(tmp_path: Path) -> None:
         with pytest.raises(ModelError, match=r"a\.json"):
             read_document(path, "thing")
     path.write_bytes(whole)
-    with pytest.raises(ModelError, match="it is a fixstar-thing, not a fixstar-other"):
+    with refuses(ModelError):
         read_document(path, "other")
 
 
 def test_a_document_of_a_newer_fixstar_is_refused_with_what_to_do(tmp_path: Path) -> None:
     replace_json(tmp_path / "a.json", document("thing", {}, version=3))
     assert read_document(tmp_path / "a.json", "thing", version=3) == {}
-    with pytest.raises(ModelError, match=r"it has format 3; this fixstar reads formats up to 2\. Update fixstar"):
+    with refuses(ModelError):
         read_document(tmp_path / "a.json", "thing", version=2)
     write_arrays(tmp_path / "a.safetensors", "thing", {}, {"x": np.eye(2)}, version=2)
-    with pytest.raises(ModelError, match=r"it has format 2; this fixstar reads formats up to 1\. Update fixstar"):
+    with refuses(ModelError):
         read_arrays(tmp_path / "a.safetensors", "thing")
 
 
@@ -70,7 +71,7 @@ def test_a_gallery_of_a_newer_fixstar_is_refused_with_what_to_do(tmp_path: Path)
     indexed_shop(tmp_path)
     with SqliteGallery(tmp_path / "shop" / "gallery.db") as gallery:
         gallery._session().db.execute("PRAGMA user_version = 9")
-    with pytest.raises(GalleryError, match=r"has format 9; this fixstar reads formats up to 1\. Update fixstar"):
+    with refuses(GalleryError):
         SqliteGallery(tmp_path / "shop" / "gallery.db")
 
 
@@ -140,9 +141,9 @@ def test_a_changed_projection_is_refused(tmp_path: Path) -> None:
         db.execute("UPDATE versions SET projection = zeroblob(40)")
     db.close()
     with SqliteGallery(tmp_path / "g.db") as gallery:
-        with pytest.raises(GalleryError, match="the version 'v1' is damaged"):
+        with refuses(GalleryError):
             gallery.search("v1", np.eye(2)[:1])
-        assert "the version 'v1' is damaged" in verify_gallery(gallery)[0]
+        check_wording(verify_gallery(gallery)[0])
 
 
 def test_a_damaged_log_is_told(tmp_path: Path) -> None:
@@ -170,7 +171,7 @@ def test_a_damaged_log_is_told(tmp_path: Path) -> None:
         assert opened(log[:place] + bytes(50) + b"\1" + log[place + 51 :]) == 4
     for place in (9, 20, 30, 40, 50, len(log) // 2):
         damaged = log[:place] + bytes([log[place] ^ 1]) + log[place + 1 :]
-        with pytest.raises(GalleryUnavailableError, match="can no longer be read") as caught:
+        with refuses(GalleryUnavailableError, varies=r"[\d,]+(?= bytes)") as caught:
             opened(damaged)
         readable = re.search(r"after its first ([\d,]+) bytes", str(caught.value))
         assert readable is not None
@@ -228,7 +229,7 @@ def test_a_header_that_claims_more_than_there_is_makes_no_ids(tmp_path: Path, mo
         np.lib.format.write_array_header_1_0(file, header)
         file.write(bytes(64))
     monkeypatch.setattr("fixstar.gallery.vector_files.VectorFile._read_ids", lambda _: pytest.fail("ids were made"))
-    with pytest.raises(DataError, match="is cut off: its header claims 1,000,000,000,000 vectors"):
+    with refuses(DataError):
         import_version(MemoryGallery(), "x", tmp_path / "a.npy")
 
 

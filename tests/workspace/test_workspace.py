@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from shops import passed, pictures, shop
+from wording import refuses
 
 from fixstar.data import open_images
 from fixstar.errors import FixstarError, GalleryError, GateError, ImageError, InputError, ModelError, UnknownNameError
@@ -102,7 +103,7 @@ def test_a_rollback_leads_back_and_no_further(space: Workspace, photos: Path) ->
         space.deploy("v2", force="test")
         assert space.rollback().version == "v1"
         assert space.search([photos / "bag" / "0.png"]).version == "v1"
-        with pytest.raises(InputError, match="nothing to roll back"):
+        with refuses(InputError):
             space.rollback()
 
 
@@ -156,13 +157,13 @@ def test_only_versions_that_nothing_needs_are_retired(tmp_path: Path, photos: Pa
         space.index(catalogue(photos))
         space.deploy("v2", force="test")
         space.deploy("v3", force="test", queries="old")
-        for name, why in (
-            ("v1", "the gallery holds 9 vectors of v1, and its own queries help to search them"),
-            ("v2", "rollback"),
-            ("v3", "deployed"),
-            ("v4", "next upgrade"),
+        for name in (
+            "v1",
+            "v2",
+            "v3",
+            "v4",
         ):
-            with pytest.raises(InputError, match=why):
+            with refuses(InputError):
                 space.retire(name)
         space.gallery.delete([item.id for item in space.gallery.iterate()])
         space.retire("v1")
@@ -180,7 +181,7 @@ def test_weights_that_no_query_needs_can_go_and_the_vectors_are_still_found(tmp_
         space.deploy("v2", force="test")
         space.deploy("v3", force="test")
         found = space.search([photos / "bag" / "0.png"], k=9)
-        with pytest.raises(InputError, match="v1 cannot be dropped: the gallery holds 9 vectors of v1"):
+        with refuses(InputError, "backfill", "delete-items"):
             space.drop("v1")
         space.retire("v1")
         again = space.search([photos / "bag" / "0.png"], k=9)
@@ -195,7 +196,7 @@ def test_weights_that_a_rollback_needs_are_not_retired(tmp_path: Path, photos: P
         import_version(space.gallery, "moved@v1", vectors_of(space, "v1", tmp_path / "moved.npz"), take_over=True)
         space.deploy("v2", force="test", queries="old")
         space.deploy("v3", force="test")
-        with pytest.raises(InputError, match="9 vectors of v1, and after a rollback to v2 its own queries"):
+        with refuses(InputError, "backfill", "delete-items"):
             space.retire("v1")
         assert space.rollback().version == "v2"
         answer = space.search([photos / "bag" / "0.png"], k=9)
@@ -247,7 +248,7 @@ def test_slots_are_exported_and_growth_is_remembered(space: Workspace) -> None:
     assert (manifest["capacity"], manifest["free"], manifest["added"]) == (8, 5, [])
     assert space.grow(4) == (4,)
     assert Workspace(space.path).grow(6) == (4, 6)
-    with pytest.raises(InputError, match="two classes or more"):
+    with refuses(InputError):
         space.grow(1)
 
 
@@ -301,7 +302,7 @@ def test_a_gallery_with_vectors_of_another_model_under_the_same_name_is_refused(
     Workspace.create(tmp_path / "two", gallery=address)
     with (
         shop(tmp_path / "two", capacity=9) as two,
-        pytest.raises(GalleryError, match="another model under the name 'v1'"),
+        refuses(GalleryError, "init"),
     ):
         two.search([photos / "bag" / "0.png"])
 
