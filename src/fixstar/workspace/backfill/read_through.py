@@ -88,7 +88,7 @@ def embed_again(serving: Serving, names: Collection[str]) -> int:
         return 0
     version = serving.deployed()
     images = ImageStore(serving.path, serving.registry.reads())
-    known = serving.gallery.get(names)
+    known = serving.gallery.get(list(names))
     old = [item for item in known.values() if _is_older(item, version)]
     sources = {item.id: images.original(item) for item in old}
     there = [item for item in old if sources[item.id] is not None]
