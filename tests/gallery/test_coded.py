@@ -144,7 +144,7 @@ def test_no_score_is_outside_of_its_bounds(kind: str, seed: int, length: float) 
 def test_an_engine_that_rounds_queries_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
     faiss = pytest.importorskip("faiss")
 
-    class Rounding(faiss.IndexScalarQuantizer):  # type: ignore[misc, name-defined]
+    class Rounding(faiss.IndexScalarQuantizer):  # type: ignore[misc,name-defined]
         def search(self, queries: Any, k: int) -> Any:
             return super().search(np.round(queries, 2), k)
 

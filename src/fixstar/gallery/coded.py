@@ -101,7 +101,7 @@ class CodedBlock:
         self._faiss.omp_set_num_threads(1)  # other threads scan other blocks
         found, places = self._index.search(query[None], count)
         self._faiss.omp_set_num_threads(threads)
-        scores = found[0] + wide @ self._mean
+        scores = found[0].astype(np.float64) + wide @ self._mean
         length = float(np.sqrt(wide @ wide))
         doubt = length * self.error + max(1.0, length) * self._rounding
         return Nearest(places=places[0], scores=scores, doubt=doubt, highest_other=float(scores[-1]) + doubt)
