@@ -193,16 +193,16 @@ def test_tables_that_cannot_be_imported(table: tuple[str, str]) -> None:
     url, name = table
     with pytest.raises(InputError, match="no such table"):
         postgres_table(url, "ghost")
-    with refuses(InputError, varies=r"t_\w{32}"):
+    with refuses(InputError):
         postgres_table(url, name)
     with pytest.raises(DataError, match="cannot be read"):
         postgres_table(url, name, "Sku", "Sku")
     shared_server().execute(f"UPDATE {name} SET arrays = '{{1,2}}' WHERE \"Sku\" = 's0007'")
     gallery = MemoryGallery()
-    with refuses(DataError, varies=r"t_\w{32}"):
+    with refuses(DataError):
         import_version(gallery, "old", postgres_table(url, name, "Sku", "arrays"))
     shared_server().execute(f"UPDATE {name} SET clip = NULL WHERE \"Sku\" = 's0009'")
-    with refuses(DataError, varies=r"t_\w{32}"):
+    with refuses(DataError):
         import_version(gallery, "old", postgres_table(url, name, "Sku", "clip"))
     assert gallery.versions() == []
 
