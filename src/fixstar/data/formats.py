@@ -292,7 +292,7 @@ def warn_skipped(root: Path, others: Sequence[Path]) -> None:
         if not path.suffix and _is_image(path):
             why = "an image without an extension; give it one, such as .jpg"
         elif path.is_symlink() and not path.exists():
-            why = "a link to a folder or file that does not exist"
+            why = "a link to a folder or file that is not there"
         if why:
             lines.append(f"{'/'.join(below(root, path))}: {why}")
     if lines:
@@ -624,7 +624,7 @@ def _read_idx(file: Path, dimensions: int) -> npt.NDArray[np.uint8]:
         raise DataError(f"{file}: damaged or truncated ({error})") from error
     if len(data) != expected:
         seen = f"only {len(data)}" if len(data) < expected else "more"
-        raise DataError(f"{file}: the header announces {expected} bytes for {list(shape)}, but there are {seen}")
+        raise DataError(f"{file}: the header promises {expected} bytes for {list(shape)}, but there are {seen}")
     return np.frombuffer(data, np.uint8).reshape(shape)
 
 
