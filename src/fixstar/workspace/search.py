@@ -137,7 +137,7 @@ class Serving:
         wanted = SearchRequest.of(request, **options)
         require_safe(self, fresh, wanted.versions)
         first = self._search(move.version, by_models, replace(wanted, k=fresh, min_score=None), move)
-        met = {hit.id for found in first.hits for hit in found if hit.version != move.version}
+        met = list({hit.id for found in first.hits for hit in found if hit.version != move.version})
         with answered_within(QUERY_SECONDS):
             embedded = embed_again(self, met)
         move, models = self.asking()  # vectors of the deployed version need its queries

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -79,7 +79,7 @@ class ReadThrough:
             return [self._waiting.popitem()[0] for _ in range(count)]
 
 
-def embed_again(serving: Serving, names: Collection[str]) -> int:
+def embed_again(serving: Serving, names: Sequence[str]) -> int:
     """Give stored items vectors of the deployed version, where older ones are and the original is here; how many.
 
     What was written or deleted meanwhile stays, and nothing is written if another version is deployed by then.
