@@ -7,7 +7,7 @@ import { images, outcomeChip } from "./upgrade.js";
 export function showLineage(versions, actions) {
   const rows = [...versions].reverse();
   if (!rows.length) {
-    renew(byId("lineage"), el("li", { class: "note" }, "No version yet. For photos: ", el("code", {}, "fixstar add efficientnet-lite0"), ". For drawings and imagery of your own: ", el("code", {}, "fixstar train IMAGES")));
+    renew(byId("lineage"), el("li", { class: "note" }, "No version yet. For photos: ", el("code", {}, "fixstar add efficientnet-lite0"), ". For drawings and unusual images: ", el("code", {}, "fixstar train IMAGES")));
     return;
   }
   const rails = lanes(rows);
@@ -85,7 +85,7 @@ function gain({ version, now, at_once: atOnce, reembedded }) {
   const scale = el("ol", { class: "gain", "aria-label": `Found among vectors of ${version}` }, values.map(([words, value]) => el("li", {}, el("span", {}, words), el("i", { "aria-hidden": "true" }), el("b", {}, percent(value)))));
   values.forEach(([, value], row) => scale.children[row].style.setProperty("--share", (value - low) / (high - low)));
   const share = reembedded > now ? (atOnce - now) / (reembedded - now) : null;
-  const words = share === null ? "It is no better than the model that is deployed." : share > 0 ? `${percent(share, 0)} of the whole gain is had at once.` : "Nothing is gained without re-embedding.";
+  const words = share === null ? "It is no better than the model that is deployed." : share > 0 ? `${percent(share, 0)} of the whole gain comes at once.` : "Nothing is gained without re-embedding.";
   return el("div", {}, scale, el("p", { class: "note" }, words));
 }
 
