@@ -252,7 +252,7 @@ def test_a_version_is_deployed_with_queries_by_two_models(
         card.locator(".gain").wait_for()
         scale = [" ".join(one.split()) for one in card.locator(".gain li").all_inner_texts()]
         assert scale == ["now 50.0 %", "at once 55.0 %", "all re-embedded 60.0 %"]
-        assert "50 % of the whole gain comes at once." in card.inner_text()
+        assert "50 % of the whole gain is reached at once." in card.inner_text()
         card.locator("summary", has_text="What the check found").click()
         told_alone = card.locator(".evidence li", has_text="with one model per query").inner_text()
         assert "on vectors of v1 with one model per query: 40.0" in told_alone

@@ -85,7 +85,7 @@ function gain({ version, now, at_once: atOnce, reembedded }) {
   const scale = el("ol", { class: "gain", "aria-label": `Found among vectors of ${version}` }, values.map(([words, value]) => el("li", {}, el("span", {}, words), el("i", { "aria-hidden": "true" }), el("b", {}, percent(value)))));
   values.forEach(([, value], row) => scale.children[row].style.setProperty("--share", (value - low) / (high - low)));
   const share = reembedded > now ? (atOnce - now) / (reembedded - now) : null;
-  const words = share === null ? "It is no better than the model that is deployed." : share > 0 ? `${percent(share, 0)} of the whole gain comes at once.` : "Nothing is gained without re-embedding.";
+  const words = share === null ? "It is no better than the model that is deployed." : share > 0 ? `${percent(share, 0)} of the whole gain is reached at once.` : "Nothing is gained without re-embedding.";
   return el("div", {}, scale, el("p", { class: "note" }, words));
 }
 
