@@ -177,7 +177,8 @@ def with_nearest(split: Split, queries: bool) -> Vectors:
     residuals = pairs.Y - ridge(pairs.X)
     added = np.einsum("ij,ijk->ik", weights, residuals[rows])
     prior = np.exp(-SHRINK / WIDTH)
-    return unit(ridge(stored) + added / (weights.sum(axis=1, keepdims=True) + prior)).astype(np.float32)
+    mapped: Vectors = unit(ridge(stored) + added / (weights.sum(axis=1, keepdims=True) + prior)).astype(np.float32)
+    return mapped
 
 
 def whitened(seen: Vectors, power: float, *sides: Vectors) -> list[Vectors]:
