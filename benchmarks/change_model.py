@@ -6,8 +6,8 @@
 PAIRS holds SET/MODEL.npz: ``vectors`` [N, d], ``ids`` and ``labels``, the same items in the same order in all files of
 a set. For each seed the classes are halved. The maps are fitted on items of one half, without their labels. The other
 half is judged, as ``fixstar bridge`` does it: half of each class is the gallery and half are queries, so no query is in
-the gallery. Half of the queries choose maps and weights, the other half is measured. Right is a nearest item of the
-query's class.
+the gallery. Half of the queries choose maps and weights, and the chosen maps are fitted again on these queries too. The
+other half is measured. Right is a nearest item of the query's class.
 
 Each size is a number of fitted pairs; "all" are all items of the fitted classes. The figures of one run need no other,
 so a run that FILE has is not repeated.

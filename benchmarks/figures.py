@@ -26,6 +26,7 @@ import change_model
 import engines
 import faces
 import fresh
+import maps_tried
 import numpy as np
 import read_through
 import refit
@@ -969,6 +970,39 @@ def scifact_page() -> Iterator[Claim | Quote]:
     yield Claim(TRANSLATION, "more than any map**, {} and {} points over the old model,", again)
 
 
+def tried_page() -> Iterator[Claim | Quote]:
+    """What was tried between models that never met comes to."""
+    runs = content("maps_tried.json")["runs"]
+    banking, clinc, science = (maps_tried.runs_of(runs, change) for change in maps_tried.CHANGES)
+    assert [len(found) for found in (banking, clinc, science)] == [5, 5, 5]
+    shares = []
+    one = []
+    for found in (banking, clinc):
+        for on in ("items", "items and queries"):
+            shares.append(maps_tried.share(found, f"{on}: ridge"))
+            one.append(maps_tried.gain(found, f"{on}: one model per query")[0])
+    yield Claim(TRANSLATION, "gain goes from {} to {} % on Banking77 and from {} to {} % on CLINC150", shares)
+    yield Claim(TRANSLATION, "from {} to {} points over the old model on Banking77, from {} to {} on CLINC150", one)
+    explained = {}
+    for name, found in (("science", science), ("banking", banking)):
+        for on in ("items", "items and queries", "gallery"):
+            explained[name, on] = 100 * float(np.mean([run["explained"][on] for run in found]))
+    yield Claim(
+        TRANSLATION,
+        "On SciFact a linear map predicts {} % of the variance of the new vectors, and {} % where it is fitted on",
+        [explained["science", "items"], explained["science", "gallery"]],
+    )
+    yield Claim(
+        TRANSLATION,
+        "On Banking77 it is {} % by items of other classes, {} % with queries, and {} % by the gallery",
+        [explained["banking", on] for on in ("items", "items and queries", "gallery")],
+    )
+    white = [maps_tried.share(science, "items: ridge"), maps_tried.share(science, f"items: {maps_tried.WHITE}")]
+    yield Claim(TRANSLATION, "on SciFact two models then go from {} to {} %", white)
+    alone = [-maps_tried.gain(banking, maps_tried.WHITE_ALONE)[0], maps_tried.gain(science, maps_tried.WHITE_ALONE)[0]]
+    yield Claim(TRANSLATION, "the old model alone loses {} points by it, while on SciFact it gains {}", alone)
+
+
 def faces_page() -> Iterator[Claim | Quote]:
     """What the tables of LFW come to."""
     runs = content("faces.json")["runs"]
@@ -1214,6 +1248,7 @@ def claims() -> list[Claim | Quote]:
         *engines_page(),
         *milvus_page(),
         *scifact_page(),
+        *tried_page(),
         *faces_page(),
         *advice(),
         *_first_encoder(),
@@ -1251,6 +1286,8 @@ def generated() -> dict[str, tuple[str, str]]:
     found["fresh"] = (there.strip(), fresh.table(content("fresh.json")["runs"]))
     there = page.partition("<!-- scifact -->\n")[2].partition("<!-- end of scifact -->")[0]
     found["scifact"] = (there.strip(), scifact.table(content("scifact.json")["runs"]))
+    there = page.partition("<!-- maps tried -->\n")[2].partition("<!-- end of maps tried -->")[0]
+    found["maps tried"] = (there.strip(), maps_tried.table(content("maps_tried.json")["runs"]))
     trained = list(content("upgrades_rivals.json")["runs"].values())
     for mark, write in ordinary.TABLES.items():
         there = page.partition(f"<!-- {mark} -->\n")[2].partition(f"<!-- end of {mark} -->")[0]

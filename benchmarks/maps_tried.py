@@ -53,11 +53,11 @@ TIMES = 3.0  # that a query counts, at most: as in fixstar bridge
 NEAREST = 16  # pairs whose residuals are added
 WIDTH = 0.05  # of the kernel of their weights, in cosines
 SHRINK = 0.3  # a pair of this much lower cosine than 1 counts as the prior: no residual
-KERNEL = 4.0  # exp(KERNEL (cos - 1))
-CENTRES = 1200  # of a kernel map
 FLOOR = 1e-3  # of the largest eigenvalue, when whitening
 SAME = 1e-6
 
+WHITE = "ridge, old side half whitened"
+WHITE_ALONE = "nothing: the old model alone, half whitened"
 OLD = "old model"
 AGAIN = "all re-embedded"
 
@@ -177,22 +177,8 @@ def with_nearest(split: Split, queries: bool) -> Vectors:
     residuals = pairs.Y - ridge(pairs.X)
     added = np.einsum("ij,ijk->ik", weights, residuals[rows])
     prior = np.exp(-SHRINK / WIDTH)
-    return unit(ridge(stored) + added / (weights.sum(axis=1, keepdims=True) + prior)).astype(np.float32)
-
-
-def by_kernel(split: Split, queries: bool) -> Vectors:
-    """Ridge, plus a kernel ridge on some centres (Nystroem) for what it leaves."""
-    pairs = split.pairs(queries)
-    ridge = fit_map("ridge", pairs).map
-    centres = pairs.X[np.random.default_rng(0).permutation(len(pairs))[:CENTRES]]
-
-    def features(x: Vectors) -> NDArray[Any]:
-        return np.exp(KERNEL * (x @ centres.T - 1)).astype(np.float64)
-
-    seen = features(pairs.X)
-    solved = np.linalg.solve(seen.T @ seen + np.eye(len(centres)), seen.T @ (pairs.Y - ridge(pairs.X)))
-    stored = split.gallery[0]
-    return unit(ridge(stored) + features(stored) @ solved).astype(np.float32)
+    mapped: Vectors = unit(ridge(stored) + added / (weights.sum(axis=1, keepdims=True) + prior)).astype(np.float32)
+    return mapped
 
 
 def whitened(seen: Vectors, power: float, *sides: Vectors) -> list[Vectors]:
@@ -212,8 +198,8 @@ def _kind(kind: str, queries: bool) -> Callable[[Split], NDArray[Any]]:
     return lambda split: split.added(split.ahead(_fitted(split, kind, queries)(split.gallery[0])), split.back)
 
 
-def _mapped(make: Callable[[Split, bool], Vectors], queries: bool) -> Callable[[Split], NDArray[Any]]:
-    return lambda split: split.added(split.ahead(make(split, queries)), split.back)
+def _nearest(queries: bool) -> Callable[[Split], NDArray[Any]]:
+    return lambda split: split.added(split.ahead(with_nearest(split, queries)), split.back)
 
 
 def _standardised(queries: bool) -> Callable[[Split], NDArray[Any]]:
@@ -224,11 +210,15 @@ def _standardised(queries: bool) -> Callable[[Split], NDArray[Any]]:
     return scores
 
 
+def _white_alone(split: Split) -> NDArray[Any]:
+    asked, stored = whitened(split.items.X, 0.5, split.queries[0], split.gallery[0])
+    return np.asarray(asked @ stored.T)
+
+
 def _white_old(queries: bool) -> Callable[[Split], NDArray[Any]]:
     def scores(split: Split) -> NDArray[Any]:
         ahead = split.ahead(_fitted(split, "ridge", queries)(split.gallery[0]))
-        asked, stored = whitened(split.items.X, 0.5, split.queries[0], split.gallery[0])
-        return split.added(standardised(ahead), standardised(asked @ stored.T))
+        return split.added(standardised(ahead), standardised(_white_alone(split)))
 
     return scores
 
@@ -282,9 +272,8 @@ def _ways(queries: bool) -> dict[str, Callable[[Split], NDArray[Any]]]:
         f"{on}: ridge": _kind("ridge", queries),
         f"{on}: ridge, scores standardised": _standardised(queries),
         f"{on}: rotation": _kind("rotation", queries),
-        f"{on}: ridge and residuals of the nearest pairs": _mapped(with_nearest, queries),
-        f"{on}: ridge and kernel": _mapped(by_kernel, queries),
-        f"{on}: ridge, old side half whitened": _white_old(queries),
+        f"{on}: ridge and residuals of the nearest pairs": _nearest(queries),
+        f"{on}: {WHITE}": _white_old(queries),
         f"{on}: ridge, new side half whitened": _white_new(queries),
         f"{on}: ridge, and the query mapped back as a third term": _three_terms(queries),
         f"{on}: one model per query": _one_model(queries),
@@ -292,6 +281,7 @@ def _ways(queries: bool) -> dict[str, Callable[[Split], NDArray[Any]]]:
 
 
 WAYS: dict[str, Callable[[Split], NDArray[Any]]] = {
+    WHITE_ALONE: _white_alone,
     **_ways(queries=False),
     **{f"items and {count} queries: ridge": _some_queries(count) for count in COUNTS},
     **_ways(queries=True),

@@ -6,9 +6,10 @@
 
 PAIRS holds scifact/MODEL_docs.npz and MODEL_queries.npz (``vectors`` and ``ids``) and qrels.tsv. For each seed the
 documents that are relevant for no query are halved: one half is fitted, the other half and all relevant documents are
-the gallery. So no document of the gallery is fitted, and no query is. Half of the queries choose maps and weights of
-``fixstar bridge``; the other half is measured, by nDCG@10. One-sided maps are fitted on the same pairs, map the
-gallery, and are measured by ``fixstar judge`` on the same queries. They choose nothing by queries.
+the gallery. Half of the queries choose maps and weights of ``fixstar bridge``, which fits the chosen maps again on
+these queries too; the other half is measured, by nDCG@10. So no document of the gallery is fitted, and no query that is
+measured. One-sided maps are fitted on the pairs of documents, map the gallery, and are measured by ``fixstar judge`` on
+the same queries. They choose nothing by queries.
 
 A run that FILE has is not repeated; what tools made is measured again.
 """

@@ -62,17 +62,17 @@ def test_an_unknown_method_is_refused_before_anything_is_read(tmp_path: Path, mo
 # change_model.py: classes that judge are not fitted
 
 
-def saved_models(folder: Path) -> None:
+def saved_models(folder: Path, each: int = 16) -> None:
     """Two models of 12 classes; the new one sees what the old one sees, turned, with less noise."""
     rng = np.random.default_rng(0)
-    labels = np.repeat([f"class {number:02}" for number in range(12)], 16)
+    labels = np.repeat([f"class {number:02}" for number in range(12)], each)
     centres = rng.normal(size=(12, 8))
     turned = np.linalg.qr(rng.normal(size=(8, 8)))[0]
     (folder / "banking77").mkdir()
     for model, noise in (("wordllama", 0.8), ("minilm", 0.4)):
-        seen = np.repeat(centres, 16, axis=0) + noise * rng.normal(size=(192, 8))
+        seen = np.repeat(centres, each, axis=0) + noise * rng.normal(size=(12 * each, 8))
         vectors = unit((seen @ turned if model == "minilm" else seen).astype(np.float32))
-        ids = [str(row) for row in range(192)]
+        ids = [str(row) for row in range(12 * each)]
         np.savez(folder / "banking77" / f"{model}.npz", vectors=vectors, labels=labels, ids=ids)
 
 
@@ -126,6 +126,52 @@ def test_figures_of_a_change_are_kept_and_not_measured_again(
     mean = np.mean([run["ways"]["all re-embedded"]["difference"] for run in runs[:2]])
     change = change_model.CHANGES[0]
     assert change_model.difference(change_model.runs_of(runs, change, "all"), "all re-embedded")[0] == 100 * mean
+
+
+# maps_tried.py: what is measured is not fitted, and rows are what they say
+
+
+def test_what_was_tried_is_measured_on_queries_and_items_that_are_not_fitted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved_models(tmp_path, each=24)
+    monkeypatch.syspath_prepend(SCRIPTS)
+    tried = importlib.import_module("maps_tried")
+    change = tried.CHANGES[0]
+    split = tried.class_split(tmp_path, change, 200)
+    measured = {tuple(row) for side in (split.gallery, split.queries) for row in side[0].tolist()}
+    assert not measured & {tuple(row) for row in split.both.X.tolist()}
+    assert len(split.both) == len(split.items) + len(split.asked[0]) == 144 + 36
+    assert split.both.weights[-1] == pytest.approx(3 * split.both.weights[0])
+    # the first row, by slow code
+    items = tried.read_items(tmp_path, change)
+    label = {tuple(row): name for row, name in zip(items.old.tolist(), items.labels.tolist(), strict=True)}
+    forward = tried.fit_map("ridge", split.items).map
+    stored = split.gallery[0]
+    mapped = forward(stored)
+    right = []
+    for old, new in zip(*split.queries, strict=True):
+        scores = [0.6 * new @ ahead + 0.4 * old @ z for ahead, z in zip(mapped, stored, strict=True)]
+        right.append(label[tuple(stored[np.argmax(scores)].tolist())] == label[tuple(old.tolist())])
+    assert split.finds(tried.WAYS["items: ridge"](split)) == np.mean(right)
+    scores = np.random.default_rng(0).normal(size=(3, 5))
+    for row, given in zip(tried.standardised(scores), scores, strict=True):
+        np.testing.assert_allclose(row, [(score - np.mean(given)) / np.std(given) for score in given])
+    out = tmp_path / "out.json"
+    usual = ["maps_tried.py", str(tmp_path), "--only", "banking77", "--seeds", "2", "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", usual)
+    tried.main()
+    runs = json.loads(out.read_text())["runs"]
+    assert [run["seed"] for run in runs] == [200, 201]
+    for run in runs:
+        assert set(run["finds"]) == {tried.OLD, *tried.WAYS}
+        assert run["explained"]["items"] < run["explained"]["gallery"] < 1
+    mean = 100 * np.mean([run["finds"][tried.AGAIN] - run["finds"][tried.OLD] for run in runs])
+    assert tried.gain(runs, tried.AGAIN)[0] == pytest.approx(mean)
+    assert tried.share(runs, tried.AGAIN) == pytest.approx(100)
+    assert "| items and queries: ridge |" in capsys.readouterr().out
+    monkeypatch.setattr(tried, "measured", lambda *_: pytest.fail("measured again"))
+    tried.main()
 
 
 # scifact.py: documents of the gallery are not fitted, and other tools are measured on the same queries
