@@ -154,8 +154,8 @@ def test_what_was_tried_is_measured_on_queries_and_items_that_are_not_fitted(
         scores = [0.6 * new @ ahead + 0.4 * old @ z for ahead, z in zip(mapped, stored, strict=True)]
         right.append(label[tuple(stored[np.argmax(scores)].tolist())] == label[tuple(old.tolist())])
     assert split.finds(tried.WAYS["items: ridge"](split)) == np.mean(right)
-    scores = np.random.default_rng(0).normal(size=(3, 5))
-    for row, given in zip(tried.standardised(scores), scores, strict=True):
+    drawn = np.random.default_rng(0).normal(size=(3, 5))
+    for row, given in zip(tried.standardised(drawn), drawn, strict=True):
         np.testing.assert_allclose(row, [(score - np.mean(given)) / np.std(given) for score in given])
     out = tmp_path / "out.json"
     usual = ["maps_tried.py", str(tmp_path), "--only", "banking77", "--seeds", "2", "--out", str(out)]
