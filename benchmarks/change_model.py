@@ -10,7 +10,8 @@ the gallery. Half of the queries choose maps and weights, and the chosen maps ar
 other half is measured. Right is a nearest item of the query's class.
 
 Each size is a number of fitted pairs; "all" are all items of the fitted classes. The figures of one run need no other,
-so a run that FILE has is not repeated.
+so a run that FILE has is not repeated. Earlier runs, "fitted on" items alone, stay in FILE beside those of today, and
+tables take them only where there is nothing else; then the row says so.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ from fixstar.workspace import GateRules
 
 Record = dict[str, Any]
 ALL = "all"
+ITEMS = "items"  # alone: so fixstar bridge fitted before it took queries, too
+ITEMS_AND_QUERIES = "items and queries"
 SIZES = ("100", "300", "1000", "3000", ALL)
 WAYS = (OLD, AHEAD, BACK, ONE, TWO, AGAIN)
 OUTCOMES = ("pass", "missing evidence", "refuse")
@@ -138,6 +141,7 @@ def measured(items: Items, change: Change, size: str, seed: int) -> Record:
         **change._asdict(),
         "size": size,
         "seed": seed,
+        "fitted on": ITEMS_AND_QUERIES,
         "pairs": len(draw(items.labels, size, seed).fitted),
         "queries": found.queries,
         "gallery": found.gallery,
@@ -161,9 +165,26 @@ def enough(items: Items, size: str, seed: int) -> bool:
 
 
 def runs_of(runs: Sequence[Record], change: Change, size: str) -> list[Record]:
-    """The runs of a change with so many pairs, by seed."""
+    """The runs of a change with so many pairs, by seed: those that fitted queries too, or else those of items alone."""
     mine = [run for run in runs if (run["set"], run["old"], run["new"], run["size"]) == (*change, size)]
+    mine = fitted_on(ITEMS_AND_QUERIES, mine) or mine
     return sorted(mine, key=lambda run: int(run["seed"]))
+
+
+def fitted_on(what: str, runs: Sequence[Record]) -> list[Record]:
+    """The runs that were fitted on items alone, or on items and queries."""
+    return [run for run in runs if run["fitted on"] == what]
+
+
+def named(change: Change, runs: Sequence[Record]) -> str:
+    """A change as a row calls it; runs on items alone are marked.
+
+    >>> named(CHANGES[0], [{"fitted on": ITEMS}])
+    'banking77: wordllama -> minilm (items alone)'
+    """
+    if fitted_on(ITEMS, runs):
+        return f"{change} (items alone)"
+    return str(change)
 
 
 def finds(runs: Sequence[Record], way: str) -> float:
@@ -222,7 +243,7 @@ def table(runs: Sequence[Record]) -> str:
         mine = runs_of(runs, change, ALL)
         cells = [f"{finds(mine, way):.1f}" for way in WAYS]
         pairs = float(np.mean([run["pairs"] for run in mine]))
-        lines.append(f"| {change} | {pairs:,.0f} | " + " | ".join(cells) + " |")
+        lines.append(f"| {named(change, mine)} | {pairs:,.0f} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
@@ -243,13 +264,20 @@ def gains(runs: Sequence[Record]) -> str:
         cells.append("" if part is None else f"{part:.0f} %")
         cells.append(", ".join(map(str, outcomes(mine))))
         cells.append(f"{advised(mine):.1f}")
-        lines.append(f"| {change} | {len(mine)} | " + " | ".join(cells) + " |")
+        lines.append(f"| {named(change, mine)} | {len(mine)} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
 def by_size(runs: Sequence[Record], change: Change) -> dict[str, list[Record]]:
-    """The runs of a change by number of pairs, those of seeds that every number has: the same classes for all."""
-    every = {size: found for size in SIZES if (found := runs_of(runs, change, size))}
+    """The runs of a change by number of pairs, those of seeds that every number has: the same classes for all.
+
+    All were fitted on the same: on items and queries, or on items alone if these runs have more numbers.
+    """
+    kinds = []
+    for what in (ITEMS_AND_QUERIES, ITEMS):
+        mine = fitted_on(what, runs)
+        kinds.append({size: found for size in SIZES if (found := runs_of(mine, change, size))})
+    every = max(kinds, key=len)
     common = set.intersection(*({run["seed"] for run in found} for found in every.values()))
     return {size: [run for run in found if run["seed"] in common] for size, found in every.items()}
 
@@ -263,7 +291,7 @@ def curve(runs: Sequence[Record]) -> str:
         for size in SIZES:
             mine = found.get(size)
             cells.append(f"{difference(mine, TWO)[0]:+.1f} ({difference(mine, ONE)[0]:+.1f})" if mine else "")
-        lines.append(f"| {change} | {len(found[ALL])} | " + " | ".join(cells) + " |")
+        lines.append(f"| {named(change, found[ALL])} | {len(found[ALL])} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
@@ -308,7 +336,8 @@ def main() -> None:
         content = json.loads(options.out.read_text(encoding="utf-8"))
     content["machine"] = f"{platform.machine()}, {os.cpu_count()} cores, numpy {np.__version__}"
     runs = content["runs"]
-    done = {(run["set"], run["old"], run["new"], run["size"], run["seed"]) for run in runs}
+    present = fitted_on(ITEMS_AND_QUERIES, runs)
+    done = {(run["set"], run["old"], run["new"], run["size"], run["seed"]) for run in present}
     for run in planned(options.pairs, options, done):
         runs.append(run)
         replace_json(options.out, content)

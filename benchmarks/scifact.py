@@ -11,7 +11,8 @@ these queries too; the other half is measured, by nDCG@10. So no document of the
 measured. One-sided maps are fitted on the pairs of documents, map the gallery, and are measured by ``fixstar judge`` on
 the same queries. They choose nothing by queries.
 
-A run that FILE has is not repeated; what tools made is measured again.
+A run that FILE has is not repeated; what tools made is measured again. Earlier runs, "fitted on" items alone, stay in
+FILE, and the table takes them only where there is nothing else.
 """
 
 from __future__ import annotations
@@ -27,7 +28,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from change_model import ALL, Change, changes_in, difference, finds, runs_of, share
+from change_model import (
+    ALL,
+    ITEMS_AND_QUERIES,
+    Change,
+    changes_in,
+    difference,
+    finds,
+    fitted_on,
+    named,
+    runs_of,
+    share,
+)
 from numpy.typing import NDArray
 
 from fixstar.durable import replace_json
@@ -172,6 +184,7 @@ def measured(texts: Texts, change: Change, seed: int) -> Record:
         **change._asdict(),
         "size": ALL,
         "seed": seed,
+        "fitted on": ITEMS_AND_QUERIES,
         "pairs": len(drawn.fitted),
         "queries": found.queries,
         "gallery": found.gallery,
@@ -242,7 +255,7 @@ def ways_in(runs: Sequence[Record]) -> list[str]:
 def table(runs: Sequence[Record]) -> str:
     """nDCG@10 of every way in percent, in brackets points over the old model with their interval (t over seeds)."""
     changes = changes_in(runs)
-    heads = [f"{change.old} -> {change.new}" for change in changes]
+    heads = [named(change, runs_of(runs, change, ALL)).removeprefix(f"{SET}: ") for change in changes]
     lines = ["| search | " + " | ".join(heads) + " |", "|---|" + "---|" * len(heads)]
     for way in ways_in(runs):
         cells = [_cell(runs_of(runs, change, ALL), way) for change in changes]
@@ -278,7 +291,8 @@ def main() -> None:
         content = json.loads(options.out.read_text(encoding="utf-8"))
     content["machine"] = f"{platform.machine()}, {os.cpu_count()} cores, numpy {np.__version__}"
     runs = content["runs"]
-    done = {(run["set"], run["old"], run["new"], run["seed"]): run for run in runs}
+    present = fitted_on(ITEMS_AND_QUERIES, runs)
+    done = {(run["set"], run["old"], run["new"], run["seed"]): run for run in present}
     for change in CHANGES:
         texts = read_texts(options.pairs, change)
         for seed in range(options.seeds):
