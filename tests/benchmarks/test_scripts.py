@@ -128,6 +128,38 @@ def test_figures_of_a_change_are_kept_and_not_measured_again(
     assert change_model.difference(change_model.runs_of(runs, change, "all"), "all re-embedded")[0] == 100 * mean
 
 
+def test_runs_on_items_alone_stay_beside_those_of_today_and_are_marked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved_models(tmp_path)
+    monkeypatch.syspath_prepend(SCRIPTS)
+    change_model = importlib.import_module("change_model")
+    out = tmp_path / "out.json"
+    usual = ["change_model.py", str(tmp_path), "--only", "banking77", "--out", str(out), "--seeds", "2"]
+    monkeypatch.setattr(sys, "argv", [*usual, "--sizes", "100,all"])
+    monkeypatch.setattr(change_model, "enough", lambda *_: True)
+    change_model.main()
+    assert "items alone" not in capsys.readouterr().out
+    earlier = json.loads(out.read_text())["runs"]
+    for run in earlier:
+        assert run["fitted on"] == "items and queries"
+        run["fitted on"] = "items"
+    out.write_text(json.dumps({"runs": earlier}))
+    monkeypatch.setattr(sys, "argv", [*usual, "--sizes", "all"])
+    change_model.main()
+    runs = json.loads(out.read_text())["runs"]
+    assert runs[:4] == earlier
+    assert [(run["size"], run["seed"]) for run in runs[4:]] == [("all", 0), ("all", 1)]
+    change = change_model.CHANGES[0]
+    assert change_model.runs_of(runs, change, "all") == runs[4:]
+    assert change_model.runs_of(earlier, change, "all") == earlier[:2]
+    # a row over all sizes is of one procedure
+    assert change_model.by_size(runs, change) == {"100": earlier[2:], "all": earlier[:2]}
+    shown = capsys.readouterr().out
+    assert "| banking77: wordllama -> minilm | 96 |" in shown
+    assert "| banking77: wordllama -> minilm (items alone) | 2 |" in shown
+
+
 # maps_tried.py: what is measured is not fitted, and rows are what they say
 
 
