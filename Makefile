@@ -72,10 +72,10 @@ test: style
 	$(MAKE) --jobs=2 types pytest
 
 pytest: setup
-	$(BIN)/pytest -n 2 --ignore=tests/browser
+	$(BIN)/pytest -n 3 --ignore=tests/browser
 
 coverage: setup
-	$(BIN)/pytest -n 2 --ignore=tests/browser --cov --cov-report=term:skip-covered
+	$(BIN)/pytest -n 3 --ignore=tests/browser --cov --cov-report=term:skip-covered
 
 test-core:
 	$(PYTHON) -m venv --clear build/core

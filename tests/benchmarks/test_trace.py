@@ -16,7 +16,7 @@ from fixstar.workspace import catalogue
 from fixstar.workspace.deployment import Move, Rollout
 from fixstar.workspace.registry import Registry
 
-MOST = {"query": (19, 117), "check": (48, 484)}  # files and functions; lower these when less is passed
+MOST = {"query": (19, 118), "check": (48, 484)}  # files and functions; lower these when less is passed
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "trace.py"
 
 

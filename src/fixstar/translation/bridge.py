@@ -550,10 +550,11 @@ def _chosen(ways: Sequence[Translation], trial: _Trial, options: BridgeOptions) 
 
 
 def _with_queries(pairs: Pairs, trial: _Trial) -> Pairs:
-    """The pairs, and the queries that chose as more of them: both count the same in total, but a query at most thrice.
+    """The pairs, and the queries that chose as more of them.
 
-    Stored items may be of other classes than those that are asked for, or longer texts; queries are what is asked. One
-    that equals a stored item or a query that judges is left out: what judges is not fitted.
+    All queries together weigh as much as all items, but a query weighs at most as much as three items. Stored items may
+    be of other classes than those that are asked for, or longer texts; queries are what is asked. One that equals a
+    stored item or a query that judges is left out: what judges is not fitted.
     """
     if not len(trial.choosing):
         return pairs
