@@ -341,6 +341,12 @@ def test_without_a_passed_check_nothing_is_embedded(notes: Workspace) -> None:
     assert notes.gallery.count()["v1"] == 240
 
 
+def test_where_nothing_is_older_no_check_is_needed(notes: Workspace) -> None:
+    assert notes.deployed() == "v1"
+    found = notes.search(["rain storm"], fresh=10)
+    assert (found.embedded, len(found.hits[0])) == (0, 10)
+
+
 def test_a_server_that_is_down_costs_the_answer_and_nothing_else(
     checked: Workspace, servers: tuple[FakeServer, FakeServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,7 +27,13 @@ from fixstar.images import Decode, ImageSource
 from fixstar.models import Encoder
 from fixstar.models.backbones.endpoint import QUERY_SECONDS, answered_within
 from fixstar.translation import Calibration, Translation
-from fixstar.workspace.backfill.read_through import DEPTH, ReadThrough, embed_again, require_safe
+from fixstar.workspace.backfill.read_through import (
+    DEPTH,
+    ReadThrough,
+    check_fresh,
+    embed_again,
+    require_passed_check,
+)
 from fixstar.workspace.deployment import Move, Rollout
 from fixstar.workspace.items import ImageStore, ensure_version
 from fixstar.workspace.registry import Registry
@@ -128,16 +134,19 @@ class Serving:
 
         ``fresh`` reads through before answering: of the best so many items of each query those with older vectors,
         whose images or texts are here, are embedded by the deployed version and stored. Then the query is asked again.
-        An item costs one embedding when the first search meets it, and none later. A check must have passed.
+        An item costs one embedding when the first search meets it, and none later. If there are such items, the
+        version's check must have passed.
         """
         move, models = self.asking()
         by_models = {name: self.embed(name, images) for name in models}
         if not fresh:
             return self.search_queries(move, by_models, request, **options)
         wanted = SearchRequest.of(request, **options)
-        require_safe(self, fresh, wanted.versions)
+        check_fresh(fresh, wanted.versions)
         first = self._search(move.version, by_models, replace(wanted, k=fresh, min_score=None), move)
         met = list({hit.id for found in first.hits for hit in found if hit.version != move.version})
+        if met:
+            require_passed_check(self)
         with answered_within(QUERY_SECONDS):
             embedded = embed_again(self, met)
         move, models = self.asking()  # vectors of the deployed version need its queries

@@ -113,12 +113,16 @@ def _is_older(item: Item, deployed: str) -> bool:
     return not is_version_name(item.version) or version_number(item.version) < version_number(deployed)
 
 
-def require_safe(serving: Serving, depth: int, versions: Collection[str] | None) -> None:
-    """Refuse a search that would embed items before it answers where that may find less, or hide what it finds."""
+def check_fresh(depth: int, versions: Collection[str] | None) -> None:
+    """Refuse a wrong number of items to embed before answering, and a search of some versions: they could hide them."""
     if not 0 < depth <= MOST_FRESH:
         raise InputError(f"a search embeds its best 1 to {MOST_FRESH} items before it answers, got {depth}")
     if versions is not None:
         raise InputError("a search that embeds items before it answers searches all versions; name none")
+
+
+def require_passed_check(serving: Serving) -> None:
+    """Refuse to embed items before answering with a version that may find them less well."""
     version = serving.deployed()
     found = last_check(serving.path, version)
     if found is None or found.outcome != "pass":
