@@ -200,7 +200,7 @@ def test_models_of_texts_embed_a_file_of_texts(text_models: tuple[str, str], tmp
     done = bridge(*text_models, "--images", notes, "--json")
     assert done.code in (0, 2, 3), done.err
     found = json.loads(done.out)
-    assert (found["fitted_on"], found["evidence"]) == ("144 pairs", "labels")  # 60 % of 240 texts
+    assert (found["fitted_on"], found["evidence"]) == ("144 pairs and 24 queries", "labels")  # 60 % of 240 texts
     assert "1 text left out, such as" in done.err
     assert "line 241" in done.err
 
@@ -211,7 +211,7 @@ def test_a_folder_of_texts_is_labelled_by_its_folders(text_models: tuple[str, st
         (tmp_path / label / f"{row}.txt").write_text(text)
     done = bridge(*text_models, "--images", tmp_path, "--json")
     assert done.code in (0, 2, 3), done.err
-    assert json.loads(done.out)["fitted_on"] == "48 pairs"
+    assert json.loads(done.out)["fitted_on"] == "48 pairs and 8 queries"
 
 
 def test_models_of_texts_say_what_they_embed(text_models: tuple[str, str], tmp_path: Path) -> None:

@@ -183,7 +183,7 @@ def test_a_backfill_that_another_deployment_overtakes_plans_nothing_for_that_one
 
 def test_the_outlook_is_what_a_backfill_then_does(http: TestClient) -> None:
     outlook = http.get("/v1/backfill").json()["outlook"]
-    all_old = {"version": "v3", "could": 9, "older": 9, "newer": {}, "looked_at": 9, "without_image": 0}
+    all_old = {"version": "v3", "could": 9, "older": 9, "newer": {}, "looked_at": 9, "without_image": 0, "cost": None}
     assert outlook == all_old
     assert backfilled(http, budget="4", order="random")["result"]["old"] == 9
     seen = http.get("/v1/backfill").json()

@@ -278,7 +278,7 @@ def _json_row(path: Path, number: int, line: bytes) -> Row | DataError:
 
 
 class _Lines:
-    """The lines of a file, which remember that all were taken: whoever asks for more then is inside of a quote."""
+    """The lines of a file. ``ended`` says that a reader asked for more than there are: it is inside a quote."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
