@@ -984,6 +984,29 @@ def engines_page() -> Iterator[Claim | Quote]:
     kinds = ("single_qps_before_codes", "single_qps", "busy_single_qps")
     text = "went from {} to {} times NumPy's rate at load 14, and had {} beside two more busy processes"
     yield Claim(GALLERY, text, [by_codes[kind]["fixstar"] / by_codes[kind]["numpy"] for kind in kinds])
+    idle = content("gallery_cpu.json")
+    text = (
+        "of the table above 200,000 x 512 went from {} to {}, beside two busy processes {}; making the codes took {} s"
+    )
+    shares = [idle[kind]["fixstar"] / idle[kind]["numpy"] for kind in kinds]
+    yield Claim(GALLERY, text, [*shares, idle["coding_seconds"]])
+    for label, kind in (("one at a time", "single_qps"), ("busy, one at a time", "busy_single_qps")):
+        rivals = [idle[kind][name] for name in ("fixstar", "numpy", "faiss")]
+        yield Claim(GALLERY, f"\n| {label} | {{}} | {{}} | {{}} |", rivals)
+    by_size = content("growth_translated_cpu.json")["rows"]
+    rows = {
+        "first question after opening, ms": "first_ms",
+        "all mapped, s (in the background)": "mapped_seconds",
+        "memory for what is mapped, MB": "memory_mb",
+        "one exact question, ms": "single_ms",
+        "64 at once, questions per second": "batch_qps",
+    }
+    for label, name in rows.items():
+        cells = [row["translated"][name] for row in by_size]
+        yield Claim(GALLERY, f"| {label} | {{}} | {{}} | {{}} |", cells)
+    moves = [row["deploy"][name] for row in by_size for name in ("translated_ms", "translated_rollback_ms")]
+    text = "| deploy a version with a space of its own; roll back, ms | {}; {} | {}; {} | {}; {} |"
+    yield Claim(GALLERY, text, moves)
     grown = [
         large["exact"]["single"]["question"] / small["exact"]["single"]["question"],
         large["mapped_seconds"] / small["mapped_seconds"],
