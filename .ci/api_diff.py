@@ -57,7 +57,9 @@ def main(repository: Path) -> int:
     if may_break(tag.removeprefix("v"), version):
         print(f"{len(breakages)} breaking changes since {tag}, which {version} may have")
         return 0
-    print(f"{len(breakages)} breaking changes since {tag}: raise __version__, now {version}, or keep the old names")
+    print(
+        f"{len(breakages)} breaking changes since {tag}: raise __version__, now {version}, or keep the old names"
+    )
     return 1
 
 

@@ -22,7 +22,9 @@ def section(changelog: str, version: str) -> str:
     """The text below the heading of a version, up to the next heading of a version."""
     _, heading, rest = changelog.partition(f"\n## {version}")
     if not heading:
-        raise SystemExit(f"CHANGELOG.md has no section '## {version}'; rename 'Unreleased' and add the date")
+        raise SystemExit(
+            f"CHANGELOG.md has no section '## {version}'; rename 'Unreleased' and add the date"
+        )
     body = rest.partition("\n## ")[0]
     return body.partition("\n")[2].strip()
 
@@ -31,7 +33,9 @@ def main(tag: str, root: Path) -> None:
     """Print the notes of a release."""
     version = version_of((root / "src" / "fixstar" / "__init__.py").read_text())
     if tag != f"v{version}":
-        raise SystemExit(f"the tag is {tag} and the package's version {version}; they must be equal")
+        raise SystemExit(
+            f"the tag is {tag} and the package's version {version}; they must be equal"
+        )
     print(section((root / "CHANGELOG.md").read_text(), version))
 
 

@@ -26,7 +26,13 @@ from fixstar import demo
 from fixstar.data import Augmentation, ImageSet, ReplayMemory, class_order, concatenate
 from fixstar.data.formats import omniglot_folder
 from fixstar.durable import replace_json
-from fixstar.evaluation import BackfillCurve, VersionFeatures, backfill_curve, backfill_curves, gallery_query_split
+from fixstar.evaluation import (
+    BackfillCurve,
+    VersionFeatures,
+    backfill_curve,
+    backfill_curves,
+    gallery_query_split,
+)
 from fixstar.geometry import carry, short_basis, unit
 from fixstar.images import Preprocessing
 from fixstar.methods import create_method
@@ -48,16 +54,24 @@ INPUTS = Preprocessing(size=(32, 32), channels=1, mean=(0.92,), std=(0.27,), fit
 
 def rendered(seed: int) -> tuple[list[Encoder], ImageSet, ImageSet]:
     early = demo.characters(demo.KNOWN, demo.EARLY, seed=3)
-    later = concatenate([demo.characters(scripts, demo.LATER, seed=4) for scripts in (demo.KNOWN, demo.ADDED)])
+    later = concatenate(
+        [demo.characters(scripts, demo.LATER, seed=4) for scripts in (demo.KNOWN, demo.ADDED)]
+    )
     fill = Augmentation(crop_padding=2, flip=False, fill=200)
     encoders = trained(early, later, CAPACITY, fill, None, (10, 5), seed)
-    return encoders, demo.characters(demo.UNSEEN, 20, seed=1), demo.characters(demo.UNSEEN, 45, seed=2)
+    return (
+        encoders,
+        demo.characters(demo.UNSEEN, 20, seed=1),
+        demo.characters(demo.UNSEEN, 45, seed=2),
+    )
 
 
 def handwritten(folder: Path, seed: int) -> tuple[list[Encoder], ImageSet, ImageSet]:
     learnt = omniglot_folder(folder / "images_background")
     chosen = class_order(learnt.classes, seed)[: 2 * TASK]
-    early, later = (learnt.of_classes(part).load(INPUTS).images for part in (chosen[:TASK], chosen[TASK:]))
+    early, later = (
+        learnt.of_classes(part).load(INPUTS).images for part in (chosen[:TASK], chosen[TASK:])
+    )
     fill = Augmentation(crop_padding=3, flip=False, fill=255)
     encoders = trained(early, later, 200, fill, INPUTS, (15, 15), seed)
     every = omniglot_folder(folder / "images_evaluation")
@@ -79,7 +93,10 @@ def trained(
 
     def settings(count: int) -> Settings:
         recipe = Recipe(
-            epochs=count, learning_rate=0.05, milestones=(round(0.6 * count), round(0.85 * count)), batch_size=64
+            epochs=count,
+            learning_rate=0.05,
+            milestones=(round(0.6 * count), round(0.85 * count)),
+            batch_size=64,
         )
         return Settings(
             backbone="tiny",
@@ -91,15 +108,21 @@ def trained(
             seed=seed,
         )
 
-    v1 = train_version(1, early, TrainingContext(), method, settings(epochs[0]), progress=False).encoder
+    v1 = train_version(
+        1, early, TrainingContext(), method, settings(epochs[0]), progress=False
+    ).encoder
     memory = ReplayMemory(5).extended(early, v1.preprocessing)
     return [
         v1,
-        train_version(2, later, TrainingContext(v1, memory), method, settings(epochs[1]), progress=False).encoder,
+        train_version(
+            2, later, TrainingContext(v1, memory), method, settings(epochs[1]), progress=False
+        ).encoder,
     ]
 
 
-def parts_of(labels: NDArray[Any], skewed: bool, rng: np.random.Generator) -> list[NDArray[np.int64]]:
+def parts_of(
+    labels: NDArray[Any], skewed: bool, rng: np.random.Generator
+) -> list[NDArray[np.int64]]:
     """Rows of the queries that the planner asks, of the traffic, and of those that measure."""
     first = gallery_query_split(labels, share=1 / 3, seed=int(rng.integers(1 << 30)))
     halves = gallery_query_split(labels[first.queries], seed=int(rng.integers(1 << 30)))
@@ -113,10 +136,14 @@ def parts_of(labels: NDArray[Any], skewed: bool, rng: np.random.Generator) -> li
     return parts
 
 
-def curves(old: VersionFeatures, new: VersionFeatures, truth: Any, owners: Any, skewed: bool, seed: int) -> Any:
+def curves(
+    old: VersionFeatures, new: VersionFeatures, truth: Any, owners: Any, skewed: bool, seed: int
+) -> Any:
     rng = np.random.default_rng(seed)
     asked, traffic, judged = parts_of(truth, skewed, rng)
-    vectors = carry(unit(old.gallery), short_basis(old.projection), short_basis(new.projection), new.width)
+    vectors = carry(
+        unit(old.gallery), short_basis(old.projection), short_basis(new.projection), new.width
+    )
     found = (unit(new.queries[traffic]) @ vectors.T).argmax(axis=1)
     counts = np.bincount(found, minlength=len(owners)).astype(np.float64)
     names = [str(owner) for owner in owners]
@@ -126,14 +153,22 @@ def curves(old: VersionFeatures, new: VersionFeatures, truth: Any, owners: Any, 
         vectors=vectors.astype(np.float32),
         labels=names,
         counts=counts,
-        uncertainty=np.full(len(owners), np.nan),  # both versions share a space, so nothing is translated
+        uncertainty=np.full(
+            len(owners), np.nan
+        ),  # both versions share a space, so nothing is translated
     )
     queries = LabelledQueries(new.queries[asked], [str(label) for label in truth[asked]])
-    before, after = (VersionFeatures(v.name, v.queries[judged], v.gallery, v.projection) for v in (old, new))
+    before, after = (
+        VersionFeatures(v.name, v.queries[judged], v.gallery, v.projection) for v in (old, new)
+    )
     labels = truth[judged], owners
-    answer = {"random": backfill_curve(before, after, *labels, SHARES, orders=RANDOM_ORDERS, seed=seed)}
+    answer = {
+        "random": backfill_curve(before, after, *labels, SHARES, orders=RANDOM_ORDERS, seed=seed)
+    }
     for name in ORDERS:
-        rows = planned_order(name.split()[0], items, None if name.endswith("without labels") else queries, seed)
+        rows = planned_order(
+            name.split()[0], items, None if name.endswith("without labels") else queries, seed
+        )
         answer[name] = backfill_curve(before, after, *labels, SHARES, rows)
     return answer
 
@@ -141,8 +176,12 @@ def curves(old: VersionFeatures, new: VersionFeatures, truth: Any, owners: Any, 
 def runs(options: argparse.Namespace) -> Iterator[tuple[str, int, dict[str, BackfillCurve]]]:
     with progress_bar("backfill planner", options.seeds, "upgrades") as advance:
         for seed in range(options.seeds):
-            pair, gallery, queries = handwritten(options.omniglot, seed) if options.omniglot else rendered(seed)
-            old, new = (version_features(f"v{n}", e, queries, gallery) for n, e in enumerate(pair, 1))
+            pair, gallery, queries = (
+                handwritten(options.omniglot, seed) if options.omniglot else rendered(seed)
+            )
+            old, new = (
+                version_features(f"v{n}", e, queries, gallery) for n, e in enumerate(pair, 1)
+            )
             for skewed in (False, True):
                 kind = "skewed" if skewed else "even"
                 yield kind, seed, curves(old, new, queries.labels, gallery.labels, skewed, seed)
@@ -168,15 +207,24 @@ def summary(seen: list[dict[str, BackfillCurve]]) -> dict[str, Any]:
 
 def draw(orders: dict[str, Any], title: str, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    mean = {name: BackfillCurve(np.array(SHARES), np.array([found["accuracy"]])) for name, found in orders.items()}
+    mean = {
+        name: BackfillCurve(np.array(SHARES), np.array([found["accuracy"]]))
+        for name, found in orders.items()
+    }
     backfill_curves(mean, path, title=title)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--omniglot", type=Path, help="Omniglot's folder, instead of rendered characters")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--omniglot", type=Path, help="Omniglot's folder, instead of rendered characters"
+    )
     parser.add_argument("--seeds", type=int, default=3, help="upgrades to train")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/backfill_planner_cpu.json"))
+    parser.add_argument(
+        "--out", type=Path, default=Path("benchmarks/results/backfill_planner_cpu.json")
+    )
     parser.add_argument("--pictures", type=Path, help="draw the mean curves into this folder")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -185,14 +233,27 @@ def main() -> None:
     for kind, _, answer in runs(options):
         seen[kind].append(answer)
     data = "omniglot" if options.omniglot else "rendered characters"
-    result: dict[str, Any] = {"data": data, "seeds": options.seeds, "random_orders": RANDOM_ORDERS, "shares": SHARES}
+    result: dict[str, Any] = {
+        "data": data,
+        "seeds": options.seeds,
+        "random_orders": RANDOM_ORDERS,
+        "shares": SHARES,
+    }
     for kind, answers in seen.items():
         result[kind] = summary(answers)
-        print(f"{data}, {kind} queries: accuracy over random order, mean of 2 to 75 % re-embedded, and at 10 %")
+        print(
+            f"{data}, {kind} queries: accuracy over random order, mean of 2 to 75 % re-embedded, and at 10 %"
+        )
         for name, values in result[kind].items():
-            print(f"  {name:20} {values['over_random']:+.1%}  {values['over_random_at_10_percent']:+.1%}")
+            print(
+                f"  {name:20} {values['over_random']:+.1%}  {values['over_random_at_10_percent']:+.1%}"
+            )
         if options.pictures:
-            draw(result[kind], f"{data}, {kind} queries", options.pictures / f"backfill-planner-{kind}.png")
+            draw(
+                result[kind],
+                f"{data}, {kind} queries",
+                options.pictures / f"backfill-planner-{kind}.png",
+            )
     result["seconds"] = round(time.monotonic() - started, 1)
     replace_json(options.out, result)
 

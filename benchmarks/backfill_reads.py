@@ -54,7 +54,9 @@ def make_workspace(path: Path, items: int) -> None:
         for start in range(0, items, 10_000):
             rows = range(start, min(items, start + 10_000))
             vectors = unit(rng.standard_normal((len(rows), WIDTH)).astype(np.float32))
-            payloads = [{"image": str(image), "stamp": "1", "label": str(row % LABELS)} for row in rows]
+            payloads = [
+                {"image": str(image), "stamp": "1", "label": str(row % LABELS)} for row in rows
+            ]
             space.gallery.upsert("v1", [f"photos/{row:08}.png" for row in rows], vectors, payloads)
         space.deploy("v2", force="measured")
 
@@ -143,16 +145,25 @@ def planned(path: Path, order: str, budget: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--items", type=int, default=100_000)
     parser.add_argument("--repeats", type=int, default=1)
-    parser.add_argument("--one", nargs=3, metavar=("WORKSPACE", "ORDER", "BUDGET"), help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--one", nargs=3, metavar=("WORKSPACE", "ORDER", "BUDGET"), help=argparse.SUPPRESS
+    )
     parser.add_argument("--out", type=Path)
     wanted = parser.parse_args()
     if wanted.one:
         print(json.dumps(planned(Path(wanted.one[0]), wanted.one[1], wanted.one[2])))
         return
-    found: dict[str, Any] = {"items": wanted.items, "width": WIDTH, "cores": os.cpu_count(), "rows": []}
+    found: dict[str, Any] = {
+        "items": wanted.items,
+        "width": WIDTH,
+        "cores": os.cpu_count(),
+        "rows": [],
+    }
     with tempfile.TemporaryDirectory() as folder:
         original = Path(folder) / "original"
         copy = Path(folder) / "copy"

@@ -35,15 +35,21 @@ ORDERS = ("random", "gain", "classes", "certain")
 RANDOM_ORDERS = 10
 
 
-def curves(old: VersionFeatures, new: VersionFeatures, truth: Any, owners: Any, seed: int) -> dict[str, Any]:
+def curves(
+    old: VersionFeatures, new: VersionFeatures, truth: Any, owners: Any, seed: int
+) -> dict[str, Any]:
     """Accuracy at each share, by order and way of merging; a third of the queries is the planner's, not measured."""
     way = Translation.between_shared(old.name, new.name)
     own = replace(new, queries=new.queries_in(new))
-    calibrations, folds = calibrations_and_folds([translated(way, old, new), own], truth, owners, seed)
+    calibrations, folds = calibrations_and_folds(
+        [translated(way, old, new), own], truth, owners, seed
+    )
     if not folds:
         raise SystemExit("too few images to fit calibrations")
     split = gallery_query_split(truth, share=1 / 3, seed=seed)
-    vectors = carry(unit(old.gallery), short_basis(old.projection), short_basis(new.projection), new.width)
+    vectors = carry(
+        unit(old.gallery), short_basis(old.projection), short_basis(new.projection), new.width
+    )
     names = [str(owner) for owner in owners]
     items = OldItems(
         ids=names,
@@ -51,33 +57,51 @@ def curves(old: VersionFeatures, new: VersionFeatures, truth: Any, owners: Any, 
         vectors=vectors.astype(np.float32),
         labels=names,
         counts=np.zeros(len(names)),
-        uncertainty=np.full(len(names), np.nan),  # both versions share a space, so nothing is translated
+        uncertainty=np.full(
+            len(names), np.nan
+        ),  # both versions share a space, so nothing is translated
     )
-    queries = LabelledQueries(new.queries[split.gallery], [str(label) for label in truth[split.gallery]])
-    found: dict[str, Any] = {"calibrations": {name: [*map(float, one)] for name, one in calibrations.items()}}
+    queries = LabelledQueries(
+        new.queries[split.gallery], [str(label) for label in truth[split.gallery]]
+    )
+    found: dict[str, Any] = {
+        "calibrations": {name: [*map(float, one)] for name, one in calibrations.items()}
+    }
     for order in ORDERS:
         ways: dict[str, Any] = {"orders": RANDOM_ORDERS, "seed": seed, "rows": split.queries}
         if order != "random":
             ways |= {"order": planned_order(order, items, queries, seed), "orders": 1}
         for merged, used in (("cosine", []), ("calibrated", folds)):
-            curve = search_curve(*translated_pair(way, old, new), truth, owners, SHARES, used, **ways)
+            curve = search_curve(
+                *translated_pair(way, old, new), truth, owners, SHARES, used, **ways
+            )
             found[f"{order}, {merged}"] = curve.accuracy.tolist()
     return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--omniglot", type=Path, help="Omniglot's folder, instead of rendered characters")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--omniglot", type=Path, help="Omniglot's folder, instead of rendered characters"
+    )
     parser.add_argument("--seeds", type=int, default=3, help="upgrades to train")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/calibrated_backfill_cpu.json"))
+    parser.add_argument(
+        "--out", type=Path, default=Path("benchmarks/results/calibrated_backfill_cpu.json")
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     started = time.monotonic()
     seen = []
     with progress_bar("calibrated backfill", options.seeds, "upgrades") as advance:
         for seed in range(options.seeds):
-            pair, gallery, queries = handwritten(options.omniglot, seed) if options.omniglot else rendered(seed)
-            old, new = (version_features(f"v{n}", e, queries, gallery) for n, e in enumerate(pair, 1))
+            pair, gallery, queries = (
+                handwritten(options.omniglot, seed) if options.omniglot else rendered(seed)
+            )
+            old, new = (
+                version_features(f"v{n}", e, queries, gallery) for n, e in enumerate(pair, 1)
+            )
             seen.append(curves(old, new, queries.labels, gallery.labels, seed))
             advance()
     data = "omniglot" if options.omniglot else "rendered characters"
@@ -87,7 +111,12 @@ def main() -> None:
     print(f"  {'':22}" + "".join(f"{share:8.0%}" for share in SHARES))
     for name, values in means.items():
         print(f"  {name:22}" + "".join(f"{value:8.1%}" for value in values))
-    result = {"data": data, "seeds": options.seeds, "random_orders": RANDOM_ORDERS, "shares": SHARES}
+    result = {
+        "data": data,
+        "seeds": options.seeds,
+        "random_orders": RANDOM_ORDERS,
+        "shares": SHARES,
+    }
     result |= {"accuracy": means, "by_seed": seen, "seconds": round(time.monotonic() - started, 1)}
     replace_json(options.out, result)
 

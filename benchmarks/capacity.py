@@ -41,7 +41,11 @@ FIGURES = {
 
 def images_of(source: ImageSet, classes: list[str], per_class: int) -> ImageSet:
     chosen = source.of_classes(classes)
-    return chosen.take(np.concatenate([np.flatnonzero(chosen.labels == i)[:per_class] for i in range(len(classes))]))
+    return chosen.take(
+        np.concatenate(
+            [np.flatnonzero(chosen.labels == i)[:per_class] for i in range(len(classes))]
+        )
+    )
 
 
 def measure(old: Encoder, new: Encoder, pixels: Tensor) -> dict[str, float]:
@@ -56,7 +60,9 @@ def measure(old: Encoder, new: Encoder, pixels: Tensor) -> dict[str, float]:
         h = functional.normalize(after.h)
         pairs = torch.triu_indices(len(z), len(z), 1)
         angles = torch.stack([(each @ each.T)[pairs[0], pairs[1]] for each in (z, h)])
-        rows = functional.cosine_similarity(old.projection.weight[free:], new.projection.weight[free:])
+        rows = functional.cosine_similarity(
+            old.projection.weight[free:], new.projection.weight[free:]
+        )
         return {
             "share": float(after.z[:, free:].square().sum() / after.z.square().sum()),
             "rows kept": float(rows.mean()),
@@ -71,14 +77,23 @@ def draw(found: dict[str, dict[str, float]], path: Path) -> None:
     figure = Figure(figsize=(6.4, 4), layout="constrained")
     axes = figure.subplots()
     for name, label in FIGURES.items():
-        axes.plot([int(K) for K in found], [one[name] for one in found.values()], marker="o", label=label)
-    axes.set(xscale="log", xlabel="capacity K", ylim=(0, 1.05), title="A large capacity freezes most of a feature")
+        axes.plot(
+            [int(K) for K in found], [one[name] for one in found.values()], marker="o", label=label
+        )
+    axes.set(
+        xscale="log",
+        xlabel="capacity K",
+        ylim=(0, 1.05),
+        title="A large capacity freezes most of a feature",
+    )
     axes.legend(fontsize=8, loc="lower right")
     figure.savefig(path, dpi=150)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, required=True, help="a folder with cifar-100-binary/")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/capacity.json"))
     parser.add_argument("--picture", type=Path)
@@ -86,13 +101,21 @@ def main() -> None:
     photos = cifar100(arguments.data / "cifar-100-binary", split="train")
     names = [photos.classes[i] for i in np.random.default_rng(0).permutation(100)]
     stream = class_stream(images_of(photos, names[:20], 100), 10, 10)
-    unseen = torch.from_numpy(np.asarray(images_of(photos, names[20:40], 25).images)).permute(0, 3, 1, 2)
+    unseen = torch.from_numpy(np.asarray(images_of(photos, names[20:40], 25).images)).permute(
+        0, 3, 1, 2
+    )
     found = {}
     for K in CAPACITIES:
         settings = Settings(backbone="tiny", capacity=K, recipe=RECIPE, device="cpu")
-        versions = [version.encoder for version in run_scenario(stream, create_method("fd", on="all"), settings)]
+        versions = [
+            version.encoder
+            for version in run_scenario(stream, create_method("fd", on="all"), settings)
+        ]
         found[str(K)] = measure(versions[0], versions[1], unseen)
-        print(f"K = {K:6,}  " + "  ".join(f"{name} {value:.3f}" for name, value in found[str(K)].items()))
+        print(
+            f"K = {K:6,}  "
+            + "  ".join(f"{name} {value:.3f}" for name, value in found[str(K)].items())
+        )
     arguments.out.write_text(json.dumps(found, indent=2) + "\n")
     if arguments.picture is not None:
         draw(found, arguments.picture)

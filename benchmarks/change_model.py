@@ -32,7 +32,17 @@ from numpy.typing import NDArray
 
 from fixstar.durable import replace_json
 from fixstar.errors import DataError, FixstarError
-from fixstar.translation.bridge import AGAIN, AHEAD, BACK, OLD, ONE, TWO, Bridged, BridgeOptions, bridge
+from fixstar.translation.bridge import (
+    AGAIN,
+    AHEAD,
+    BACK,
+    OLD,
+    ONE,
+    TWO,
+    Bridged,
+    BridgeOptions,
+    bridge,
+)
 from fixstar.workspace import GateRules
 
 Record = dict[str, Any]
@@ -42,7 +52,12 @@ ITEMS_AND_QUERIES = "items and queries"
 SIZES = ("100", "300", "1000", "3000", ALL)
 WAYS = (OLD, AHEAD, BACK, ONE, TWO, AGAIN)
 OUTCOMES = ("pass", "missing evidence", "refuse")
-T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # quantiles of Student's t by number of runs, two-sided
+T_95 = {
+    2: 12.706,
+    3: 4.303,
+    4: 3.182,
+    5: 2.776,
+}  # quantiles of Student's t by number of runs, two-sided
 
 
 class Change(NamedTuple):
@@ -80,7 +95,9 @@ def read_items(folder: Path, change: Change) -> Items:
     for model in (change.old, change.new):
         path = folder / change.set / f"{model}.npz"
         if not path.is_file():
-            raise DataError(f"{path} is missing; PAIRS holds SET/MODEL.npz with vectors, ids and labels")
+            raise DataError(
+                f"{path} is missing; PAIRS holds SET/MODEL.npz with vectors, ids and labels"
+            )
         with np.load(path) as file:
             loaded.append({name: file[name] for name in ("vectors", "ids", "labels")})
     one, other = loaded
@@ -166,7 +183,9 @@ def enough(items: Items, size: str, seed: int) -> bool:
 
 def runs_of(runs: Sequence[Record], change: Change, size: str) -> list[Record]:
     """The runs of a change with so many pairs, by seed: those that fitted queries too, or else those of items alone."""
-    mine = [run for run in runs if (run["set"], run["old"], run["new"], run["size"]) == (*change, size)]
+    mine = [
+        run for run in runs if (run["set"], run["old"], run["new"], run["size"]) == (*change, size)
+    ]
     mine = fitted_on(ITEMS_AND_QUERIES, mine) or mine
     return sorted(mine, key=lambda run: int(run["seed"]))
 
@@ -284,14 +303,21 @@ def by_size(runs: Sequence[Record], change: Change) -> dict[str, list[Record]]:
 
 def curve(runs: Sequence[Record]) -> str:
     """Points over the old model by number of pairs: with two models per query, and in brackets with one."""
-    lines = ["| change | seeds | " + " | ".join(SIZES) + " |", "|---|---:" + "|---" * len(SIZES) + "|"]
+    lines = [
+        "| change | seeds | " + " | ".join(SIZES) + " |",
+        "|---|---:" + "|---" * len(SIZES) + "|",
+    ]
     for change in changes_in(runs):
         found = by_size(runs, change)
         cells = []
         for size in SIZES:
             mine = found.get(size)
-            cells.append(f"{difference(mine, TWO)[0]:+.1f} ({difference(mine, ONE)[0]:+.1f})" if mine else "")
-        lines.append(f"| {named(change, found[ALL])} | {len(found[ALL])} | " + " | ".join(cells) + " |")
+            cells.append(
+                f"{difference(mine, TWO)[0]:+.1f} ({difference(mine, ONE)[0]:+.1f})" if mine else ""
+            )
+        lines.append(
+            f"| {named(change, found[ALL])} | {len(found[ALL])} | " + " | ".join(cells) + " |"
+        )
     return "\n".join(lines)
 
 
@@ -307,7 +333,9 @@ TABLES = {"model changes": table, "model gains": gains, "pairs needed": curve}
 # --- the command
 
 
-def planned(folder: Path, options: argparse.Namespace, done: set[tuple[Any, ...]]) -> Iterator[Record]:
+def planned(
+    folder: Path, options: argparse.Namespace, done: set[tuple[Any, ...]]
+) -> Iterator[Record]:
     """The runs that are not done yet, each measured; the whole table first, then the smaller sizes."""
     sizes = sorted(options.sizes.split(","), key=lambda size: size != ALL)
     changes = [change for change in CHANGES if options.only in ("", change.set)]
@@ -324,12 +352,20 @@ def planned(folder: Path, options: argparse.Namespace, done: set[tuple[Any, ...]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("pairs", type=Path, help="the folder with SET/MODEL.npz")
-    parser.add_argument("--seeds", type=int, default=5, help="each halves the classes in another way")
-    parser.add_argument("--sizes", default=",".join(SIZES), help="numbers of fitted pairs, comma separated")
+    parser.add_argument(
+        "--seeds", type=int, default=5, help="each halves the classes in another way"
+    )
+    parser.add_argument(
+        "--sizes", default=",".join(SIZES), help="numbers of fitted pairs, comma separated"
+    )
     parser.add_argument("--only", default="", help="this set only")
-    parser.add_argument("--out", type=Path, required=True, help="the figures as JSON; runs that it has are kept")
+    parser.add_argument(
+        "--out", type=Path, required=True, help="the figures as JSON; runs that it has are kept"
+    )
     options = parser.parse_args()
     content: Record = {"runs": []}
     if options.out.is_file():
@@ -342,7 +378,16 @@ def main() -> None:
         runs.append(run)
         replace_json(options.out, content)
         found = {way: run["ways"][way]["finds"] for way in WAYS}
-        print(run["set"], run["new"], run["size"], run["seed"], found, run["outcome"], run["seconds"], flush=True)
+        print(
+            run["set"],
+            run["new"],
+            run["size"],
+            run["seed"],
+            found,
+            run["outcome"],
+            run["seconds"],
+            flush=True,
+        )
     print("\n\n".join(write(runs) for write in TABLES.values()))
 
 

@@ -81,7 +81,9 @@ def problems(claim: Claim | Quote) -> list[str]:
         return []
     printed = found[0].groups()
     if len(printed) != len(claim.values):
-        return [f"{claim.page}: {start!r} has {len(printed)} figures and {len(claim.values)} values"]
+        return [
+            f"{claim.page}: {start!r} has {len(printed)} figures and {len(claim.values)} values"
+        ]
     pairs = enumerate(zip(printed, claim.values, strict=True), start=1)
     return [
         f"{claim.page}: {start!r}, figure {place}: {text} is printed, the files give {value:.5g}"
@@ -118,7 +120,10 @@ def uncovered(page: str, covered: Sequence[Claim | Quote]) -> list[str]:
                     found.append(f"{page}: {row}")
         elif page == README:
             rest = _masked(plain(paragraph), patterns)
-            found += [f"{page}: {number} in {plain(paragraph)[:60]!r}" for number in re.findall(r"\d*\.\d+", rest)]
+            found += [
+                f"{page}: {number} in {plain(paragraph)[:60]!r}"
+                for number in re.findall(r"\d*\.\d+", rest)
+            ]
     return found
 
 

@@ -96,31 +96,57 @@ def with_a_worker_killed(path: Path, total: int, workers: int) -> dict[str, Any]
 
     with Workspace(path, device="cpu") as space:
         began = time.perf_counter()
-        result = space.backfill(BackfillOptions("all", "random", cluster="local", workers=workers), advance)
+        result = space.backfill(
+            BackfillOptions("all", "random", cluster="local", workers=workers), advance
+        )
         rate = round(total / (time.perf_counter() - began))
-    told = {"workers": workers, "images_per_second": rate, "killed": len(killed), "embedded": result.done}
+    told = {
+        "workers": workers,
+        "images_per_second": rate,
+        "killed": len(killed),
+        "embedded": result.done,
+    }
     return told | {"stored": counted(path)}
 
 
 def with_the_head_killed(path: Path, total: int) -> dict[str, Any]:
     """The command of a backfill while Ray's own processes are killed; given again if anything is left."""
-    words = [sys.executable, "-m", "fixstar", "backfill", "--budget", "all", "--cluster", "local", "--anyway", "--json"]
+    words = [
+        sys.executable,
+        "-m",
+        "fixstar",
+        "backfill",
+        "--budget",
+        "all",
+        "--cluster",
+        "local",
+        "--anyway",
+        "--json",
+    ]
     words += ["-w", str(path)]
-    first = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
+    first = subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
+    )
     while counted(path)["v2"] < total // 4 and first.poll() is None:
         time.sleep(0.1)
     killed = session_of(first.pid)
     for pid in killed:
         os.kill(pid, signal.SIGKILL)
     told, _ = first.communicate(timeout=3600)
-    found: dict[str, Any] = {"killed": len(killed), "exit": first.returncode, "left": counted(path)["v1"]}
+    found: dict[str, Any] = {
+        "killed": len(killed),
+        "exit": first.returncode,
+        "left": counted(path)["v1"],
+    }
     if found["left"]:
         told = subprocess.run(words, capture_output=True, check=True).stdout
     return found | {"embedded_last": json.loads(told)["done"]["done"], "stored": counted(path)}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--images", type=int, default=20_000)
     parser.add_argument("--workers", default="1,2,4", help="separated by commas")
     parser.add_argument("--rates", action="store_true", help="kill nothing")
@@ -141,7 +167,12 @@ def main() -> None:
         with ProcessPoolExecutor() as pool:
             list(pool.map(make_folder, [images / f"{n:04}" for n in range(total // PER_FOLDER)]))
         print(f"made {total} images", flush=True)
-        ray.init(num_cpus=max(counts), include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        ray.init(
+            num_cpus=max(counts),
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
         for workers in counts:
             path = Path(place) / f"w{workers}"
             seconds = indexed(path, images, workers)
@@ -153,7 +184,11 @@ def main() -> None:
                 began = time.perf_counter()
                 space.backfill(BackfillOptions("all", "random", cluster="local", workers=workers))
                 backfilled = time.perf_counter() - began
-            row = {"workers": workers, "index": round(total / seconds), "backfill": round(total / backfilled)}
+            row = {
+                "workers": workers,
+                "index": round(total / seconds),
+                "backfill": round(total / backfilled),
+            }
             note("rows", row | {"stored": counted(path)})
         if options.rates:
             return

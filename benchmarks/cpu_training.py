@@ -26,7 +26,12 @@ from torch import Tensor, nn, optim
 from fixstar.durable import replace_json
 from fixstar.models import Backbone, create_backbone
 
-SHAPES = {"resnet32": (128, 32), "resnet18": (16, 224), "resnet50": (16, 224), "senet18": (64, 32)}  # images, pixels
+SHAPES = {
+    "resnet32": (128, 32),
+    "resnet18": (16, 224),
+    "resnet50": (16, 224),
+    "senet18": (64, 32),
+}  # images, pixels
 ROWS = {
     "planes, float32": (False, False),
     "channels last, float32": (True, False),
@@ -35,11 +40,15 @@ ROWS = {
 CLASSES = 100
 
 
-def work(backbone: Backbone, images: Tensor, last: bool, bfloat16: bool) -> dict[str, Callable[[], None]]:
+def work(
+    backbone: Backbone, images: Tensor, last: bool, bfloat16: bool
+) -> dict[str, Callable[[], None]]:
     """A training step and a forward pass, to be called again and again."""
     model = copy.deepcopy(backbone)
     head = nn.Linear(model.feature_dim, CLASSES)
-    optimiser = optim.SGD([*model.parameters(), *head.parameters()], lr=0.01, momentum=0.9, weight_decay=2e-4)
+    optimiser = optim.SGD(
+        [*model.parameters(), *head.parameters()], lr=0.01, momentum=0.9, weight_decay=2e-4
+    )
     labels = torch.arange(len(images)) % CLASSES
 
     def features() -> Tensor:
@@ -76,7 +85,9 @@ def measured(name: str, rounds: int) -> list[dict[str, object]]:
                 start = time.perf_counter()
                 call()
                 if number:  # the first round lets libraries choose
-                    best[row, what] = min(best.get((row, what), float("inf")), time.perf_counter() - start)
+                    best[row, what] = min(
+                        best.get((row, what), float("inf")), time.perf_counter() - start
+                    )
     lines: list[dict[str, object]] = []
     for row in rows:
         line = {what: round(1e3 * best[row, what], 1) for what in ("step", "encode")}
@@ -84,12 +95,16 @@ def measured(name: str, rounds: int) -> list[dict[str, object]]:
             f"{name:9} {count:>4} x {size:<4} {row:24} step {line['step']:8} ms  encode {line['encode']:8} ms",
             flush=True,
         )
-        lines.append({"backbone": name, "images": count, "pixels": size, "row": row, "milliseconds": line})
+        lines.append(
+            {"backbone": name, "images": count, "pixels": size, "row": row, "milliseconds": line}
+        )
     return lines
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--backbones", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--threads", type=int, default=2)
@@ -98,7 +113,11 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     lines = [line for name in options.backbones for line in measured(name, options.rounds)]
     if options.out:
-        about = {"threads": options.threads, "torch": torch.__version__, "machine": platform.machine()}
+        about = {
+            "threads": options.threads,
+            "torch": torch.__version__,
+            "machine": platform.machine(),
+        }
         about["capability"] = torch.backends.cpu.get_cpu_capability()
         replace_json(options.out, {**about, "rounds": options.rounds, "rows": lines})
 

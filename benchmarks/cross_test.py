@@ -38,12 +38,17 @@ BACKBONE = 64
 WIDTH = 99
 
 
-def make_versions(count: int, queries: int, gallery: int) -> tuple[list[VersionFeatures], Array, Array]:
+def make_versions(
+    count: int, queries: int, gallery: int
+) -> tuple[list[VersionFeatures], Array, Array]:
     rng = np.random.default_rng(0)
     scale = np.arange(1, LATENT + 1) ** -0.6  # some directions matter more
     centres = 0.5 * rng.normal(size=(CLASSES, LATENT))
     labels = np.arange(queries) % CLASSES, np.arange(gallery) % CLASSES
-    latent = [((centres[y] + rng.normal(size=(len(y), LATENT))) * scale).astype(np.float32) for y in labels]
+    latent = [
+        ((centres[y] + rng.normal(size=(len(y), LATENT))) * scale).astype(np.float32)
+        for y in labels
+    ]
     W = Drift(rng, (LATENT, BACKBONE))
     P = Drift(rng, (WIDTH, BACKBONE))
     bias = 0.3 * np.linalg.norm(scale)
@@ -94,7 +99,11 @@ def gflops() -> dict[str, float]:
 def consecutive_cosine(versions: list[VersionFeatures]) -> float:
     """The mean cosine between the full features that consecutive versions make of the same query."""
     bases = [geometry.short_basis(version.projection) for version in versions]
-    full = [version.queries[:1000] @ Q.T for version, Q in zip(versions, bases, strict=True) if Q is not None]
+    full = [
+        version.queries[:1000] @ Q.T
+        for version, Q in zip(versions, bases, strict=True)
+        if Q is not None
+    ]
     return float(np.mean([(a * b).sum(1).mean() for a, b in pairwise(full)]))
 
 
@@ -104,7 +113,9 @@ def whole_matrix(
     """Every cell t >= k."""
     cells = len(versions) * (len(versions) + 1) // 2
     with progress_bar(f"{protocol}, matrix", cells, "cells") as advance:
-        work = partial(cross_test, versions, *labels, protocol, progress=lambda *_: advance(), device=device)
+        work = partial(
+            cross_test, versions, *labels, protocol, progress=lambda *_: advance(), device=device
+        )
         answer, seconds, cpu = timed(work)
     return figures(cells, seconds, cpu, float(np.diag(answer.matrix).mean()))
 
@@ -120,7 +131,9 @@ def newest_row(
         with progress_bar(f"{protocol}, newest row", len(versions), "cells") as advance:
             for version, basis in zip(versions, bases, strict=True):
                 find = searcher(protocol, version.gallery, labels[1], device)
-                hits = find(geometry.carry(versions[-1].queries, bases[-1], basis, WIDTH), labels[0]).mean()
+                hits = find(
+                    geometry.carry(versions[-1].queries, bases[-1], basis, WIDTH), labels[0]
+                ).mean()
                 advance()
         return hits
 
@@ -133,11 +146,15 @@ def figures(cells: int, seconds: float, cpu: float, self_test: float) -> Figures
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--versions", type=int, default=31)
     parser.add_argument("--queries", type=int, default=50_000)
     parser.add_argument("--gallery", type=int, default=10_000)
-    parser.add_argument("--all-images", action="store_true", help="search the whole matrix by image too")
+    parser.add_argument(
+        "--all-images", action="store_true", help="search the whole matrix by image too"
+    )
     parser.add_argument("--device", help="a torch device to search on, such as cuda")
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
     options = parser.parse_args()
@@ -168,7 +185,9 @@ def main() -> None:
 def show(report: Figures) -> None:
     sizes = f"{report['versions']} versions, {report['queries']} queries, {report['gallery']} gallery images"
     print(f"{sizes}; {report['device']}, {report['machine']}")
-    print(f"GFLOP/s of a plain product: {report['gflops_before']} before, {report['gflops_after']} after")
+    print(
+        f"GFLOP/s of a plain product: {report['gflops_before']} before, {report['gflops_after']} after"
+    )
     print(f"{'search':<20}{'cells':>7}{'seconds':>10}{'CPU seconds':>14}")
     for name in ("template, matrix", "image, newest row", "image, matrix"):
         if name in report:

@@ -25,7 +25,9 @@ def measured(seed: int) -> dict[str, Any]:
     """What the demo measures with one seed."""
     started = time.process_time()
     with tempfile.TemporaryDirectory() as folder:
-        result = demo.run_demo(Path(folder) / "demo", seed, "cpu", progress=False, say=lambda _: None)
+        result = demo.run_demo(
+            Path(folder) / "demo", seed, "cpu", progress=False, say=lambda _: None
+        )
     return {
         "seed": seed,
         "v1": result.now,
@@ -40,7 +42,9 @@ def measured(seed: int) -> dict[str, Any]:
 
 def main() -> None:
     """Print one line per seed and keep all of them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=list(range(10)))
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/demo_seeds.json"))
     args = parser.parse_args()
@@ -51,9 +55,14 @@ def main() -> None:
         if (run := next((run for run in runs if run["seed"] == seed), None)) is None:
             run = measured(seed)
             runs = sorted([*runs, run], key=lambda run: run["seed"])
-            replace_json(args.out, {"command": "python benchmarks/demo_seeds.py", "threads": 1, "runs": runs})
+            replace_json(
+                args.out, {"command": "python benchmarks/demo_seeds.py", "threads": 1, "runs": runs}
+            )
         accuracies = f"{run['v1']:6.1%}    {run['v2 on v1']:6.1%} {run['v2']:6.1%}"
-        print(f"{seed:4} {accuracies}  {run['v2 on v1'] - run['v1']:+.1%}  {run['outcome']}", flush=True)
+        print(
+            f"{seed:4} {accuracies}  {run['v2 on v1'] - run['v1']:+.1%}  {run['outcome']}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

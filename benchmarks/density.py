@@ -81,7 +81,11 @@ def by_package(folder: Path) -> dict[str, Density]:
 
 def _code_lines(nodes: list[ast.AST], texts: list[str]) -> set[int]:
     """Lines with more than a comment on them, and all lines of a text that spans several."""
-    lines = {number for number, text in enumerate(texts, 1) if text.strip() and not text.lstrip().startswith("#")}
+    lines = {
+        number
+        for number, text in enumerate(texts, 1)
+        if text.strip() and not text.lstrip().startswith("#")
+    }
     for node in nodes:
         if isinstance(node, (ast.Constant, ast.JoinedStr)) and node.end_lineno is not None:
             lines.update(range(node.lineno, node.end_lineno + 1))
@@ -106,7 +110,9 @@ def _is_tuple_assignment(node: ast.AST) -> bool:
 
 
 def main(folder: Path) -> None:
-    print(f"{'':14}{'lines':>8}{'characters':>12}{'tuples':>9}{'conditionals':>14}   the last two per 1,000 lines")
+    print(
+        f"{'':14}{'lines':>8}{'characters':>12}{'tuples':>9}{'conditionals':>14}   the last two per 1,000 lines"
+    )
     for package, counted in sorted(by_package(folder).items(), key=lambda item: item[1].lines):
         print(
             f"{package:14}{counted.lines:8}{counted.characters_per_line:12.1f}"

@@ -34,12 +34,22 @@ def drift(method: str, options: dict[str, Any], images: ImageSet) -> NDArray[np.
     """The cosine of each image's vectors by v1 and by v2, [N]."""
     early = demo.characters(demo.KNOWN, demo.EARLY, seed=3)
     later = concatenate(
-        [demo.characters(demo.KNOWN, demo.LATER, seed=4), demo.characters(demo.ADDED, demo.LATER, seed=4)]
+        [
+            demo.characters(demo.KNOWN, demo.LATER, seed=4),
+            demo.characters(demo.ADDED, demo.LATER, seed=4),
+        ]
     )
-    with tempfile.TemporaryDirectory() as folder, Workspace.create(Path(folder) / "shop", device="cpu") as space:
-        space.train(early, demo.settings(10, 0, "cpu"), create_method(method, **options), progress=False)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Workspace.create(Path(folder) / "shop", device="cpu") as space,
+    ):
+        space.train(
+            early, demo.settings(10, 0, "cpu"), create_method(method, **options), progress=False
+        )
         recipe = demo.settings(4, 0, "cpu").recipe
-        space.upgrade(concatenate([early, later]), UpgradeOptions(recipe, device="cpu", progress=False))
+        space.upgrade(
+            concatenate([early, later]), UpgradeOptions(recipe, device="cpu", progress=False)
+        )
         old = space.encoder("v1").encode(images.images)
         new = space.encoder("v2").encode(images.images)
     cosines: NDArray[np.float64] = np.einsum("ij,ij->i", old, new, dtype=np.float64)
@@ -48,7 +58,9 @@ def drift(method: str, options: dict[str, Any], images: ImageSet) -> NDArray[np.
 
 def main() -> None:
     """Print the quantiles of each way, keep them, and draw the histogram."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--picture", type=Path, help="where to draw the histogram")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/drift.json"))
     args = parser.parse_args()
@@ -62,7 +74,9 @@ def main() -> None:
         print(f"{title}: {json.dumps(found[method])}", flush=True)
         axes.hist(cosines, np.linspace(-0.5, 1, 61).tolist(), label=title, color=colour, alpha=0.8)
     replace_json(args.out, {"command": "python benchmarks/drift.py", "methods": found})
-    axes.set(xlabel="cosine of an image's vector by v1 and by v2 (1: it did not move)", ylabel="images")
+    axes.set(
+        xlabel="cosine of an image's vector by v1 and by v2 (1: it did not move)", ylabel="images"
+    )
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="upper left")
     if args.picture:

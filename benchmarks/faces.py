@@ -35,7 +35,13 @@ from numpy.typing import NDArray
 
 from fixstar.durable import replace_json
 from fixstar.errors import DataError, FixstarError
-from fixstar.evaluation import VerificationPairs, VersionFeatures, kfold_accuracy, sample_pairs, tar_at_far
+from fixstar.evaluation import (
+    VerificationPairs,
+    VersionFeatures,
+    kfold_accuracy,
+    sample_pairs,
+    tar_at_far,
+)
 from fixstar.evaluation.verdicts import GateRules
 from fixstar.translation import Pairs, Translation, fit_map
 from fixstar.translation.bridge import AGAIN, BACK, OLD, ONE, TWO, Bridged, BridgeOptions, bridge
@@ -95,7 +101,9 @@ def read_faces(folder: Path, change: Change) -> Faces:
     one, other = loaded
     if not np.array_equal(one["ids"], other["ids"]):
         raise DataError(f"{change}: both files must hold the same ids in the same order")
-    pairs = read_pairs((folder / SET / "pairs.txt").read_text(encoding="utf-8"), one["ids"].tolist())
+    pairs = read_pairs(
+        (folder / SET / "pairs.txt").read_text(encoding="utf-8"), one["ids"].tolist()
+    )
     return Faces(one["vectors"], other["vectors"], one["labels"], pairs)
 
 
@@ -114,7 +122,9 @@ def read_pairs(text: str, ids: Sequence[str]) -> VerificationPairs:
         first.append(place[_photo(cells[0], cells[1])])
         second.append(place[_photo(other, cells[-1])])
         same.append(genuine)
-    return VerificationPairs(np.array(first, np.int64), np.array(second, np.int64), np.array(same, bool))
+    return VerificationPairs(
+        np.array(first, np.int64), np.array(second, np.int64), np.array(same, bool)
+    )
 
 
 def _photo(person: str, number: str) -> str:
@@ -193,7 +203,9 @@ def ways_to_search(found: Bridged, faces: Faces, drawn: Drawn, seed: int) -> dic
     return ways
 
 
-def views(faces: Faces, ways: Mapping[str, Translation], queries: Indices, stored: Indices) -> list[VersionFeatures]:
+def views(
+    faces: Faces, ways: Mapping[str, Translation], queries: Indices, stored: Indices
+) -> list[VersionFeatures]:
     """Queries and enrolled vectors of every way to search; their dot products are its scores."""
     old = VersionFeatures("old", faces.old[queries], faces.old[stored])
     new = VersionFeatures("new", faces.new[queries], faces.new[stored])
@@ -257,7 +269,10 @@ class Rates(NamedTuple):
 
 def rates(known: Best, unknown: Best, score: float) -> Rates:
     """What a threshold comes to."""
-    return Rates(float((unknown.scores >= score).mean()), float((known.right & (known.scores >= score)).mean()))
+    return Rates(
+        float((unknown.scores >= score).mean()),
+        float((known.right & (known.scores >= score)).mean()),
+    )
 
 
 class Scales(NamedTuple):
@@ -341,7 +356,11 @@ def _identify(
     strangers = enrol(faces.people, drawn.labelled, seed).unknown
     scale = scales(faces, ways, drawn, seed)
     parts = {}
-    for name, rows in (("known", people.known), ("unknown", people.unknown), ("strangers", strangers)):
+    for name, rows in (
+        ("known", people.known),
+        ("unknown", people.unknown),
+        ("strangers", strangers),
+    ):
         for view in views(faces, ways, rows, people.enrolled):
             parts[name, view.name] = best(view, faces.people[rows], faces.people[people.enrolled])
     before = threshold(parts["strangers", OLD].scores, FAR)
@@ -357,7 +376,10 @@ def _identify(
         row[RANK] = round(float(known.right.mean()), 5)
         row[IDENTIFIED] = round(rates(known, unknown, threshold(unknown.scores, FAR)).identified, 5)
         row["thresholds"] = {how: round(score, 5) for how, score in there.items()}
-        row["rates"] = {how: [round(rate, 5) for rate in rates(known, unknown, score)] for how, score in there.items()}
+        row["rates"] = {
+            how: [round(rate, 5) for rate in rates(known, unknown, score)]
+            for how, score in there.items()
+        }
 
 
 def alone(faces: Faces, change: Change) -> Record:
@@ -365,7 +387,9 @@ def alone(faces: Faces, change: Change) -> Record:
     same = faces.pairs.same
     found = {}
     for model, vectors in ((change.old, faces.old), (change.new, faces.new)):
-        scores = scores_of_pairs(VersionFeatures(model, vectors[faces.pairs.first], vectors[faces.pairs.second]))
+        scores = scores_of_pairs(
+            VersionFeatures(model, vectors[faces.pairs.first], vectors[faces.pairs.second])
+        )
         found[model] = {
             ACCURACY: round(kfold_accuracy(scores, same).mean, 5),
             "cosine of two people": round(float(scores[~same].mean()), 5),
@@ -450,10 +474,16 @@ TABLES = {"faces": table, "unknown people": thresholds}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("pairs", type=Path, help="the folder with lfw/MODEL.npz and lfw/pairs.txt")
-    parser.add_argument("--seeds", type=int, default=5, help="each divides the people in another way")
-    parser.add_argument("--out", type=Path, required=True, help="the figures as JSON; runs that it has are kept")
+    parser.add_argument(
+        "--seeds", type=int, default=5, help="each divides the people in another way"
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, help="the figures as JSON; runs that it has are kept"
+    )
     options = parser.parse_args()
     content: Record = {"runs": []}
     if options.out.is_file():

@@ -158,7 +158,9 @@ class Upgrades:
     def spread(self, kind: str, protocol: str = "image") -> dict[str, Any]:
         """Mean and interval of a kind of query, or of a difference."""
         names = [name for name in CASES if any(run["case"] == name for run in self.runs)]
-        cases = [sorted((run for run in self.runs if run["case"] == name), key=_seed) for name in names]
+        cases = [
+            sorted((run for run in self.runs if run["case"] == name), key=_seed) for name in names
+        ]
         return spread([[run[protocol][kind] for run in case] for case in cases])
 
     def levels(self, protocol: str = "image") -> list[float]:
@@ -177,7 +179,12 @@ class Upgrades:
 
     def row(self) -> list[float]:
         """Gains by both protocols, and the gate with both kinds of evidence."""
-        return [*self.gain("image"), *self.gain("template"), *self.gate("labelled"), *self.gate("held out")]
+        return [
+            *self.gain("image"),
+            *self.gain("template"),
+            *self.gate("labelled"),
+            *self.gate("held out"),
+        ]
 
 
 def _seed(run: dict[str, Any]) -> int:
@@ -227,23 +234,32 @@ def readme() -> Iterator[Claim | Quote]:
         yield Claim(README, label + row, [len(group.runs), *group.row()])
 
     own = {
-        "| 7 | experience replay, no thought of compatibility": bench("cifar100-10_7__er", (1, 2, 3)),
-        "| 7 | d-Simplex-HOC here (lambda 0.17, K = 3000)": bench("cifar100-10_7__hoc__lam=0.17__K=3000", (1, 2, 3)),
+        "| 7 | experience replay, no thought of compatibility": bench(
+            "cifar100-10_7__er", (1, 2, 3)
+        ),
+        "| 7 | d-Simplex-HOC here (lambda 0.17, K = 3000)": bench(
+            "cifar100-10_7__hoc__lam=0.17__K=3000", (1, 2, 3)
+        ),
         "| 7 | Polaris, default options (K = 10,000)": polaris(7, range(1, 7)),
     }
     for tasks in (16, 31):
         own[f"| {tasks} | experience replay"] = bench(f"cifar100-10_{tasks}__er", (1, 2, 3))
-        own[f"| {tasks} | d-Simplex-HOC here, at the paper's setting"] = bench(f"cifar100-10_{tasks}__hoc", (1, 2, 3))
+        own[f"| {tasks} | d-Simplex-HOC here, at the paper's setting"] = bench(
+            f"cifar100-10_{tasks}__hoc", (1, 2, 3)
+        )
         own[f"| {tasks} | Polaris, default options"] = polaris(tasks, range(1, 7))
     for label, runs in own.items():
         figures = [*runs.mean("template", *ALL), *runs.mean("image", *ALL)]
         yield Claim(README, label + " | {}" * 7 + " |", [len(runs.runs), *figures])
     for tasks in (7, 16, 31):
         label = f"| {tasks} | d-Simplex-HOC as printed |"
-        yield Claim(README, label + " | {} | {} | {} | | | |", printed(f"cifar100-10/{tasks}", "hoc", *ALL))
+        yield Claim(
+            README, label + " | {} | {} | {} | | | |", printed(f"cifar100-10/{tasks}", "hoc", *ALL)
+        )
 
     best = max(
-        printed("cifar100-10/7", method, "AA")[0] for method in ("er", "fan", "bct-er", "lce-er", "cvs", "fd", "hoc")
+        printed("cifar100-10/7", method, "AA")[0]
+        for method in ("er", "fan", "bct-er", "lce-er", "cvs", "fd", "hoc")
     )
     yield Claim(README, "The best printed AA with 7 tasks is {}.", [best])
     yield Claim(README, "(AC {}, {} and {} with 7 tasks)", rates((4, 5, 6)).each("template", "AC"))
@@ -252,19 +268,34 @@ def readme() -> Iterator[Claim | Quote]:
         "AC 0.95 1.00 0.95, AA 52.9 51.7 45.6, ACA 50.3 51.5 43.2, in the mean 0.97, 50.1 and 48.3.",
         "measured by an independent reader on class orders 7, 8 and 9; no file here",
     )
-    yield Claim(README, "a training step takes {} ms", [value("training_step_h200.json", "ms", "ours")])
-    yield Quote(README, "takes 55 s on one H200", "docs/appendix/performance.md; not kept as a file")
-    yield Quote(README, "13 to 19 times less", "docs/appendix/performance.md; the 13 were not kept as a file")
+    yield Claim(
+        README, "a training step takes {} ms", [value("training_step_h200.json", "ms", "ours")]
+    )
+    yield Quote(
+        README, "takes 55 s on one H200", "docs/appendix/performance.md; not kept as a file"
+    )
+    yield Quote(
+        README,
+        "13 to 19 times less",
+        "docs/appendix/performance.md; the 13 were not kept as a file",
+    )
     servers = ("gallery_cpu.json", "gallery_loaded_cpu.json", "gallery_arm_cpu.json")
-    singles = [value(file, "single_qps", "fixstar") / value(file, "single_qps", "faiss") for file in servers]
-    batches = [value(file, "batch_qps", "fixstar") / value(file, "batch_qps", "faiss") for file in servers]
+    singles = [
+        value(file, "single_qps", "fixstar") / value(file, "single_qps", "faiss")
+        for file in servers
+    ]
+    batches = [
+        value(file, "batch_qps", "fixstar") / value(file, "batch_qps", "faiss") for file in servers
+    ]
     yield Claim(
         README,
         "single queries are {} times as fast on an idle x86 server, {} on a loaded one and {} on ARM, "
         "batches of 128 are {}, {} and {} times as fast.",
         [*singles, *batches],
     )
-    yield Quote(README, "measured 9.3 for batches", "measured by an independent reader; no file here")
+    yield Quote(
+        README, "measured 9.3 for batches", "measured by an independent reader; no file here"
+    )
 
 
 # Methods, measured
@@ -284,11 +315,15 @@ def methods_page() -> Iterator[Claim | Quote]:
         f"| `hoc`, K = 1,000, {tuning}": upgrades("hoc"),
         f"| `polaris hold=20 rate=1 fade=0`, {tuning}": upgrades("polaris_rate1"),
         f"| `polaris hold=20`, {tuning}": upgrades("polaris_hold20"),
-        "| `polaris hold=20`, three set-aside cases, a first look": upgrades("polaris_confirm_hold20"),
+        "| `polaris hold=20`, three set-aside cases, a first look": upgrades(
+            "polaris_confirm_hold20"
+        ),
     }
     for label, group in groups.items():
         yield Claim(METHODS, label + row, [len(group.runs), *group.levels(), *group.row()])
-    asked = {name: case.searched * (case.gallery + case.queries) // 2 for name, case in CASES.items()}
+    asked = {
+        name: case.searched * (case.gallery + case.queries) // 2 for name, case in CASES.items()
+    }
     yield Claim(
         METHODS,
         "{} of photos and drawings, {} of birds, {} in `characters-both` and `faces-more`, {} in `faces-70+70`)",
@@ -311,7 +346,10 @@ def methods_page() -> Iterator[Claim | Quote]:
     yield Claim(
         METHODS,
         "{} [{}, {}] on the tuning cases, {} [{}, {}] on the set-aside ones.",
-        [*upgrades("polaris").gain(kind="auto - v1"), *upgrades("polaris_confirm").gain(kind="auto - v1")],
+        [
+            *upgrades("polaris").gain(kind="auto - v1"),
+            *upgrades("polaris_confirm").gain(kind="auto - v1"),
+        ],
     )
     yield from _seven_tasks()
     yield from _lent()
@@ -337,12 +375,18 @@ def _seven_tasks() -> Iterator[Claim | Quote]:
     later = polaris(7, second)
     hold20 = rates((1,), fade=0.5) + polaris(7, (2,), "hold=20__") + rates((3,), fade=0.5)
     rows = {
-        "`hoc`, lambda 0.17, K = 3,000, 70 epochs | 1 2 3": bench("cifar100-10_7__hoc__lam=0.17__K=3000", first),
-        "`hold=20 rate=1 fade=0` (full steps in upgrades) | 1 2 3": polaris(7, first, "rate=1__fade=0__"),
+        "`hoc`, lambda 0.17, K = 3,000, 70 epochs | 1 2 3": bench(
+            "cifar100-10_7__hoc__lam=0.17__K=3000", first
+        ),
+        "`hold=20 rate=1 fade=0` (full steps in upgrades) | 1 2 3": polaris(
+            7, first, "rate=1__fade=0__"
+        ),
         "`hold=20 fade=0` | 1 2 3": rates(first),
         "`hold=20 fade=0`, the earlier look | 4 5 6": rates(second),
         "`fade=0` | 3": rates((3,), hold=40.0),
-        "`hold=20 fade=0`, rate 0.6 * new / all classes | 1 3": rates((1, 3), rate="0.6 * new classes / all classes"),
+        "`hold=20 fade=0`, rate 0.6 * new / all classes | 1 3": rates(
+            (1, 3), rate="0.6 * new classes / all classes"
+        ),
         "`hold=20` | 1 2 3": hold20,
         "`hold=20 fade=1` | 1 2 3": polaris(7, first, "fade=1__hold=20__"),
         "`fade=1` | 1 2 3": polaris(7, first, "fade=1__"),
@@ -355,14 +399,18 @@ def _seven_tasks() -> Iterator[Claim | Quote]:
         label = f"the default, two models per query | {orders}"
         yield Claim(METHODS, _orders_row(label, 3), _by_order(runs, ", two models"))
     six = default + later
-    yield Claim(METHODS, "Over six orders the default has AC {}, AA {}, ACA {}.", six.mean("template", *ALL))
+    yield Claim(
+        METHODS, "Over six orders the default has AC {}, AA {}, ACA {}.", six.mean("template", *ALL)
+    )
     yield Claim(
         METHODS,
         "orders 1 to 3 it has {} / {} / {}, over 4 to 6 {} / {} / {}.",
         [*default.mean("template", *ALL), *later.mean("template", *ALL)],
     )
     by_image = [figure for runs in (default, later, six) for figure in runs.mean("image", *ALL)]
-    yield Claim(METHODS, "it has {} / {} / {} and {} / {} / {} ({} / {} / {} over all six)", by_image)
+    yield Claim(
+        METHODS, "it has {} / {} / {} and {} / {} / {} ({} / {} / {} over all six)", by_image
+    )
 
 
 def _orders_row(label: str, orders: int) -> str:
@@ -383,7 +431,11 @@ def _more_tasks() -> Iterator[Claim | Quote]:
         return [*runs.each("template", "AC"), *runs.mean("template", *ALL)]
 
     def pairs(metric: str, protocol: str, *groups: tuple[int, ...]) -> list[float]:
-        return [polaris(tasks, orders).mean(protocol, metric)[0] for orders in groups for tasks in (16, 31)]
+        return [
+            polaris(tasks, orders).mean(protocol, metric)[0]
+            for orders in groups
+            for tasks in (16, 31)
+        ]
 
     yield Claim(
         METHODS,
@@ -408,9 +460,12 @@ def _more_tasks() -> Iterator[Claim | Quote]:
     )
     hoc = [bench(f"cifar100-10_{tasks}__hoc", first) for tasks in (16, 31)]
     by_template, by_image = (
-        [runs.mean(protocol, metric)[0] for metric in ALL for runs in hoc] for protocol in ("template", "image")
+        [runs.mean(protocol, metric)[0] for metric in ALL for runs in hoc]
+        for protocol in ("template", "image")
     )
-    in_print = [printed(f"cifar100-10/{tasks}", "hoc", metric)[0] for metric in ALL for tasks in (16, 31)]
+    in_print = [
+        printed(f"cifar100-10/{tasks}", "hoc", metric)[0] for metric in ALL for tasks in (16, 31)
+    ]
     yield Claim(
         METHODS,
         "`hoc` with the published settings has AC {} and {}, AA {} and {}, ACA {} and {} by template, "
@@ -438,8 +493,16 @@ def _parts() -> Iterator[Claim | Quote]:
     for label, key in rows.items():
         found = content("polaris_parts.json")[key]["summary"]
         template = [found["template"][name] for name in ("AC", "AA", "margin")]
-        yield Claim(METHODS, f"| {label} | {{}} | {{}} | {{}} | {{}} |", [*template, found["image"]["margin"]])
-    yield Quote(METHODS, "| hold 5, search contrast 1 | 1.00 | 52.4 | +0.9 | -0.1 |", "a run whose file was not kept")
+        yield Claim(
+            METHODS,
+            f"| {label} | {{}} | {{}} | {{}} | {{}} |",
+            [*template, found["image"]["margin"]],
+        )
+    yield Quote(
+        METHODS,
+        "| hold 5, search contrast 1 | 1.00 | 52.4 | +0.9 | -0.1 |",
+        "a run whose file was not kept",
+    )
 
 
 # The papers' experiments
@@ -457,7 +520,9 @@ def _lent() -> Iterator[Claim | Quote]:
     rows = {}
     for method in ("fd", "hoc"):
         for words, (special, end) in lendings.items():
-            rows[method.upper() + words] = bench(f"cifar100-10_7__{method}__{special}".removesuffix("__"), end=end)
+            rows[method.upper() + words] = bench(
+                f"cifar100-10_7__{method}__{special}".removesuffix("__"), end=end
+            )
     rows["Polaris"] = polaris(7, (1,))
     for label, runs in rows.items():
         figures = [*runs.mean("template", *ALL), *runs.mean("image", *ALL)]
@@ -468,7 +533,9 @@ def benchmarks_page() -> Iterator[Claim | Quote]:
     """The hand-written tables; the sections of single benchmarks are compared whole."""
     yield from _replaced()
     simulated = content("verification_folds_cpu.json")["simulated"]
-    yield Claim(BENCHMARKS, "| balanced folds" + " | {}" * 6 + " |", [one["balanced"] for one in simulated])
+    yield Claim(
+        BENCHMARKS, "| balanced folds" + " | {}" * 6 + " |", [one["balanced"] for one in simulated]
+    )
     drawn = [figure for one in simulated for figure in (one["as drawn"], one["deviation"])]
     yield Claim(BENCHMARKS, "| folds as drawn" + " | {} ± {}" * 6 + " |", drawn)
     yield from _kept_epochs()
@@ -487,14 +554,20 @@ def _published_loop() -> Iterator[Claim | Quote]:
         "  second it stays between {} and {} % through all {} epochs",
         [first[-1][1], min(accuracies), max(accuracies), len(second)],
     )
-    yield Claim(BENCHMARKS, "With 7 tasks the second one ends at {} %.", [runs["7 tasks"]["epochs"][1][-1][1]])
+    yield Claim(
+        BENCHMARKS,
+        "With 7 tasks the second one ends at {} %.",
+        [runs["7 tasks"]["epochs"][1][-1][1]],
+    )
 
 
 def _replaced() -> Iterator[Claim | Quote]:
     for method in ("er", "fd", "hoc"):
         label = f"| 7 tasks: {method.upper()}"
         usual = bench(f"cifar100r-10_7__{method}").mean("template", "AC", "AA")
-        more = bench(f"cifar100r-10_7_pretraining=tinyimagenet__{method}").mean("template", "AC", "AA")
+        more = bench(f"cifar100r-10_7_pretraining=tinyimagenet__{method}").mean(
+            "template", "AC", "AA"
+        )
         figures = [*printed("cifar100r-10/7", method, "AC", "AA"), *usual, *more]
         yield Claim(BENCHMARKS, label + " | {}, {} | {}, {} | {}, {} |", figures)
         label = f"| 31 tasks: {method.upper()} | {'<' * (method == 'er')}"
@@ -505,7 +578,10 @@ def _replaced() -> Iterator[Claim | Quote]:
 
 def _kept_epochs() -> Iterator[Claim | Quote]:
     """The whole table at once: most of its rows have no name of their own."""
-    runs = {run["run"].split("__order")[0]: run["rules"] for run in content("kept_epoch_h200.json")["runs"]}
+    runs = {
+        run["run"].split("__order")[0]: run["rules"]
+        for run in content("kept_epoch_h200.json")["runs"]
+    }
     stem = "cifar100-10-upgrades_"
     best = "| | best on held-out images"
     chosen = "| | best compatible"
@@ -551,7 +627,9 @@ def _one_run_each() -> Iterator[Claim | Quote]:
             continue
         theirs = printed(name, "fd", "AC", "BC", "FC")
         pairs = [ours[2], theirs[1], ours[3], theirs[2]]
-        yield Claim(BENCHMARKS, start + "BC {} ({}), FC {} ({}) |", [ours[0], theirs[0], ours[1], *pairs])
+        yield Claim(
+            BENCHMARKS, start + "BC {} ({}), FC {} ({}) |", [ours[0], theirs[0], ours[1], *pairs]
+        )
     yield from _retrained_once()
     yield from _lifelong_once()
 
@@ -559,13 +637,20 @@ def _one_run_each() -> Iterator[Claim | Quote]:
 def _retrained_once() -> Iterator[Claim | Quote]:
     own = "verification"
     folds = "verification-published"
-    one = [bench(f"cifar100-10-upgrades_1__{name}", (0,)) for name in ("cores", "cores__length=0.1", "bct")]
+    one = [
+        bench(f"cifar100-10-upgrades_1__{name}", (0,))
+        for name in ("cores", "cores__length=0.1", "bct")
+    ]
     yield Claim(
         BENCHMARKS,
         "| `cifar100-10-upgrades/1`, own order | cores | 100 | {} (1.00) | {} | C21 {}, as published {} (61) | "
         "| the same, prototypes of length 0.1 | cores | 100 | {} (1.00) | {} | C21 {}, as published {} (61) | "
         "| the same | bct | 100 | {} (1.00) | {} | C21 {}, as published {} (60) |",
-        [x for runs in one for x in (*runs.mean(own, "AC", "AA"), *runs.cells(own, "21"), *runs.cells(folds, "21"))],
+        [
+            x
+            for runs in one
+            for x in (*runs.mean(own, "AC", "AA"), *runs.cells(own, "21"), *runs.cells(folds, "21"))
+        ],
     )
     two = [bench(f"cifar100-10-upgrades_2__{name}", (0,)) for name in ("cores", "bct")]
     yield Claim(
@@ -576,7 +661,11 @@ def _retrained_once() -> Iterator[Claim | Quote]:
         [
             x
             for runs in two
-            for x in (*runs.mean(own, "AC", "AA"), *runs.mean(folds, "AC"), *runs.cells(folds, "21", "31"))
+            for x in (
+                *runs.mean(own, "AC", "AA"),
+                *runs.mean(folds, "AC"),
+                *runs.cells(folds, "21", "31"),
+            )
         ],
     )
     nine = bench("cifar100-10-upgrades_9__cores", (0,), "seed0__e30")
@@ -592,7 +681,10 @@ def _lifelong_once() -> Iterator[Claim | Quote]:
     theirs = {name: printed("cifar100r-10/7", name, "AC", "AA") for name in replaced}
 
     def beside(name: str) -> list[float]:
-        (ac, aa), (printed_ac, printed_aa) = replaced[name].mean("template", "AC", "AA"), theirs[name]
+        (ac, aa), (printed_ac, printed_aa) = (
+            replaced[name].mean("template", "AC", "AA"),
+            theirs[name],
+        )
         return [ac, printed_ac, aa, printed_aa]
 
     two = "template, two models"
@@ -610,12 +702,19 @@ def _lifelong_once() -> Iterator[Claim | Quote]:
             *replaced["hoc"].mean(two, "AC", "AA"),
         ],
     )
-    tiny = [bench(f"tinyimagenet180-20_7__{name}", end="seed0__e30") for name in ("er", "fd", "hoc")]
+    tiny = [
+        bench(f"tinyimagenet180-20_7__{name}", end="seed0__e30") for name in ("er", "fd", "hoc")
+    ]
     row = "30 of 90 | {} | {} | by nearest image {}, {}; two models {}, {} |"
     yield Claim(
         BENCHMARKS,
         f"| `tinyimagenet180-20/7` (ours) | er | {row} | the same | fd | {row} | the same | hoc | {row}",
-        [x for runs in tiny for protocol in ("template", "image", two) for x in runs.mean(protocol, "AC", "AA")],
+        [
+            x
+            for runs in tiny
+            for protocol in ("template", "image", two)
+            for x in runs.mean(protocol, "AC", "AA")
+        ],
     )
     birds = {name: bench(f"cub180-20_7__{name}", end="seed0__e30") for name in ("er", "fd", "hoc")}
     row = "30 of 150 | {} ({}) | {} ({}) | ACA {} ({}) |"
@@ -655,10 +754,21 @@ def other_pages() -> Iterator[Claim | Quote]:
         "by class template from {} to {} and {}.",
         [*shares["image"], *shares["template"]],
     )
-    blended = [polaris(tasks, range(1, 7)).mean("image, two models", "AC")[0] for tasks in (7, 16, 31)]
-    yield Claim(limits, "Queries by two models, halfway between both, hold it at {} and more", [min(blended)])
+    blended = [
+        polaris(tasks, range(1, 7)).mean("image, two models", "AC")[0] for tasks in (7, 16, 31)
+    ]
+    yield Claim(
+        limits,
+        "Queries by two models, halfway between both, hold it at {} and more",
+        [min(blended)],
+    )
     (_, image, whole), (_, template, whole_template) = default.levels(), default.levels("template")
-    gains = [default.gain()[0], whole - image, default.gain("template")[0], whole_template - template]
+    gains = [
+        default.gain()[0],
+        whole - image,
+        default.gain("template")[0],
+        whole_template - template,
+    ]
     yield Claim(
         alternatives,
         "In {} ordinary upgrades v2 on v1's untouched vectors found {} points more than v1 did by nearest image, and "
@@ -669,7 +779,12 @@ def other_pages() -> Iterator[Claim | Quote]:
         alternatives,
         "{} upgrades lost {} and {} points. With 900 to 2,000 labelled queries the gate refused all of them; with "
         "held-out images alone it refused {} and left {} undecided.",
-        [len(hoc.runs), -hoc.gain()[0], -hoc.gain("template")[0], *reversed(hoc.gate("held out")[1:])],
+        [
+            len(hoc.runs),
+            -hoc.gain()[0],
+            -hoc.gain("template")[0],
+            *reversed(hoc.gate("held out")[1:]),
+        ],
     )
     worked = content("worked_upgrade_seeds.json")["runs"]
     gained = 100 * np.array([run["v2 on v1"] - run["v1"] for run in worked])
@@ -683,7 +798,9 @@ def other_pages() -> Iterator[Claim | Quote]:
     before = "service_overhead_before_cpu.json"
     busy = "service_overhead_busy_cpu.json"
     saved = [100 * (1 - value(busy, key.format(n)) / value(before, key.format(n))) for n in (1, 8)]
-    yield Claim("CHANGELOG.md", "costs the service {} to {} % less CPU time around the encoder", saved)
+    yield Claim(
+        "CHANGELOG.md", "costs the service {} to {} % less CPU time around the encoder", saved
+    )
 
 
 def translation_page() -> Iterator[Claim | Quote]:
@@ -694,11 +811,17 @@ def translation_page() -> Iterator[Claim | Quote]:
     shares = [part for found in mine if (part := change_model.share(found, TWO)) is not None]
     gained = [mean for mean, _, _ in two]
     above = sum(low > 0 for _, low, _ in two)
-    yield Claim(TRANSLATION, "on every pair**, by {} to {} points. On {} of {} pairs", [*ends(gained), above, len(two)])
+    yield Claim(
+        TRANSLATION,
+        "on every pair**, by {} to {} points. On {} of {} pairs",
+        [*ends(gained), above, len(two)],
+    )
     yield Claim(TRANSLATION, "two models have {} to {} % of that gain", ends(shares))
     flowers = mine[-1]
     lost = -change_model.difference(flowers, AGAIN)[0]
-    assert change_model.outcomes(flowers)[0] == 0, "a verdict on Flowers said to use the translation"
+    assert change_model.outcomes(flowers)[0] == 0, (
+        "a verdict on Flowers said to use the translation"
+    )
     yield Claim(TRANSLATION, "On Flowers re-embedding everything loses {} points.", [lost])
     verdicts = np.sum([change_model.outcomes(found) for found in mine], axis=0).tolist()
     yield Claim(
@@ -717,7 +840,9 @@ def _with_queries(runs: Sequence[dict[str, Any]]) -> Iterator[Claim]:
     one = []
     for change in change_model.CHANGES[:3]:
         for what in (change_model.ITEMS, change_model.ITEMS_AND_QUERIES):
-            mine = change_model.runs_of(change_model.fitted_on(what, runs), change, change_model.ALL)
+            mine = change_model.runs_of(
+                change_model.fitted_on(what, runs), change, change_model.ALL
+            )
             assert len(mine) == 5
             points.append(change_model.difference(mine, TWO)[0])
             shares.append(change_model.share(mine, TWO) or 0.0)
@@ -742,7 +867,9 @@ def _with_queries(runs: Sequence[dict[str, Any]]) -> Iterator[Claim]:
         [one[3], one[1], one[5], -one[0], -one[2], -one[4]],
     )
     for change in (change_model.CHANGES[0], change_model.CHANGES[2]):
-        _, low, high = change_model.difference(change_model.runs_of(runs, change, change_model.ALL), ONE)
+        _, low, high = change_model.difference(
+            change_model.runs_of(runs, change, change_model.ALL), ONE
+        )
         assert low < 0 < high, "one model per query differs from the old model"
     yield from _aim(runs, shares)
 
@@ -751,10 +878,14 @@ def _aim(runs: Sequence[dict[str, Any]], shares: Sequence[float]) -> Iterator[Cl
     """Where the aim is reached and where it is missed; shares are those of the text pairs, without and with queries."""
     mine = [change_model.runs_of(runs, change, change_model.ALL) for change in change_model.CHANGES]
     above = [found for found in mine if change_model.difference(found, ONE)[0] > 0]
-    assert above == mine[:2], "README: with one model per query only texts to MiniLM are above the old model"
+    assert above == mine[:2], (
+        "README: with one model per query only texts to MiniLM are above the old model"
+    )
     forward = [change_model.difference(found, AHEAD)[0] > 0 for found in mine[:3]]
     assert sum(forward) == 2, "alternatives.md: a forward map gains on two pairs of texts"
-    science = change_model.runs_of(content("scifact.json")["runs"], scifact.CHANGES[0], change_model.ALL)
+    science = change_model.runs_of(
+        content("scifact.json")["runs"], scifact.CHANGES[0], change_model.ALL
+    )
     tried = maps_tried.runs_of(content("maps_tried.json")["runs"], maps_tried.CHANGES[2])
     white = maps_tried.share(tried, f"items: {maps_tried.WHITE}")
     reached = change_model.share(science, TWO) or 0.0
@@ -766,7 +897,11 @@ def _aim(runs: Sequence[dict[str, Any]], shares: Sequence[float]) -> Iterator[Cl
         "Half whitening the old side was measured to reach {} % there",
         [*shares[1::2], *shares[::2], reached, white],
     )
-    yield Claim(TRANSLATION, "Half whitening the old side was measured to reach {} %, [on other splits]", [white])
+    yield Claim(
+        TRANSLATION,
+        "Half whitening the old side was measured to reach {} %, [on other splits]",
+        [white],
+    )
 
 
 def _items_alone(runs: Sequence[dict[str, Any]]) -> Iterator[Claim]:
@@ -790,7 +925,9 @@ def _items_alone(runs: Sequence[dict[str, Any]]) -> Iterator[Claim]:
 def backfill_orders(runs: Sequence[dict[str, Any]]) -> Iterator[Claim]:
     """What the table of backfill orders says."""
 
-    def means(way: str, protocol: str, kinds: Sequence[str] = tuple(ordinary.ORDERS)) -> list[float]:
+    def means(
+        way: str, protocol: str, kinds: Sequence[str] = tuple(ordinary.ORDERS)
+    ) -> list[float]:
         mine = ordinary.runs_of(runs, way, ordinary.ORDINARY)
         return [ordinary.level(mine, kind, protocol) for kind in kinds]
 
@@ -804,13 +941,21 @@ def backfill_orders(runs: Sequence[dict[str, Any]]) -> Iterator[Claim]:
     cases = len(ordinary.ORDINARY)
     for way in ordinary.ORDERED.values():
         mine = ordinary.runs_of(runs, way, ordinary.ORDINARY)
-        assert ordinary.random_best(mine, "template") == cases, f"{way}: random order is not always best by template"
+        assert ordinary.random_best(mine, "template") == cases, (
+            f"{way}: random order is not always best by template"
+        )
     ahead = by_template[0] - by_template[1]
-    yield Claim(TRANSLATION, "random order is ahead in all {} cases, with Vega by {} points", [cases, ahead])
+    yield Claim(
+        TRANSLATION, "random order is ahead in all {} cases, with Vega by {} points", [cases, ahead]
+    )
     yield Claim(BACKFILL, "random order was ahead in all {} cases, by {} points", [cases, ahead])
     assert np.ptp(means("polaris", "image", ("one", *ordinary.ORDERS, "v2"))) < 0.5
     polaris_means = means("polaris", "template", ("area", "unsure", "one", "v2"))
-    yield Claim(TRANSLATION, "falls to {} at random and {} by uncertainty, below both ends ({} and {})", polaris_means)
+    yield Claim(
+        TRANSLATION,
+        "falls to {} at random and {} by uncertainty, below both ends ({} and {})",
+        polaris_means,
+    )
 
 
 def free_successors() -> Iterator[Claim | Quote]:
@@ -821,10 +966,18 @@ def free_successors() -> Iterator[Claim | Quote]:
 
     def gains(kind: str, names: Sequence[str] = ordinary.ORDINARY) -> list[float]:
         mine = ordinary.runs_of(runs, "vega", names)
-        return [ordinary.level(mine, kind, one) - ordinary.level(mine, "v1", one) for one in ordinary.PROTOCOLS]
+        return [
+            ordinary.level(mine, kind, one) - ordinary.level(mine, "v1", one)
+            for one in ordinary.PROTOCOLS
+        ]
 
-    below = [ordinary.level(free, "v2", one) - ordinary.level(vega, "v2", one) for one in ordinary.PROTOCOLS]
-    yield Claim(TRANSLATION, "it is {} points below the control by nearest image and {} by class", below)
+    below = [
+        ordinary.level(free, "v2", one) - ordinary.level(vega, "v2", one)
+        for one in ordinary.PROTOCOLS
+    ]
+    yield Claim(
+        TRANSLATION, "it is {} points below the control by nearest image and {} by class", below
+    )
     yield Claim(README, "within {} points of a model that was trained the same way", [max(below)])
     one = gains("one")
     two = gains("two")
@@ -832,8 +985,14 @@ def free_successors() -> Iterator[Claim | Quote]:
     yield Claim(TRANSLATION, "gain at once**: {} points by nearest image with one", one[:1])
     yield Claim(TRANSLATION, "with two, {} and {} by class template. On photos", [one[1], two[1]])
     photos = [gains(kind, ordinary.GROUPS["photos"]) for kind in ("one", "two")]
-    yield Claim(TRANSLATION, "On photos it is {} and {} by nearest image", [found[0] for found in photos])
-    yield Claim(TRANSLATION, "(the aim was 2), and {} and {} by class template.", [found[1] for found in photos])
+    yield Claim(
+        TRANSLATION, "On photos it is {} and {} by nearest image", [found[0] for found in photos]
+    )
+    yield Claim(
+        TRANSLATION,
+        "(the aim was 2), and {} and {} by class template.",
+        [found[1] for found in photos],
+    )
     yield Claim(README, "the smallest: {} and {} points by nearest", [found[0] for found in photos])
     characters = [gains(kind, ordinary.GROUPS["characters"])[0] for kind in ("one", "two")]
     yield Claim(TRANSLATION, "On characters it is {} and {}.", characters)
@@ -841,7 +1000,10 @@ def free_successors() -> Iterator[Claim | Quote]:
     for way, kind in (("vega-short", "one"), ("bct", "direct"), ("independent", "fct")):
         mine = ordinary.runs_of(runs, way, ordinary.ORDINARY)
         start = ordinary.level(mine, "v1", "image")
-        equal += [ordinary.level(mine, kind, "image") - start, ordinary.level(mine, "v2", "image") - start]
+        equal += [
+            ordinary.level(mine, kind, "image") - start,
+            ordinary.level(mine, "v2", "image") - start,
+        ]
     yield Claim(
         TRANSLATION,
         "{} points at once and {} with everything embedded again by nearest image, BCT {} and {}, and FCT over the "
@@ -849,19 +1011,33 @@ def free_successors() -> Iterator[Claim | Quote]:
         equal,
     )
     yield from backfill_orders(runs)
-    gates = [Counter(run["gate"][on] for case in vega for run in case) for on in ("labelled", "held out")]
+    gates = [
+        Counter(run["gate"][on] for case in vega for run in case) for on in ("labelled", "held out")
+    ]
     assert not any(gate["refuse"] for gate in gates), "an upgrade was refused"
     passed = [gate["pass"] for gate in gates]
     total = sum(map(len, vega))
-    yield Claim(TRANSLATION, "Of {}, the gate passed {} with labelled queries and {} with held-out", [total, *passed])
-    yield Claim(README, "refused none of the {} upgrades; with labelled queries it passed {}.", [total, passed[0]])
+    yield Claim(
+        TRANSLATION,
+        "Of {}, the gate passed {} with labelled queries and {} with held-out",
+        [total, *passed],
+    )
+    yield Claim(
+        README,
+        "refused none of the {} upgrades; with labelled queries it passed {}.",
+        [total, passed[0]],
+    )
     for tasks in (7, 16):
         found = bench(f"cifar100-10_{tasks}__polaris-translated", (10, 11, 12))
         for label, ending in (
             ("mild hold and translation, one model per query, orders set aside", ", translated"),
             ("the same, two models per query", ", translated, two models"),
         ):
-            measured = [value for one in ("template", "image") for value in found.mean(one + ending, "AC", "AA", "ACA")]
+            measured = [
+                value
+                for one in ("template", "image")
+                for value in found.mean(one + ending, "AC", "AA", "ACA")
+            ]
             yield Claim(README, f"| {tasks} | {label} | 3 |" + " {} |" * 6, measured)
     tuned = content("polaris_translated_tuning.json")["runs"]
     for text, kind in (
@@ -908,7 +1084,9 @@ def scale_page() -> Iterator[Claim | Quote]:
     assert changing["carry_all_hours"] * 60 < 1
     million = content("gallery_translated_million_cpu.json")
     yield Claim(
-        GALLERY, "takes {} s; all are mapped after {} s", [million["first_exact_seconds"], million["mapped_seconds"]]
+        GALLERY,
+        "takes {} s; all are mapped after {} s",
+        [million["first_exact_seconds"], million["mapped_seconds"]],
     )
 
 
@@ -931,14 +1109,20 @@ def service_pages() -> Iterator[Claim | Quote]:
         "process, third": "service_training_3_cpu.json",
     }
     for kind, file in kinds.items():
-        times = [value(file, when, name) for name in ("p50_ms", "p99_ms") for when in ("no job", "training")]
+        times = [
+            value(file, when, name)
+            for name in ("p50_ms", "p99_ms")
+            for when in ("no job", "training")
+        ]
         row = "| {} ms | {} ms | {} ms | {} ms | {} |"
         yield Claim(performance, f"| {kind} {row}", [*times, value(file, "training_steps")])
     beside = content("service_jobs_cpu.json")
     for kind in ("train", "check", "backfill"):
         for way in ("thread", "process"):
             measured = beside[kind][way]
-            times = [measured[when][name] for name in ("p50_ms", "p99_ms") for when in ("no job", "job")]
+            times = [
+                measured[when][name] for name in ("p50_ms", "p99_ms") for when in ("no job", "job")
+            ]
             row = f"| {kind} | a {way} | {{}} ms | {{}} ms | {{}} ms | {{}} ms |"
             if kind == "check":
                 yield Claim(performance, f"{row} not counted |", times)
@@ -953,7 +1137,11 @@ def service_pages() -> Iterator[Claim | Quote]:
         "{} requests and {} restarts: {} requests failed, {} answers mixed two deployments, and {} of {} written items",
         [value(rolling, name) for name in counts],
     )
-    times = [value(rolling, when, "search", name) for when in ("quiet", "rolling") for name in ("p50_ms", "p99_ms")]
+    times = [
+        value(rolling, when, "search", name)
+        for when in ("quiet", "rolling")
+        for name in ("p50_ms", "p99_ms")
+    ]
     yield Claim(
         how_to,
         "took {} ms at the median and {} s at the 99th percentile between the deployments, and {} ms and {} s during",
@@ -977,20 +1165,32 @@ def engines_page() -> Iterator[Claim | Quote]:
     text = "FAISS takes {} and {} of fixstar's time for one query at a recall of .98 and .99, and {} and {} in batches"
     yield Claim(GALLERY, text, shares)
     writes = {name: one["writes_per_second"] for name, one in found["beside_a_writer"].items()}
-    yield Claim(GALLERY, "replaces {} times as many vectors per second", [writes["lancedb"] / writes["fixstar"]])
+    yield Claim(
+        GALLERY,
+        "replaces {} times as many vectors per second",
+        [writes["lancedb"] / writes["fixstar"]],
+    )
     small, chain, _, large, *_ = (content(name) for name in TRANSLATED)
-    yield Claim(GALLERY, "a chain of small versions adds up: {} s here", [chain["first_exact_seconds"]])
+    yield Claim(
+        GALLERY, "a chain of small versions adds up: {} s here", [chain["first_exact_seconds"]]
+    )
     by_codes = content("gallery_codes_busy_cpu.json")
     kinds = ("single_qps_before_codes", "single_qps", "busy_single_qps")
     text = "went from {} to {} times NumPy's rate at load 14, and had {} beside two more busy processes"
-    yield Claim(GALLERY, text, [by_codes[kind]["fixstar"] / by_codes[kind]["numpy"] for kind in kinds])
+    yield Claim(
+        GALLERY, text, [by_codes[kind]["fixstar"] / by_codes[kind]["numpy"] for kind in kinds]
+    )
     idle = content("gallery_cpu.json")
     text = (
-        "of the table above 200,000 x 512 went from {} to {}, beside two busy processes {}; making the codes took {} s"
+        "of the table above 200,000 x 512 went from {} to {}, beside two busy processes {}; "
+        "making the codes took {} s"
     )
     shares = [idle[kind]["fixstar"] / idle[kind]["numpy"] for kind in kinds]
     yield Claim(GALLERY, text, [*shares, idle["coding_seconds"]])
-    for label, kind in (("one at a time", "single_qps"), ("busy, one at a time", "busy_single_qps")):
+    for label, kind in (
+        ("one at a time", "single_qps"),
+        ("busy, one at a time", "busy_single_qps"),
+    ):
         rivals = [idle[kind][name] for name in ("fixstar", "numpy", "faiss")]
         yield Claim(GALLERY, f"\n| {label} | {{}} | {{}} | {{}} |", rivals)
     by_size = content("growth_translated_cpu.json")["rows"]
@@ -1004,7 +1204,11 @@ def engines_page() -> Iterator[Claim | Quote]:
     for label, name in rows.items():
         cells = [row["translated"][name] for row in by_size]
         yield Claim(GALLERY, f"| {label} | {{}} | {{}} | {{}} |", cells)
-    moves = [row["deploy"][name] for row in by_size for name in ("translated_ms", "translated_rollback_ms")]
+    moves = [
+        row["deploy"][name]
+        for row in by_size
+        for name in ("translated_ms", "translated_rollback_ms")
+    ]
     text = "| deploy a version with a space of its own; roll back, ms | {}; {} | {}; {} | {}; {} |"
     yield Claim(GALLERY, text, moves)
     grown = [
@@ -1020,7 +1224,9 @@ def milvus_page() -> Iterator[Claim | Quote]:
     """What is said about Milvus among the stores."""
     layout = content("milvus_layout_cpu.json")
     ways = (layout["partitions"], layout["collections"])
-    figures = [way[name] for name in ("inserted_per_second", "batch_ms", "one_query_ms") for way in ways]
+    figures = [
+        way[name] for name in ("inserted_per_second", "batch_ms", "one_query_ms") for way in ways
+    ]
     text = "were inserted at {} instead of {} vectors per second, and 24 queries to all five took {} instead of {} ms"
     yield Claim(STORES, text, figures[:4])
     created = [way["created_seconds"] for way in ways]
@@ -1028,13 +1234,19 @@ def milvus_page() -> Iterator[Claim | Quote]:
     yield Claim(STORES, text, figures[4:] + created)
     restarted = content("milvus_gallery_small_cpu.json")
     text = "vectors then took {} s on a loaded machine, and everything was sent again after {} s"
-    yield Claim(STORES, text, [restarted[f"{what}_after_restart_s"] for what in ("first_search", "all_sent")])
+    yield Claim(
+        STORES,
+        text,
+        [restarted[f"{what}_after_restart_s"] for what in ("first_search", "all_sent")],
+    )
 
 
 def scifact_page() -> Iterator[Claim | Quote]:
     """What the table of SciFact comes to."""
     runs = content("scifact.json")["runs"]
-    up, far, down = (change_model.runs_of(runs, change, change_model.ALL) for change in scifact.CHANGES)
+    up, far, down = (
+        change_model.runs_of(runs, change, change_model.ALL) for change in scifact.CHANGES
+    )
     assert [len(found) for found in (up, far, down)] == [5, 5, 5]
     shown = up[0]
     yield Claim(TRANSLATION, "for no query are halved: {} are fitted,", [shown["pairs"]])
@@ -1044,12 +1256,21 @@ def scifact_page() -> Iterator[Claim | Quote]:
     lost = [-change_model.difference(up, way)[0] for way in maps]
     yield Claim(TRANSLATION, "stored vectors alone loses {} to {} points from", ends(lost))
     whole = change_model.finds(up, AGAIN)
-    kept = [100 * max(change_model.finds(up, way) for way in maps) / whole, 100 * change_model.finds(up, OLD) / whole]
-    yield Claim(TRANSLATION, "reads as {} % of the new model. Keeping the old model would be {} %.", kept)
+    kept = [
+        100 * max(change_model.finds(up, way) for way in maps) / whole,
+        100 * change_model.finds(up, OLD) / whole,
+    ]
+    yield Claim(
+        TRANSLATION, "reads as {} % of the new model. Keeping the old model would be {} %.", kept
+    )
     gained = []
     for found in (up, far):
         gained += [change_model.difference(found, TWO)[0], change_model.share(found, TWO) or 0.0]
-    yield Claim(TRANSLATION, "gain** {} points there ({} % of what re-embedding gains) and {} from", gained[:3])
+    yield Claim(
+        TRANSLATION,
+        "gain** {} points there ({} % of what re-embedding gains) and {} from",
+        gained[:3],
+    )
     yield Claim(TRANSLATION, "Encoder Lite to MiniLM ({} %). That is above", gained[3:])
     earlier = change_model.fitted_on(change_model.ITEMS, runs)
     before = change_model.runs_of(earlier, scifact.CHANGES[0], change_model.ALL)
@@ -1063,7 +1284,11 @@ def scifact_page() -> Iterator[Claim | Quote]:
         "is a step back: re-embedding everything loses {} points.",
         [-change_model.difference(down, AGAIN)[0]],
     )
-    yield Claim(TRANSLATION, "none said to use it, {} said to keep the old model and {} was undecided.", back[:0:-1])
+    yield Claim(
+        TRANSLATION,
+        "none said to use it, {} said to keep the old model and {} was undecided.",
+        back[:0:-1],
+    )
     yield Claim(
         TRANSLATION,
         "{} of five said to use it and {} were undecided, with {} queries each (on items alone {} and {})",
@@ -1084,8 +1309,16 @@ def tried_page() -> Iterator[Claim | Quote]:
         for on in ("items", "items and queries"):
             shares.append(maps_tried.share(found, f"{on}: ridge"))
             one.append(maps_tried.gain(found, f"{on}: one model per query")[0])
-    yield Claim(TRANSLATION, "gain goes from {} to {} % on Banking77 and from {} to {} % on CLINC150", shares)
-    yield Claim(TRANSLATION, "from {} to {} points over the old model on Banking77, from {} to {} on CLINC150", one)
+    yield Claim(
+        TRANSLATION,
+        "gain goes from {} to {} % on Banking77 and from {} to {} % on CLINC150",
+        shares,
+    )
+    yield Claim(
+        TRANSLATION,
+        "from {} to {} points over the old model on Banking77, from {} to {} on CLINC150",
+        one,
+    )
     explained = {}
     for name, found in (("science", science), ("banking", banking)):
         for on in ("items", "items and queries", "gallery"):
@@ -1100,10 +1333,20 @@ def tried_page() -> Iterator[Claim | Quote]:
         "On Banking77 it is {} % by items of other classes, {} % with queries, and {} % by the gallery",
         [explained["banking", on] for on in ("items", "items and queries", "gallery")],
     )
-    white = [maps_tried.share(science, "items: ridge"), maps_tried.share(science, f"items: {maps_tried.WHITE}")]
+    white = [
+        maps_tried.share(science, "items: ridge"),
+        maps_tried.share(science, f"items: {maps_tried.WHITE}"),
+    ]
     yield Claim(TRANSLATION, "on SciFact two models then go from {} to {} %", white)
-    alone = [-maps_tried.gain(banking, maps_tried.WHITE_ALONE)[0], maps_tried.gain(science, maps_tried.WHITE_ALONE)[0]]
-    yield Claim(TRANSLATION, "the old model alone loses {} points by it, while on SciFact it gains {}", alone)
+    alone = [
+        -maps_tried.gain(banking, maps_tried.WHITE_ALONE)[0],
+        maps_tried.gain(science, maps_tried.WHITE_ALONE)[0],
+    ]
+    yield Claim(
+        TRANSLATION,
+        "the old model alone loses {} points by it, while on SciFact it gains {}",
+        alone,
+    )
 
 
 def faces_page() -> Iterator[Claim | Quote]:
@@ -1111,21 +1354,35 @@ def faces_page() -> Iterator[Claim | Quote]:
     runs = content("faces.json")["runs"]
     up, back = (faces.runs_of(runs, change) for change in faces.CHANGES)
     assert [len(found) for found in (up, back)] == [5, 5]
-    counted = {name: float(np.mean([run[name] for run in up])) for name in ("fitted", "genuine", "impostors")}
+    counted = {
+        name: float(np.mean([run[name] for run in up]))
+        for name in ("fitted", "genuine", "impostors")
+    }
     asked = [float(np.mean([run[name] for run in up])) for name in ("enrolled", "known", "unknown")]
     photos = [value("faces.json", name) for name in ("photos", "people")]
     yield Claim(TRANSLATION, "all {} photos of LFW (deep-funneled), {} people.", photos)
     yield Claim(TRANSLATION, "without names, {} photos on average.", [counted["fitted"]])
-    alone = [100 * value("faces.json", "alone", model, faces.ACCURACY) for model in ("dlib", "mobilefacenet")]
+    alone = [
+        100 * value("faces.json", "alone", model, faces.ACCURACY)
+        for model in ("dlib", "mobilefacenet")
+    ]
     yield Claim(TRANSLATION, "tells {} % (dlib) and {} % (MobileFaceNet) of LFW's", alone)
     yield Claim(
         TRANSLATION,
         "| LFW's pairs of which both people judge ({} genuine, {} others on average), ten folds |",
         [counted["genuine"], counted["impostors"]],
     )
-    yield Claim(TRANSLATION, "{} genuine and {} other pairs are drawn", [faces.GENUINE, faces.IMPOSTORS])
-    yield Claim(TRANSLATION, "one photo each of {} people is enrolled, {} others of them are queries:", asked[:2])
-    yield Claim(TRANSLATION, "above the score that {} % of {} people reach", [100 * faces.FAR, asked[2]])
+    yield Claim(
+        TRANSLATION, "{} genuine and {} other pairs are drawn", [faces.GENUINE, faces.IMPOSTORS]
+    )
+    yield Claim(
+        TRANSLATION,
+        "one photo each of {} people is enrolled, {} others of them are queries:",
+        asked[:2],
+    )
+    yield Claim(
+        TRANSLATION, "above the score that {} % of {} people reach", [100 * faces.FAR, asked[2]]
+    )
     gained = faces.difference(up, TWO, faces.IDENTIFIED)[0]
     whole = faces.difference(up, AGAIN, faces.IDENTIFIED)[0]
     yield Claim(
@@ -1134,20 +1391,35 @@ def faces_page() -> Iterator[Claim | Quote]:
         [gained, 100 * faces.FAR, whole],
     )
     yield Claim(TRANSLATION, "per query, {} more of a hundred enrolled people", [gained])
-    yield Claim(TRANSLATION, "rate of false accepts, {} % of the gain of enrolling", [100 * gained / whole])
-    one = [faces.difference(up, ONE, faces.IDENTIFIED)[0], -faces.difference(up, ONE, faces.RANK)[0]]
-    yield Claim(TRANSLATION, "With one model it is {} more, but the nearest person is right {} points less", one)
+    yield Claim(
+        TRANSLATION, "rate of false accepts, {} % of the gain of enrolling", [100 * gained / whole]
+    )
+    one = [
+        faces.difference(up, ONE, faces.IDENTIFIED)[0],
+        -faces.difference(up, ONE, faces.RANK)[0],
+    ]
+    yield Claim(
+        TRANSLATION,
+        "With one model it is {} more, but the nearest person is right {} points less",
+        one,
+    )
     for measure in (faces.ACCURACY, faces.FEW, faces.MANY):
         _, low, high = faces.difference(up, TWO, measure)
         assert low < 0 < high, "verifying pairs with two models differs from the old model"
         for way in faces.FORWARD.values():
-            assert faces.difference(up, way, measure)[2] < 0, "verifying pairs with a map alone does not lose"
+            assert faces.difference(up, way, measure)[2] < 0, (
+                "verifying pairs with a map alone does not lose"
+            )
     for measure in (faces.FEW, faces.MANY):
-        assert faces.difference(up, ONE, measure)[2] < 0, "verifying pairs with one model does not lose"
+        assert faces.difference(up, ONE, measure)[2] < 0, (
+            "verifying pairs with one model does not lose"
+        )
     for measure in (faces.ACCURACY, faces.FEW):
         _, low, high = faces.difference(up, AGAIN, measure)
         assert low < 0 < high, "verifying pairs with the new model differs from the old one"
-    turned = [faces.share(up, faces.FORWARD["rotation"], name) for name in (faces.RANK, faces.IDENTIFIED)]
+    turned = [
+        faces.share(up, faces.FORWARD["rotation"], name) for name in (faces.RANK, faces.IDENTIFIED)
+    ]
     yield Claim(TRANSLATION, "finds the right person in {} % and identifies {} %.", turned)
     alike = value("faces.json", "alone", "dlib", "cosine of two people")
     yield Claim(TRANSLATION, "(photos of two people have a cosine of {} on average)", [alike])
@@ -1155,12 +1427,21 @@ def faces_page() -> Iterator[Claim | Quote]:
     fewer = faces.runs_of(content("faces_named.json")["runs"], faces.CHANGES[0])
     assert all(run["maps"]["forward"] == "rotation" for run in fewer), "no rotation was chosen"
     assert change_model.outcomes(fewer) == [0, 2, 0], "a verdict on a rotation was another"
-    turned = [value("faces_named.json", "photos"), *(faces.share(fewer, way, faces.IDENTIFIED) for way in (TWO, OLD))]
+    turned = [
+        value("faces_named.json", "photos"),
+        *(faces.share(fewer, way, faces.IDENTIFIED) for way in (TWO, OLD)),
+    ]
     yield Claim(
-        TRANSLATION, "the {} photos that LFW's pairs name (two seeds), and identified {} % instead of {} %", turned
+        TRANSLATION,
+        "the {} photos that LFW's pairs name (two seeds), and identified {} % instead of {} %",
+        turned,
     )
     verdicts = change_model.outcomes(up)
-    yield Claim(TRANSLATION, "and careful: {} of five said to use it, {} needed more evidence.", verdicts[:2])
+    yield Claim(
+        TRANSLATION,
+        "and careful: {} of five said to use it, {} needed more evidence.",
+        verdicts[:2],
+    )
     assert change_model.outcomes(back)[0] == 0, "a verdict on a step back said to use it"
     lost = [-faces.difference(back, way, faces.IDENTIFIED)[0] for way in (AGAIN, TWO)]
     yield Claim(TRANSLATION, "embedded again {} points fewer are identified.", lost[:1])
@@ -1168,7 +1449,9 @@ def faces_page() -> Iterator[Claim | Quote]:
     yield from _carried_thresholds(up, back)
 
 
-def _carried_thresholds(up: Sequence[dict[str, Any]], back: Sequence[dict[str, Any]]) -> Iterator[Claim | Quote]:
+def _carried_thresholds(
+    up: Sequence[dict[str, Any]], back: Sequence[dict[str, Any]]
+) -> Iterator[Claim | Quote]:
     """What a threshold comes to after a change of the face model."""
 
     def rates(runs: Sequence[dict[str, Any]], way: str, how: str) -> list[float]:
@@ -1178,7 +1461,9 @@ def _carried_thresholds(up: Sequence[dict[str, Any]], back: Sequence[dict[str, A
     yield Claim(TRANSLATION, "with two models it identifies {} % of the enrolled.", kept[:1])
     yield Claim(TRANSLATION, "to dlib, it accepts {} % of the unknown.", kept[1:])
     yield Claim(
-        TRANSLATION, "two models {} % of the unknown are accepted. They", rates(up, TWO, faces.STANDARDISED)[:1]
+        TRANSLATION,
+        "two models {} % of the unknown are accepted. They",
+        rates(up, TWO, faces.STANDARDISED)[:1],
     )
     yield Claim(
         TRANSLATION,
@@ -1195,32 +1480,53 @@ def _carried_thresholds(up: Sequence[dict[str, Any]], back: Sequence[dict[str, A
     yield Claim(TRANSLATION, "they are lax: {} % with two models, but {} % with one.", lax)
     accepted = [rates(runs, way, faces.CALIBRATED)[0] for runs in (up, back) for way in (ONE, TWO)]
     yield Claim(
-        FACES, "on LFW {} to {} % of strangers were accepted where {} % was", [*ends(accepted), 100 * faces.FAR]
+        FACES,
+        "on LFW {} to {} % of strangers were accepted where {} % was",
+        [*ends(accepted), 100 * faces.FAR],
     )
-    yield Claim(TRANSLATION, "{} % accepted and {} % identified with two models,", rates(up, TWO, faces.AFRESH))
+    yield Claim(
+        TRANSLATION,
+        "{} % accepted and {} % identified with two models,",
+        rates(up, TWO, faces.AFRESH),
+    )
     again = [rates(up, way, faces.AFRESH)[0] for way in faces.WAYS]
-    assert 0.8 < min(again) < max(again) < 1.3, "a threshold that is set again lets in more or fewer than 1 %"
+    assert 0.8 < min(again) < max(again) < 1.3, (
+        "a threshold that is set again lets in more or fewer than 1 %"
+    )
 
 
 def demo(alternatives: str, performance: str) -> Iterator[Claim | Quote]:
     """The demo with ten seeds, and the one before it, which held v2 to v1's space."""
     compatibility = "docs/explanation/compatibility.md"
     for file, text in (
-        ("demo_seeds.json", "v1 {} %, v2 among v1's untouched vectors {} %, v2 with everything embedded again {} % on"),
+        (
+            "demo_seeds.json",
+            "v1 {} %, v2 among v1's untouched vectors {} %, v2 with everything embedded again {} % on",
+        ),
         ("demo_seeds_held.json", "v1 {} %, v2 on v1's vectors {} %, v2 {} % on"),
     ):
         seeds = content(file)["runs"]
-        means = [100 * float(np.mean([run[key] for run in seeds])) for key in ("v1", "v2 on v1", "v2")]
+        means = [
+            100 * float(np.mean([run[key] for run in seeds])) for key in ("v1", "v2 on v1", "v2")
+        ]
         gained = 100 * np.array([run["v2 on v1"] - run["v1"] for run in seeds])
         assert len(seeds) == 10
         assert {run["outcome"] for run in seeds} == {"pass"}
         rest = " average; the gain is {} points (deviation {}, the least {})."
-        yield Claim(performance, text + rest, [*means, gained.mean(), gained.std(ddof=1), gained.min()])
-    yield Claim(alternatives, "finds {} % among v1's vectors and {} % with everything re-embedded", means[1:])
+        yield Claim(
+            performance, text + rest, [*means, gained.mean(), gained.std(ddof=1), gained.min()]
+        )
+    yield Claim(
+        alternatives,
+        "finds {} % among v1's vectors and {} % with everything re-embedded",
+        means[1:],
+    )
     held = [means[1] - means[0], means[2] - means[1]]
     yield Claim(README, "it gained {} points at once, and {} more when", held)
     free = content("demo_seeds.json")["runs"]
-    found = 100 * np.array([[run["v1"], *(accuracy for _, accuracy in run["curve"])] for run in free])
+    found = 100 * np.array(
+        [[run["v1"], *(accuracy for _, accuracy in run["curve"])] for run in free]
+    )
     labels = (
         "| v1's vectors | v1",
         "| the same, untouched | v2, translated",
@@ -1231,13 +1537,23 @@ def demo(alternatives: str, performance: str) -> Iterator[Claim | Quote]:
     )
     for label, figure in zip(labels, found.mean(axis=0).tolist(), strict=True):
         yield Claim(README, label + " | {} % |", [figure])
-    yield Claim(README, "The gain at once was {} points or more", [float((found[:, 1] - found[:, 0]).min())])
+    yield Claim(
+        README, "The gain at once was {} points or more", [float((found[:, 1] - found[:, 0]).min())]
+    )
     matrix = content("demo_held_arm_cpu.json")["matrices"]["independent"]
     old, across, new = (100 * cell for row in matrix for cell in row)
     yield Claim(alternatives, "trained on all images, finds {} % and {} % (one run)", [across, new])
-    yield Claim(compatibility, "finds {} % among its own vectors, and {} % among those of the old one", [new, across])
-    yield Claim(performance, "trained independently {}, {} and {} % on two ARM cores", [old, across, new])
-    medians = [value("drift.json", "methods", method, "median") for method in ("polaris", "vega", "itm")]
+    yield Claim(
+        compatibility,
+        "finds {} % among its own vectors, and {} % among those of the old one",
+        [new, across],
+    )
+    yield Claim(
+        performance, "trained independently {}, {} and {} % on two ARM cores", [old, across, new]
+    )
+    medians = [
+        value("drift.json", "methods", method, "median") for method in ("polaris", "vega", "itm")
+    ]
     yield Claim(
         compatibility,
         "is {} if v2 is held to v1's space (`polaris`), {} if it is trained freely from v1's weights (`vega`), and {}",
@@ -1257,7 +1573,11 @@ def advice() -> Iterator[Claim | Quote]:
     default = upgrades("polaris", "polaris_confirm")
     hoc = upgrades("hoc")
     gains = [default.gain()[0], default.gain("template")[0]]
-    yield Claim(source, "in {} ordinary upgrades its queries found {} points more", [len(default.runs), gains[0]])
+    yield Claim(
+        source,
+        "in {} ordinary upgrades its queries found {} points more",
+        [len(default.runs), gains[0]],
+    )
     yield Claim(source, "image, {} by class template, with a few images", gains[1:])
     yield Claim(
         page,
@@ -1265,40 +1585,83 @@ def advice() -> Iterator[Claim | Quote]:
         "where `hoc` loses {} and {}",
         [len(default.runs), *gains, -hoc.gain()[0], -hoc.gain("template")[0]],
     )
-    text = "on Omniglot bic was compatible in {} of the pairs by class template, {} by nearest image"
+    text = (
+        "on Omniglot bic was compatible in {} of the pairs by class template, {} by nearest image"
+    )
     yield Claim(source, text, omniglot("bic", "AC"))
-    yield Claim(source, "on Omniglot lwf was compatible in {} of the pairs", omniglot("lwf", "AC")[:1])
-    yield Claim(page, "| `lwf` | Omniglot: compatible in {} of the pairs by both protocols", omniglot("lwf", "AC")[:1])
-    yield Claim(page, "| `bic` | Omniglot: {} by class template, {} by nearest image;", omniglot("bic", "AC"))
+    yield Claim(
+        source, "on Omniglot lwf was compatible in {} of the pairs", omniglot("lwf", "AC")[:1]
+    )
+    yield Claim(
+        page,
+        "| `lwf` | Omniglot: compatible in {} of the pairs by both protocols",
+        omniglot("lwf", "AC")[:1],
+    )
+    yield Claim(
+        page,
+        "| `bic` | Omniglot: {} by class template, {} by nearest image;",
+        omniglot("bic", "AC"),
+    )
     yield Claim(source, '"it was compatible in {} to {} of the pairs of CIFAR-100 (means', _bct())
     yield Claim(page, "| `bct` | CIFAR-100 with 1 to 9 upgrades: {} to {} of the pairs", _bct())
     cores = [*_cores(), *omniglot("cores", "AC")[:1]]
-    yield Claim(source, "was compatible in {} to {} of the pairs of CIFAR-100 and in {} of Omniglot's", cores)
-    yield Claim(page, "same prototypes: {} to {} of the pairs of CIFAR-100, {} of Omniglot's", cores)
-    replayed = bench("cifar100-10_7__bct-er", (1, 2, 3)).mean("template", "AC") + omniglot("bct-er", "AC")[:1]
-    yield Claim(source, '"it was compatible in {} of the pairs of CIFAR-100 in 7 tasks and in {} of', replayed)
     yield Claim(
-        page, "| `bct-er` | {} of the pairs of CIFAR-100 in 7 tasks, {} of Omniglot's by class template", replayed
+        source,
+        "was compatible in {} to {} of the pairs of CIFAR-100 and in {} of Omniglot's",
+        cores,
+    )
+    yield Claim(
+        page, "same prototypes: {} to {} of the pairs of CIFAR-100, {} of Omniglot's", cores
+    )
+    replayed = (
+        bench("cifar100-10_7__bct-er", (1, 2, 3)).mean("template", "AC")
+        + omniglot("bct-er", "AC")[:1]
+    )
+    yield Claim(
+        source,
+        '"it was compatible in {} of the pairs of CIFAR-100 in 7 tasks and in {} of',
+        replayed,
+    )
+    yield Claim(
+        page,
+        "| `bct-er` | {} of the pairs of CIFAR-100 in 7 tasks, {} of Omniglot's by class template",
+        replayed,
     )
     lost = [-100 * gain for gain in omniglot("bct-vectors", "BC")]
-    yield Claim(source, "on Omniglot it found {} points less by class template and {} by nearest image", lost)
-    yield Claim(page, "| `bct-vectors` | Omniglot: {} points lost by class template, {} by nearest image |", lost)
+    yield Claim(
+        source,
+        "on Omniglot it found {} points less by class template and {} by nearest image",
+        lost,
+    )
+    yield Claim(
+        page,
+        "| `bct-vectors` | Omniglot: {} points lost by class template, {} by nearest image |",
+        lost,
+    )
 
 
 def omniglot(method: str, metric: str) -> list[float]:
     """The mean over class orders, by template and by nearest image."""
     runs = [run["protocols"] for run in content("methods_omniglot.json") if run["method"] == method]
-    return [float(np.mean([run[protocol][metric] for run in runs])) for protocol in ("template", "image")]
+    return [
+        float(np.mean([run[protocol][metric] for run in runs]))
+        for protocol in ("template", "image")
+    ]
 
 
 def _bct() -> list[float]:
     """The lowest and the highest AC of BCT in balanced folds, each a mean over 50 draws of the pairs (and seeds)."""
     kept = next(run for run in content("kept_epoch_h200.json")["runs"] if "_1__bct" in run["run"])
     one = kept["rules"]["last"]["verification"]["AC"]
-    two = [content(f"{_UPGRADES}_2_backbone=resnet20__bct__order0__seed{seed}.json") for seed in range(3)]
+    two = [
+        content(f"{_UPGRADES}_2_backbone=resnet20__bct__order0__seed{seed}.json")
+        for seed in range(3)
+    ]
     four = content(f"{_UPGRADES}_4__bct__order0__seed0.json")
     nine = content(f"{_UPGRADES}_9__bct__learning_rate=0.03__order0__seed0__e30.json")
-    over_draws = [run["protocols"]["verification"]["over_draws"]["AC"] for run in (*two, four, nine)]
+    over_draws = [
+        run["protocols"]["verification"]["over_draws"]["AC"] for run in (*two, four, nine)
+    ]
     shares = [one, float(np.mean(over_draws[:3])), *over_draws[3:]]
     return [min(shares), max(shares)]
 
@@ -1315,7 +1678,10 @@ _UPGRADES = "cifar100-10-upgrades"
 
 def _first_encoder() -> Iterator[Claim | Quote]:
     """What a newcomer's first version finds among photos."""
-    found = {way: 100 * value("first_encoder.json", "mean", way) for way in ("pretrained", "frozen", "scratch")}
+    found = {
+        way: 100 * value("first_encoder.json", "mean", way)
+        for way in ("pretrained", "frozen", "scratch")
+    }
     yield Claim(
         README,
         "it found {} % as it is, {} % with layers trained after it, and a tiny network trained from scratch {} %",
@@ -1370,11 +1736,17 @@ def generated() -> dict[str, tuple[str, str]]:
         entry = benchmark(name)
         comparison = compare(entry, read_results(entry, RESULTS))
         without_pictures = re.sub(r"(?m)^!\[.*\n*", "", section)
-        found[name] = (without_pictures.strip(), markdown(comparison, _commands(comparison)).strip())
+        found[name] = (
+            without_pictures.strip(),
+            markdown(comparison, _commands(comparison)).strip(),
+        )
     page = (ROOT / METHODS).read_text(encoding="utf-8")
     start, end = methods.MARKS
     table = page.partition(start)[2].partition(end)[0]
-    found["all methods on Omniglot"] = (table.strip(), methods.tables(content("methods_omniglot.json")))
+    found["all methods on Omniglot"] = (
+        table.strip(),
+        methods.tables(content("methods_omniglot.json")),
+    )
     runs = content(PAIRS)["runs"]
     page = (ROOT / TRANSLATION).read_text(encoding="utf-8")
     for mark, write in change_model.TABLES.items():
@@ -1395,19 +1767,28 @@ def generated() -> dict[str, tuple[str, str]]:
     for mark, write in ordinary.TABLES.items():
         there = page.partition(f"<!-- {mark} -->\n")[2].partition(f"<!-- end of {mark} -->")[0]
         found[mark] = (there.strip(), write(trained))
-    there = page.partition("<!-- tasks translated -->\n")[2].partition("<!-- end of tasks translated -->")[0]
+    there = page.partition("<!-- tasks translated -->\n")[2].partition(
+        "<!-- end of tasks translated -->"
+    )[0]
     found["tasks translated"] = (there.strip(), translated_tasks())
     stores = (ROOT / GALLERY).read_text(encoding="utf-8")
     there = stores.partition("<!-- engines -->\n")[2].partition("<!-- end of engines -->")[0]
     found["engines"] = (there.strip(), engines.markdown(content("engines_cpu.json")))
-    there = stores.partition("<!-- translated galleries -->\n")[2].partition("<!-- end of translated galleries -->")[0]
-    found["translated galleries"] = (there.strip(), gallery.translated_table([content(one) for one in TRANSLATED]))
+    there = stores.partition("<!-- translated galleries -->\n")[2].partition(
+        "<!-- end of translated galleries -->"
+    )[0]
+    found["translated galleries"] = (
+        there.strip(),
+        gallery.translated_table([content(one) for one in TRANSLATED]),
+    )
     billion = (ROOT / SCALE).read_text(encoding="utf-8")
     for mark, write_scale in scale.TABLES.items():
         there = billion.partition(f"<!-- {mark} -->\n")[2].partition(f"<!-- end of {mark} -->")[0]
         found[mark] = (there.strip(), write_scale(content("scale.json")))
     start = (ROOT / README).read_text(encoding="utf-8")
-    there = start.partition("<!-- free upgrades -->\n")[2].partition("<!-- end of free upgrades -->")[0]
+    there = start.partition("<!-- free upgrades -->\n")[2].partition(
+        "<!-- end of free upgrades -->"
+    )[0]
     found["free upgrades"] = (there.strip(), ordinary.short_table(trained))
     for mark, write_change in faces.TABLES.items():
         there = page.partition(f"<!-- {mark} -->\n")[2].partition(f"<!-- end of {mark} -->")[0]
@@ -1438,8 +1819,14 @@ def main() -> int:
     """Print what does not hold; the number of problems."""
     everything = claims()
     found = [problem for claim in everything for problem in problems(claim)]
-    found += [f"{place}: not what its program writes" for place, (there, now) in generated().items() if there != now]
-    found += [f"without a claim: {figure}" for page in COMPLETE for figure in uncovered(page, everything)]
+    found += [
+        f"{place}: not what its program writes"
+        for place, (there, now) in generated().items()
+        if there != now
+    ]
+    found += [
+        f"without a claim: {figure}" for page in COMPLETE for figure in uncovered(page, everything)
+    ]
     figures = sum(len(claim.values) for claim in everything if isinstance(claim, Claim))
     print("\n".join(found) if found else f"{figures} figures are what their files say")
     return len(found)

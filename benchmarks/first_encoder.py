@@ -35,7 +35,10 @@ PRETRAINED = "efficientnet-lite0"
 def sampled(root: Path, classes: int, images: int, seed: int = 0) -> tuple[ImageSet, ImageSet]:
     """Images to train on, and images of as many other classes to search."""
     rng = np.random.default_rng(seed)
-    folders = [Path(path) for path in rng.permutation(sorted(path for path in root.iterdir() if path.is_dir()))]
+    folders = [
+        Path(path)
+        for path in rng.permutation(sorted(path for path in root.iterdir() if path.is_dir()))
+    ]
     halves = (folders[:classes], folders[classes : 2 * classes])
     trained, searched = (_images_of(half, images, rng) for half in halves)
     return trained, searched
@@ -48,7 +51,9 @@ def _images_of(folders: list[Path], images: int, rng: np.random.Generator) -> Im
         chosen = rng.permutation(sorted(folder.glob("*.jpg")))[:images]
         paths += [Path(path) for path in chosen]
         labels += [label] * len(chosen)
-    return ImageSet(tuple(paths), np.array(labels), tuple(folder.name for folder in folders), "photos")
+    return ImageSet(
+        tuple(paths), np.array(labels), tuple(folder.name for folder in folders), "photos"
+    )
 
 
 def found_first(encoder: Encoder, images: ImageSet) -> float:
@@ -64,7 +69,10 @@ def trained(images: ImageSet, backbone: str, epochs: int, frozen: bool, seed: in
     method = create_method("vega", **({"rotated": False} if frozen else {}))
     recipe = (FROZEN if frozen else paper_recipe(method.scenario)).shortened(epochs)
     settings = Settings(backbone=backbone, frozen=frozen, recipe=recipe, seed=seed, device="cpu")
-    with tempfile.TemporaryDirectory() as folder, Workspace.create(Path(folder) / "shop", device="cpu") as space:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Workspace.create(Path(folder) / "shop", device="cpu") as space,
+    ):
         space.train(images, settings, method, hold_out=0.1)
         return space.encoder("v1")
 
@@ -78,15 +86,22 @@ def summary(options: argparse.Namespace, runs: list[dict[str, float]]) -> dict[s
         "epochs": options.epochs,
         "pretrained": PRETRAINED,
         "machine": f"{platform.machine()}, {os.environ.get('OMP_NUM_THREADS', 'all')} thread(s)",
-        "mean": {name: float(np.mean([run[name] for run in runs])) for name in ("pretrained", "scratch", "frozen")},
+        "mean": {
+            name: float(np.mean([run[name] for run in runs]))
+            for name in ("pretrained", "scratch", "frozen")
+        },
         "runs": runs,
     }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("photos", type=Path)
-    parser.add_argument("--classes", type=int, default=20, help="to train on, and as many others to search")
+    parser.add_argument(
+        "--classes", type=int, default=20, help="to train on, and as many others to search"
+    )
     parser.add_argument("--images", type=int, default=20, help="of each class")
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--seeds", type=int, default=2, help="each draws other classes")

@@ -95,7 +95,12 @@ def measured(texts: Texts, seed: int) -> list[Record]:
     records = []
     for depth in DEPTHS:
         answers, embedded = search.streamed(depth, order)
-        record: Record = {"seed": seed, "depth": depth, "queries": len(order), "gallery": search.old.shape[1]}
+        record: Record = {
+            "seed": seed,
+            "depth": depth,
+            "queries": len(order),
+            "gallery": search.old.shape[1],
+        }
         record |= {"weight": search.weight, "old": before, "re-embedded": everything}
         for name, scores in answers.items():
             found = search.found(scores)
@@ -112,11 +117,20 @@ def measured(texts: Texts, seed: int) -> list[Record]:
 def table(runs: list[Record]) -> str:
     """Means over seeds."""
     heads = ["pair", "N", "old model", "nothing kept", "ranked", "asked again", "re-embedded"]
-    heads += ["share of the gain", "embedded per query, first quarter", "last quarter", "of the gallery in the end"]
+    heads += [
+        "share of the gain",
+        "embedded per query, first quarter",
+        "last quarter",
+        "of the gallery in the end",
+    ]
     lines = [f"| {' | '.join(heads)} |", "|---|" + "---:|" * (len(heads) - 1)]
     for pair in dict.fromkeys((run["old model"], run["new model"]) for run in runs):
         for depth in DEPTHS:
-            mine = [run for run in runs if (run["old model"], run["new model"]) == pair and run["depth"] == depth]
+            mine = [
+                run
+                for run in runs
+                if (run["old model"], run["new model"]) == pair and run["depth"] == depth
+            ]
 
             def mean(*keys: str, of: list[Record] = mine) -> float:
                 values = []
@@ -139,7 +153,9 @@ def table(runs: list[Record]) -> str:
 
 def main() -> None:
     """Measure, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("pairs", type=Path)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/fresh.json"))
@@ -148,7 +164,10 @@ def main() -> None:
     for change in CHANGES:
         missing = [model for model in (change.old, change.new) if not _is_there(args.pairs, model)]
         if missing:
-            print(f"left out: {change.old} to {change.new}, without vectors of {', '.join(missing)}", flush=True)
+            print(
+                f"left out: {change.old} to {change.new}, without vectors of {', '.join(missing)}",
+                flush=True,
+            )
             continue
         texts = read_texts(args.pairs, change)
         for seed in range(args.seeds):

@@ -18,7 +18,15 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 RESULTS = Path(__file__).parent / "results"
-PUBLISHED = Path(__file__).parents[1] / "src" / "fixstar" / "research" / "benchmarks" / "published" / "hoc.json"
+PUBLISHED = (
+    Path(__file__).parents[1]
+    / "src"
+    / "fixstar"
+    / "research"
+    / "benchmarks"
+    / "published"
+    / "hoc.json"
+)
 TASKS = 7
 TARGET = (0.95, 51.7)  # AC, AA
 
@@ -32,11 +40,21 @@ def runs() -> Iterator[tuple[str, int, float, float]]:
         yield setting, run["class_order"], found["AC"], 100 * found["AA"]
     for run in json.loads((RESULTS / "polaris_rates.json").read_text())["runs"]:
         if run["benchmark"] == f"cifar100-10/{TASKS}" and run["versions"] == TASKS:
-            yield _polaris(run["options"]), run["class_order"], run["template"]["AC"], run["template"]["AA"]
+            yield (
+                _polaris(run["options"]),
+                run["class_order"],
+                run["template"]["AC"],
+                run["template"]["AA"],
+            )
 
 
 def _polaris(options: dict[str, Any]) -> str:
-    usual = {"hold": 40.0, "contrast": 2.0, "teachers": "previous and first", "old views": "the image itself"}
+    usual = {
+        "hold": 40.0,
+        "contrast": 2.0,
+        "teachers": "previous and first",
+        "old views": "the image itself",
+    }
     special = (f"{key}={value}" for key, value in options.items() if usual.get(key) != value)
     return "__".join(["polaris", *special])
 
@@ -44,15 +62,30 @@ def _polaris(options: dict[str, Any]) -> str:
 def printed() -> dict[str, tuple[float, float]]:
     """AC and AA of the papers' methods."""
     tables = json.loads(PUBLISHED.read_text())
-    rows = (row for table in _lists(tables) for row in table if isinstance(row, dict) and "values" in row)
-    chosen = (row for row in rows if row.get("benchmark") == f"cifar100-10/{TASKS}" and "AA" in row["values"])
+    rows = (
+        row
+        for table in _lists(tables)
+        for row in table
+        if isinstance(row, dict) and "values" in row
+    )
+    chosen = (
+        row
+        for row in rows
+        if row.get("benchmark") == f"cifar100-10/{TASKS}" and "AA" in row["values"]
+    )
     return {row["printed"]: (row["values"]["AC"], row["values"]["AA"]) for row in chosen}
 
 
 def _lists(content: Any) -> Iterator[list[Any]]:
     if isinstance(content, list):
         yield content
-    for value in content.values() if isinstance(content, dict) else content if isinstance(content, list) else ():
+    for value in (
+        content.values()
+        if isinstance(content, dict)
+        else content
+        if isinstance(content, list)
+        else ()
+    ):
         yield from _lists(value)
 
 
@@ -62,15 +95,22 @@ def settings() -> dict[str, tuple[float, float, list[int]]]:
     for setting, order, ac, aa in runs():
         by_setting[setting].append((order, ac, aa))
     return {
-        name: (*np.mean([cell[1:] for cell in cells], axis=0).tolist(), sorted(order for order, *_ in cells))
+        name: (
+            *np.mean([cell[1:] for cell in cells], axis=0).tolist(),
+            sorted(order for order, *_ in cells),
+        )
         for name, cells in by_setting.items()
     }
 
 
 def main() -> None:
     """Print the points, draw them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--picture", type=Path, help="where to draw them, such as docs/pictures/frontier.png")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--picture", type=Path, help="where to draw them, such as docs/pictures/frontier.png"
+    )
     arguments = parser.parse_args()
     points = settings()
     for name, (ac, aa, orders) in sorted(points.items(), key=lambda point: -point[1][0]):
@@ -90,12 +130,22 @@ def draw(points: dict[str, tuple[float, float, list[int]]]) -> Any:
     }
     for name, (ac, aa, _) in points.items():
         family = name.split("__")[0]
-        axes.scatter(aa, ac, s=45, color=families.get(family, "lightgrey"), edgecolor="white", zorder=3)
+        axes.scatter(
+            aa, ac, s=45, color=families.get(family, "lightgrey"), edgecolor="white", zorder=3
+        )
         if name in edge or "__" not in name:
-            axes.annotate(name.replace("__", " "), (aa, ac), textcoords="offset points", xytext=(5, 4), fontsize=7)
+            axes.annotate(
+                name.replace("__", " "),
+                (aa, ac),
+                textcoords="offset points",
+                xytext=(5, 4),
+                fontsize=7,
+            )
     for title, (ac, aa) in printed().items():
         axes.scatter(aa, ac, s=60, facecolor="none", edgecolor="black", zorder=4)
-        axes.annotate(f"{title}, printed", (aa, ac), textcoords="offset points", xytext=(5, -10), fontsize=7)
+        axes.annotate(
+            f"{title}, printed", (aa, ac), textcoords="offset points", xytext=(5, -10), fontsize=7
+        )
     axes.scatter(TARGET[1], TARGET[0], marker="*", s=140, color="gold", edgecolor="black", zorder=4)
     axes.annotate("target", TARGET[::-1], textcoords="offset points", xytext=(6, 5), fontsize=8)
     axes.set(title="CIFAR-100/10, 7 tasks, templates", xlim=(40, 57))

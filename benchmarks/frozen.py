@@ -42,7 +42,9 @@ def draw(folder: Path, first: int, count: int) -> Path:
         centre = rng.integers(0, 160, (4, 4, 3)).repeat(16, 0).repeat(16, 1)
         for image in range(PER_CLASS):
             pixels = (centre + rng.integers(0, 90, (64, 64, 3))).astype(np.uint8)
-            Image.fromarray(pixels).save(folder / f"class {number:03}" / f"{image:03}.jpg", quality=90)
+            Image.fromarray(pixels).save(
+                folder / f"class {number:03}" / f"{image:03}.jpg", quality=90
+            )
     return folder
 
 
@@ -52,7 +54,11 @@ def save_dinov2(folder: Path, layers: int, size: int) -> Path:
 
     torch.manual_seed(0)
     config = transformers.Dinov2Config(
-        hidden_size=384, num_attention_heads=6, num_hidden_layers=layers, image_size=size, patch_size=14
+        hidden_size=384,
+        num_attention_heads=6,
+        num_hidden_layers=layers,
+        image_size=size,
+        patch_size=14,
     )
     transformers.Dinov2Model(config).save_pretrained(folder)
     return folder
@@ -62,14 +68,18 @@ def fixstar(*words: str | Path) -> dict[str, float]:
     """Run a command; wall and CPU seconds."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     started = time.perf_counter()
-    subprocess.run([sys.executable, "-m", "fixstar", *map(str, words)], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [sys.executable, "-m", "fixstar", *map(str, words)], check=True, stdout=subprocess.DEVNULL
+    )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     wall = time.perf_counter() - started
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return {"wall_s": round(wall, 1), "cpu_s": round(cpu, 1)}
 
 
-def measured(method: str, photos: tuple[Path, Path], model: Path, features: Path, folder: Path) -> dict[str, Any]:
+def measured(
+    method: str, photos: tuple[Path, Path], model: Path, features: Path, folder: Path
+) -> dict[str, Any]:
     """v1 and v2 in a new workspace that has all features."""
     fixstar("init", folder)
     shutil.copytree(features, folder / "features")
@@ -82,7 +92,9 @@ def measured(method: str, photos: tuple[Path, Path], model: Path, features: Path
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
     parser.add_argument("--methods", default="polaris,hoc")
     parser.add_argument("--layers", type=int, default=2)
@@ -97,12 +109,23 @@ def main() -> None:
         words = ("-w", folder / "first", "--device", options.embed_on, "--epochs", "1")
         fixstar("init", first)
         embedding = [
-            fixstar("train", photos[0], *words, "--hold-out", "0", "--backbone", f"hf:{model}", "--frozen"),
+            fixstar(
+                "train",
+                photos[0],
+                *words,
+                "--hold-out",
+                "0",
+                "--backbone",
+                f"hf:{model}",
+                "--frozen",
+            ),
             fixstar("upgrade", photos[1], *words, "--hold-out", "0", "--try", "off"),
         ]
         print(f"with embedding, one epoch: {embedding}", flush=True)
         methods = options.methods.split(",")
-        rows = [measured(name, photos, model, first / "features", folder / name) for name in methods]
+        rows = [
+            measured(name, photos, model, first / "features", folder / name) for name in methods
+        ]
     content = {
         "machine": f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores, torch {torch.__version__}",
         "load_at_the_end": round(os.getloadavg()[0], 1),
@@ -110,7 +133,11 @@ def main() -> None:
         "new_images": MORE * PER_CLASS,
         "model": f"DINOv2, 384 wide, {options.layers} layers, {options.size} pixels",
         "epochs": FROZEN.epochs,
-        "embedding_and_one_epoch": {"device": options.embed_on, "train": embedding[0], "upgrade": embedding[1]},
+        "embedding_and_one_epoch": {
+            "device": options.embed_on,
+            "train": embedding[0],
+            "upgrade": embedding[1],
+        },
         "rows": rows,
     }
     if options.out is not None:

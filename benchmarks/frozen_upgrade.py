@@ -43,13 +43,17 @@ CELLS = {"v1": ("v1", "v1"), "v2 on v1": ("v2", "v1"), "v2": ("v2", "v2")}
 
 def photos(folder: Path) -> ImageSet:
     """25 photos of each class."""
-    classes = sorted(path for path in folder.iterdir() if path.is_dir() and path.name not in LEFT_OUT)
+    classes = sorted(
+        path for path in folder.iterdir() if path.is_dir() and path.name not in LEFT_OUT
+    )
     files = [sorted(one.glob("*.jpg"))[:PER_CLASS] for one in classes]
     labels = np.repeat(np.arange(len(classes)), [len(part) for part in files])
     return ImageSet(tuple(itertools.chain(*files)), labels, tuple(one.name for one in classes))
 
 
-def hits(images: ImageSet, method: str, settings: Settings, features: Path) -> dict[str, NDArray[Any]]:
+def hits(
+    images: ImageSet, method: str, settings: Settings, features: Path
+) -> dict[str, NDArray[Any]]:
     """Which queries each cell answers, the group and the class of each query."""
     rng = np.random.default_rng(settings.seed)
     names = rng.permutation(images.classes).tolist()
@@ -76,9 +80,13 @@ def hits(images: ImageSet, method: str, settings: Settings, features: Path) -> d
     v2 = train_version(2, training.of_classes(new), context, chosen, settings, progress=False)
 
     made = FrozenFeatures(v1.encoder, features)
-    raw_queries, raw_gallery = (unit(made.of(v1.encoder, part.images)) for part in (queries, gallery))
+    raw_queries, raw_gallery = (
+        unit(made.of(v1.encoder, part.images)) for part in (queries, gallery)
+    )
     raw = VersionFeatures("raw", raw_queries, raw_gallery)
-    versions = [version_features(one.name, one.encoder, queries, gallery, made=made.of) for one in (v1, v2)]
+    versions = [
+        version_features(one.name, one.encoder, queries, gallery, made=made.of) for one in (v1, v2)
+    ]
     labels = (queries.labels, gallery.labels)
     test = cross_test(versions, *labels, "image")
     place = {version.name: number for number, version in enumerate(versions)}
@@ -98,8 +106,12 @@ def summary(runs: list[dict[str, NDArray[Any]]]) -> dict[str, Any]:
         for cell in ("raw", *CELLS):
             row[cell] = {"finds": float(all_of[cell][part].mean())}
             row[cell]["by_seed"] = [float(run[cell][part_of(run, number)].mean()) for run in runs]
-            for other in {"v1": ["raw"], "v2 on v1": ["raw", "v1"], "v2": ["raw", "v1"]}.get(cell, []):
-                found = paired_bootstrap(all_of[cell][part], all_of[other][part], clusters=all_of["class"][part])
+            for other in {"v1": ["raw"], "v2 on v1": ["raw", "v1"], "v2": ["raw", "v1"]}.get(
+                cell, []
+            ):
+                found = paired_bootstrap(
+                    all_of[cell][part], all_of[other][part], clusters=all_of["class"][part]
+                )
                 row[cell][f"against {other}"] = [found.mean, found.low, found.high]
         rows[group] = row
     return rows
@@ -112,25 +124,34 @@ def part_of(run: dict[str, NDArray[Any]], number: int) -> NDArray[np.bool_]:
 
 
 def table(rows: dict[str, Any]) -> str:
-    lines = ["| classes | queries | raw | v1 | v2 on v1's vectors | v2 |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| classes | queries | raw | v1 | v2 on v1's vectors | v2 |",
+        "|---|---|---|---|---|---|",
+    ]
     for group, row in rows.items():
         cells = [percent(row["raw"]["finds"])]
         for cell in CELLS:
             difference, low, high = row[cell]["against raw"]
-            cells.append(f"{percent(row[cell]['finds'])} ({points(difference)}; {points(low)} to {points(high)})")
+            cells.append(
+                f"{percent(row[cell]['finds'])} ({points(difference)}; {points(low)} to {points(high)})"
+            )
         lines.append(f"| {group} | {row['queries']:,} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("images", type=Path)
     parser.add_argument("model", type=Path, help="an ONNX file that imagenet_encoders.py wrote")
     parser.add_argument("--methods", default="polaris")
     parser.add_argument("--rates", default="0.01,0.1", help="learning rates")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--features", type=Path, help="a folder that keeps the backbone's features for the next run")
+    parser.add_argument(
+        "--features", type=Path, help="a folder that keeps the backbone's features for the next run"
+    )
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
     options = parser.parse_args()
     images = photos(options.images)
@@ -142,11 +163,15 @@ def main() -> None:
         device=options.device,
     )
     with tempfile.TemporaryDirectory() as name:
-        for method, rate in itertools.product(options.methods.split(","), map(float, options.rates.split(","))):
+        for method, rate in itertools.product(
+            options.methods.split(","), map(float, options.rates.split(","))
+        ):
             started = time.perf_counter()
             recipe = replace(FROZEN, learning_rate=rate)
             seeded = [replace(settings, recipe=recipe, seed=seed) for seed in range(options.seeds)]
-            rows = summary([hits(images, method, one, options.features or Path(name)) for one in seeded])
+            rows = summary(
+                [hits(images, method, one, options.features or Path(name)) for one in seeded]
+            )
             print(
                 f"\n{method}, learning rate {rate:g} ({time.perf_counter() - started:.0f} s)\n\n{table(rows)}",
                 flush=True,
@@ -154,7 +179,10 @@ def main() -> None:
             machine = {"device": settings.torch_device().type, "torch": torch.__version__}
             results.append({"method": method, "learning_rate": rate, **machine, "rows": rows})
             if options.out:
-                replace_json(options.out, {"model": options.model.stem, "seeds": options.seeds, "results": results})
+                replace_json(
+                    options.out,
+                    {"model": options.model.stem, "seeds": options.seeds, "results": results},
+                )
 
 
 if __name__ == "__main__":

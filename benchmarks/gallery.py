@@ -83,7 +83,10 @@ def make_vectors(count: int, width: int, seed: int) -> Array:
     out = np.empty((count, width), np.float32)
     for start in range(0, count, 10_000):
         rows = out[start : start + 10_000]
-        rows[:] = unit(centres[rng.integers(1000, size=len(rows))] + rng.standard_normal(rows.shape, dtype=np.float32))
+        rows[:] = unit(
+            centres[rng.integers(1000, size=len(rows))]
+            + rng.standard_normal(rows.shape, dtype=np.float32)
+        )
     return out
 
 
@@ -143,9 +146,14 @@ def seconds_per_query(
     return {name: float(np.median(times)) / queries for name, times in seconds.items()}
 
 
-def rates(contestants: dict[str, Callable[[Array], Any]], batches: list[Array], rounds: int) -> dict[str, float]:
+def rates(
+    contestants: dict[str, Callable[[Array], Any]], batches: list[Array], rounds: int
+) -> dict[str, float]:
     """Queries per second of all that take turns."""
-    return {name: round(1 / spent, 1) for name, spent in seconds_per_query(contestants, batches, rounds).items()}
+    return {
+        name: round(1 / spent, 1)
+        for name, spent in seconds_per_query(contestants, batches, rounds).items()
+    }
 
 
 @contextlib.contextmanager
@@ -192,9 +200,9 @@ def measure(options: argparse.Namespace, folder: Path) -> Figures:
     }
     if rival := faiss_search(vectors):
         contestants["faiss"] = rival
-    same = [int(hit.id[5:]) for hit in one.search("v1", queries[:1], k=K)[0]] == contestants["numpy"](queries[:1])[
-        0
-    ].tolist()
+    same = [int(hit.id[5:]) for hit in one.search("v1", queries[:1], k=K)[0]] == contestants[
+        "numpy"
+    ](queries[:1])[0].tolist()
     report["same_answer_as_numpy"] = same
     one.search("v1", queries[:1], where={"shop": 7})
     singles = [queries[i : i + 1] for i in range(options.singles)]
@@ -207,7 +215,9 @@ def measure(options: argparse.Namespace, folder: Path) -> Figures:
     contestants.pop("fixstar_filtered")
     report["batch_qps"] = rates(contestants, [queries], options.rounds)
     with busy_cores(2):
-        report["busy_single_qps"] = rates(contestants, [queries[i : i + 1] for i in range(10)], options.rounds)
+        report["busy_single_qps"] = rates(
+            contestants, [queries[i : i + 1] for i in range(10)], options.rounds
+        )
         report["busy_batch_qps"] = rates(contestants, [queries], options.rounds)
     report["while_writing"] = waiting(one, queries[:1], vectors[: options.insert])
     report |= across_versions(options, folder, vectors, queries, contestants["fixstar"])
@@ -216,7 +226,11 @@ def measure(options: argparse.Namespace, folder: Path) -> Figures:
 
 
 def across_versions(
-    options: argparse.Namespace, folder: Path, vectors: Array, queries: Array, one: Callable[[Array], Any]
+    options: argparse.Namespace,
+    folder: Path,
+    vectors: Array,
+    queries: Array,
+    one: Callable[[Array], Any],
 ) -> Figures:
     """The same vectors as one version and as three, each with a projection of its own."""
     with insert(folder / "three.db", vectors, 3, options.insert)[0] as three:
@@ -238,17 +252,23 @@ def approximate(options: argparse.Namespace, folder: Path) -> Figures:
     if file.exists():
         with SqliteGallery(folder / "one.db", index_above=1 << 60) as gallery:
             gallery.indexes()
-            return beside_bare(gallery, vectors, batches, bare_hnsw(vectors, file)[0], options.rounds)
+            return beside_bare(
+                gallery, vectors, batches, bare_hnsw(vectors, file)[0], options.rounds
+            )
     insert(folder / "one.db", vectors, 1, options.insert)[0].close()
     with SqliteGallery(folder / "one.db", index_above=len(vectors) - 1) as gallery:
         gallery.search("v1", queries[:1])
-        report: Figures = {"exact_search_ms": summary(search_times(gallery, queries, options.singles))}
+        report: Figures = {
+            "exact_search_ms": summary(search_times(gallery, queries, options.singles))
+        }
         report |= while_building(gallery, queries)
         report["index_ratio"] = round(saved_size(folder) / vectors.nbytes, 3)
         bare, report["faiss_build_seconds"] = bare_hnsw(vectors, file)
         report |= beside_bare(gallery, vectors, batches, bare, options.rounds)
         queries = batches[0]
-        report["filtered"] = {str(share): filtered(gallery, queries, share, options) for share in (10, 5, 1)}
+        report["filtered"] = {
+            str(share): filtered(gallery, queries, share, options) for share in (10, 5, 1)
+        }
         for exact in (True, False):
             report[f"while_writing_{'exact' if exact else 'approximate'}"] = waiting(
                 gallery, queries[:1], vectors[: options.insert], exact=exact
@@ -261,7 +281,9 @@ def residual_map(width: int, seed: int = 4) -> Map:
     """A map that keeps most of a vector: a rotation and a small correction."""
     rng = np.random.default_rng(seed)
     rotation = np.linalg.qr(rng.standard_normal((width, width)))[0].astype(np.float32)
-    first, second = (rng.standard_normal(shape, dtype=np.float32) for shape in ((width, HIDDEN), (HIDDEN, width)))
+    first, second = (
+        rng.standard_normal(shape, dtype=np.float32) for shape in ((width, HIDDEN), (HIDDEN, width))
+    )
     offsets = [np.zeros(size, np.float32) for size in (width, HIDDEN)]
     return Map((Layer(rotation, offsets[0], first, offsets[1], 0.3 * second / HIDDEN**0.5),))
 
@@ -276,7 +298,14 @@ def translated(options: argparse.Namespace, folder: Path) -> Figures:
     def questions(both: Array, name: str = "map") -> list[Question]:
         """One for each version; the newest of a chain needs no map. Under a new name, no map was used yet."""
         asked = [
-            Question(f"v{number}", both[:, :width], both[:, width:], forward, f"{name} {number}", weight=0.6)
+            Question(
+                f"v{number}",
+                both[:, :width],
+                both[:, width:],
+                forward,
+                f"{name} {number}",
+                weight=0.6,
+            )
             for number, forward in enumerate(maps, start=1)
         ]
         if options.chain > 1:
@@ -287,7 +316,11 @@ def translated(options: argparse.Namespace, folder: Path) -> Figures:
     batches = {"single": [queries[i : i + 1] for i in range(options.singles)], "batch": [queries]}
     with contextlib.ExitStack() as stack:
         gallery = stack.enter_context(filled(options, folder, stack))
-        report: Figures = {"store": options.store, "versions": options.chain, "mapped": options.mapped}
+        report: Figures = {
+            "store": options.store,
+            "versions": options.chain,
+            "mapped": options.mapped,
+        }
         has_index = options.store != "milvus" and not options.exact_only
         has_exact = options.store != "milvus-hnsw"
         if has_index and (options.store == "milvus-hnsw" or not gallery.indexes()):
@@ -326,7 +359,8 @@ def translated(options: argparse.Namespace, folder: Path) -> Figures:
         true = gallery.ask(questions(queries), k=K)
         quick = gallery.ask(questions(queries), k=K, exact=False)
     shared = [
-        len({hit.id for hit in one} & {hit.id for hit in other}) / K for one, other in zip(true, quick, strict=True)
+        len({hit.id for hit in one} & {hit.id for hit in other}) / K
+        for one, other in zip(true, quick, strict=True)
     ]
     report["approximate_recall"] = round(float(np.mean(shared)), 4)
     return report
@@ -343,8 +377,12 @@ def filled(options: argparse.Namespace, folder: Path, stack: contextlib.ExitStac
         milvus_server = importlib.import_module("milvus_server")
         place = milvus_server.RUNNING or milvus_server.OwnServer().place
         index = "HNSW" if options.store == "milvus-hnsw" else "FLAT"
-        address = parse_milvus_address(milvus_server.fresh_url(folder / "items.db", index, place) + "&timeout=120")
-        gallery = milvus_server.DroppedGallery(address, SqliteGallery(address.items, index_above=1 << 60))
+        address = parse_milvus_address(
+            milvus_server.fresh_url(folder / "items.db", index, place) + "&timeout=120"
+        )
+        gallery = milvus_server.DroppedGallery(
+            address, SqliteGallery(address.items, index_above=1 << 60)
+        )
     elif options.mapped:
         gallery = SqliteGallery(folder / "one.db", index_above=1 << 60, map_vectors=folder)
     else:
@@ -397,7 +435,9 @@ def still_mapping(gallery: Gallery, questions: list[Question]) -> bool:
     return any(one.map is not None and rows[one.version].missing(one.map) > 0 for one in questions)
 
 
-def beside(contestants: dict[str, Callable[[Array], Any]], batches: dict[str, list[Array]], rounds: int) -> Figures:
+def beside(
+    contestants: dict[str, Callable[[Array], Any]], batches: dict[str, list[Array]], rounds: int
+) -> Figures:
     """Milliseconds per query of a question and of two searches, and the ratio: medians over rounds in turns."""
     found: Figures = {}
     for kind, asked in batches.items():
@@ -408,7 +448,11 @@ def beside(contestants: dict[str, Callable[[Array], Any]], batches: dict[str, li
 
 
 def beside_bare(
-    gallery: SqliteGallery, vectors: Array, batches: list[Array], bare: Callable[[Array, int], Any], rounds: int
+    gallery: SqliteGallery,
+    vectors: Array,
+    batches: list[Array],
+    bare: Callable[[Array, int], Any],
+    rounds: int,
 ) -> Figures:
     """Approximate search and the bare engine over a sweep of breadths, and how they compare where both find as much.
 
@@ -428,10 +472,16 @@ def beside_bare(
     sweep: dict[str, list[Figures]] = {}
     times: dict[tuple[str, int, str], list[float]] = {}
     for name, answer in (("fixstar", own_rows), ("faiss_hnsw", bare)):
-        sweep[name] = [{"breadth": b, "recall": recall(true, [answer(batch, b) for batch in batches])} for b in SWEEP]
+        sweep[name] = [
+            {"breadth": b, "recall": recall(true, [answer(batch, b) for batch in batches])}
+            for b in SWEEP
+        ]
     for turn in range(rounds * len(batches)):
         batch = batches[turn % len(batches)]
-        for kind, asked in (("single", [batch[i : i + 1] for i in range(SINGLES)]), ("batch", [batch])):
+        for kind, asked in (
+            ("single", [batch[i : i + 1] for i in range(SINGLES)]),
+            ("batch", [batch]),
+        ):
             time.sleep(PAUSE)  # the threads of the last batch wait for another one, and use a core
             for breadth in SWEEP:
                 for name in sorted(searches, reverse=turn % 2 == 0):
@@ -439,9 +489,14 @@ def beside_bare(
                         start = time.perf_counter()
                         cpu = time.process_time()
                         searches[name](some, breadth)
-                        spent = {"us": time.perf_counter() - start, "cpu_us": time.process_time() - cpu}
+                        spent = {
+                            "us": time.perf_counter() - start,
+                            "cpu_us": time.process_time() - cpu,
+                        }
                         for clock, value in spent.items():
-                            times.setdefault((name, breadth, f"{kind}_{clock}"), []).append(1e6 * value / len(some))
+                            times.setdefault((name, breadth, f"{kind}_{clock}"), []).append(
+                                1e6 * value / len(some)
+                            )
     for (name, breadth, kind), measured in times.items():
         sweep[name][SWEEP.index(breadth)][kind] = round(float(np.median(measured)), 1)
     hnsw.BREADTH = usual
@@ -462,7 +517,9 @@ def at_equal_recall(sweep: dict[str, list[Figures]]) -> Figures:
             found[str(wanted)] = {}
             for kind in sweep["fixstar"][0].keys() - {"breadth", "recall"}:
                 own, bare = (
-                    np.interp(wanted, [one["recall"] for one in points], [one[kind] for one in points])
+                    np.interp(
+                        wanted, [one["recall"] for one in points], [one[kind] for one in points]
+                    )
                     for points in (sweep["fixstar"], sweep["faiss_hnsw"])
                 )
                 found[str(wanted)][kind] = round(float(bare / own), 2)
@@ -475,7 +532,9 @@ def recall(true: NDArray[Any], found: list[Any]) -> float:
     return round(float(np.mean([len(set(best) & set(row)) / K for best, row in pairs])), 4)
 
 
-def search_times(gallery: SqliteGallery, queries: Array, count: int, exact: bool = True) -> list[float]:
+def search_times(
+    gallery: SqliteGallery, queries: Array, count: int, exact: bool = True
+) -> list[float]:
     """Milliseconds of single searches."""
     times = []
     for i in range(count):
@@ -486,7 +545,11 @@ def search_times(gallery: SqliteGallery, queries: Array, count: int, exact: bool
 
 
 def summary(times: list[float]) -> Figures:
-    return {"median": round(float(np.median(times)), 2), "longest": round(max(times), 1), "searches": len(times)}
+    return {
+        "median": round(float(np.median(times)), 2),
+        "longest": round(max(times), 1),
+        "searches": len(times),
+    }
 
 
 def while_building(gallery: SqliteGallery, queries: Array) -> Figures:
@@ -497,10 +560,16 @@ def while_building(gallery: SqliteGallery, queries: Array) -> Figures:
         times += search_times(gallery, queries, 1, exact=False)
         time.sleep(PAUSE)
     seconds = round(time.perf_counter() - start, 1)
-    while gallery._keeper._thread is not None and gallery._keeper._thread.is_alive():  # it is being saved
+    while (
+        gallery._keeper._thread is not None and gallery._keeper._thread.is_alive()
+    ):  # it is being saved
         times += search_times(gallery, queries, 5, exact=False)
     (state,) = gallery.indexes()
-    return {"build_seconds": seconds, "search_while_building_ms": summary(times), "stated_recall": state.recall}
+    return {
+        "build_seconds": seconds,
+        "search_while_building_ms": summary(times),
+        "stated_recall": state.recall,
+    }
 
 
 def saved_size(folder: Path) -> int:
@@ -527,7 +596,9 @@ def bare_hnsw(vectors: Array, file: Path) -> tuple[Callable[[Array, int], Any], 
     return search, seconds
 
 
-def filtered(gallery: SqliteGallery, queries: Array, shops: int, options: argparse.Namespace) -> Figures:
+def filtered(
+    gallery: SqliteGallery, queries: Array, shops: int, options: argparse.Namespace
+) -> Figures:
     """With a filter that leaves so many of 20 shops."""
     where = {"shop": {"lt": shops}}
     gallery.search("v1", queries[:1], where=where)
@@ -541,7 +612,9 @@ def filtered(gallery: SqliteGallery, queries: Array, shops: int, options: argpar
     }
 
 
-def waiting(gallery: SqliteGallery, query: Array, rows: Array, seconds: float = 4.0, exact: bool = True) -> Figures:
+def waiting(
+    gallery: SqliteGallery, query: Array, rows: Array, seconds: float = 4.0, exact: bool = True
+) -> Figures:
     """How long single searches take while another thread replaces the same rows all the time.
 
     ``longest_wait_ms`` is the part before a search begins, in which it takes in what was written.
@@ -583,22 +656,36 @@ def waiting(gallery: SqliteGallery, query: Array, rows: Array, seconds: float = 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--vectors", type=int, default=200_000)
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--singles", type=int, default=20, help="single queries a round")
     parser.add_argument("--batch", type=int, default=128, help="queries of a batch")
     parser.add_argument("--insert", type=int, default=2000, help="vectors of one upsert")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--approximate", type=int, metavar="COUNT", help="measure approximate search only")
-    parser.add_argument("--translated", type=int, metavar="COUNT", help="measure questions with a map only")
-    parser.add_argument("--chain", type=int, default=1, metavar="COUNT", help="versions that share these vectors")
+    parser.add_argument(
+        "--approximate", type=int, metavar="COUNT", help="measure approximate search only"
+    )
+    parser.add_argument(
+        "--translated", type=int, metavar="COUNT", help="measure questions with a map only"
+    )
+    parser.add_argument(
+        "--chain", type=int, default=1, metavar="COUNT", help="versions that share these vectors"
+    )
     parser.add_argument("--store", choices=STORES, default="sqlite", help="of questions with a map")
     parser.add_argument("--mapped", action="store_true", help="vectors in files in place of memory")
-    parser.add_argument("--exact-only", action="store_true", help="no index: it takes long to build")
-    parser.add_argument("--folder", type=Path, help="keep gallery and indexes there; if they are, only compare them")
+    parser.add_argument(
+        "--exact-only", action="store_true", help="no index: it takes long to build"
+    )
+    parser.add_argument(
+        "--folder", type=Path, help="keep gallery and indexes there; if they are, only compare them"
+    )
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
-    parser.add_argument("--threads", type=int, help="of a single exact query; one more than cores if not given")
+    parser.add_argument(
+        "--threads", type=int, help="of a single exact query; one more than cores if not given"
+    )
     options = parser.parse_args()
     if options.threads:
         ranking.THREADS = options.threads
@@ -614,7 +701,10 @@ def main() -> None:
             "machine": f"{platform.machine()}, {os.cpu_count()} cores, NumPy {np.__version__}",
             "cores": os.cpu_count(),
             "load_average_before": round(os.getloadavg()[0], 1),
-            "vectors": [options.approximate or options.translated or options.vectors, options.width],
+            "vectors": [
+                options.approximate or options.translated or options.vectors,
+                options.width,
+            ],
             "rounds": options.rounds,
             **wanted(options, folder),
         }

@@ -32,7 +32,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, closing
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +70,10 @@ SHOPS = 100
 MOVED = 10_000
 ROUNDS = 20
 WORKSPACE_WIDTH = 64  # of the smallest backbone
-FILTERS: dict[str, dict[str, Any]] = {"filter_1": {"shop": 7}, "filter_50": {"shop": {"lt": SHOPS // 2}}}
+FILTERS: dict[str, dict[str, Any]] = {
+    "filter_1": {"shop": 7},
+    "filter_50": {"shop": {"lt": SHOPS // 2}},
+}
 
 
 def seconds(action: Callable[[], object]) -> float:
@@ -106,7 +109,9 @@ def create_workspace(path: Path) -> Workspace:
                 parameter.add_(0.01 * torch.randn_like(parameter))
     forward = residual_map(WORKSPACE_WIDTH)
     backward = residual_map(WORKSPACE_WIDTH, seed=5)
-    way = Translation("v1", "v3", forward=forward, backward=backward, one=0.6, two=0.6, about={"fit": "benchmark"})
+    way = Translation(
+        "v1", "v3", forward=forward, backward=backward, one=0.6, two=0.6, about={"fit": "benchmark"}
+    )
     space.translations.keep(way)
     return space
 
@@ -124,7 +129,10 @@ def gallery_searched(gallery: Gallery, queries: Array, exact: bool) -> Row:
     """The same with and without filters."""
     row = searched(lambda some: gallery.search("v1", some, k=K, exact=exact), queries)
     for name, where in FILTERS.items():
-        found = searched(lambda some, where=where: gallery.search("v1", some, k=K, where=where, exact=exact), queries)
+        found = searched(
+            lambda some, where=where: gallery.search("v1", some, k=K, where=where, exact=exact),
+            queries,
+        )
         row |= {f"{name}_{figure}": value for figure, value in found.items()}
     return row
 
@@ -161,7 +169,9 @@ class Size:
     def gallery(self) -> Gallery:
         """Opened, and searched once."""
         gallery = (
-            PostgresGallery(self.url) if self.backend == "postgres" else SqliteGallery(self.file, index_above=1 << 60)
+            PostgresGallery(self.url)
+            if self.backend == "postgres"
+            else SqliteGallery(self.file, index_above=1 << 60)
         )
         self._open.callback(gallery.close)
         gallery.search("v1", self.queries[:1], k=K)
@@ -177,7 +187,11 @@ class Size:
         if self.has_workspace:
             gallery = create_workspace(self.folder / "shop").gallery
         else:
-            gallery = PostgresGallery(self.url) if self.backend == "postgres" else SqliteGallery(self.file)
+            gallery = (
+                PostgresGallery(self.url)
+                if self.backend == "postgres"
+                else SqliteGallery(self.file)
+            )
             for name in ("v1", "v2"):
                 gallery.create_version(name, self.width)
 
@@ -197,7 +211,10 @@ class Size:
         gallery.close()
         if self.backend == "postgres":  # autovacuum does it within a minute or so
             importlib.import_module("postgres_server").shared_server().execute("ANALYZE")
-        row = {"insert_per_second": round(self.count / filled), "backfill_per_second": round(len(items) / moved)}
+        row = {
+            "insert_per_second": round(self.count / filled),
+            "backfill_per_second": round(len(items) / moved),
+        }
         if self.backend == "postgres":
             return row
         return row | {"bytes_per_vector": self.file.stat().st_size // self.count}
@@ -213,7 +230,9 @@ class Size:
     def _in_a_process(self, settings: dict[str, str]) -> Row:
         self.close()
         command = [sys.executable, __file__, "--open", str(self.file)]
-        answer = subprocess.run(command, check=True, capture_output=True, env={**os.environ, **settings})
+        answer = subprocess.run(
+            command, check=True, capture_output=True, env={**os.environ, **settings}
+        )
         return dict(json.loads(answer.stdout))
 
     def exact(self) -> Row:
@@ -229,18 +248,31 @@ class Size:
         if not self.gallery.indexes():
             return {}
         found = measured_recall(self.gallery, "v1", self.queries, k=K)
-        return gallery_searched(self.gallery, self.queries, exact=False) | {"recall": round(found, 4)}
+        return gallery_searched(self.gallery, self.queries, exact=False) | {
+            "recall": round(found, 4)
+        }
 
     def translated(self) -> Row:
         """Questions with a map: the first exact one, how long mapping takes, and searches from then on."""
         gallery = self.gallery
         assert isinstance(gallery, SqliteGallery)
         forward = residual_map(self.width)
-        new = unit(forward(self.queries) + 0.3 * make_vectors(BATCH, self.width, seed=5)).astype(np.float32)
+        new = unit(forward(self.queries) + 0.3 * make_vectors(BATCH, self.width, seed=5)).astype(
+            np.float32
+        )
         both = np.hstack([self.queries, new])
 
         def questions(some: Array) -> list[Question]:
-            return [Question("v1", some[:, : self.width], some[:, self.width :], forward, "growth", weight=0.6)]
+            return [
+                Question(
+                    "v1",
+                    some[:, : self.width],
+                    some[:, self.width :],
+                    forward,
+                    "growth",
+                    weight=0.6,
+                )
+            ]
 
         before = resident()
         start = time.perf_counter()
@@ -274,12 +306,15 @@ class Size:
             space.search([image])
             for version, prefix in (("v2", ""), ("v3", "translated_")):
                 space.deploy(version, force="benchmark")  # reads the model from disk
-                row[f"{prefix}first_search_ms"] = round(1e3 * seconds(lambda: space.search([image])), 1)
+                row[f"{prefix}first_search_ms"] = round(
+                    1e3 * seconds(lambda: space.search([image])), 1
+                )
                 space.rollback()
                 there = []
                 back = []
                 for _ in range(rounds):
-                    there.append(seconds(lambda name=version: space.deploy(name, force="benchmark")))  # type: ignore[misc]
+                    deploy = partial(space.deploy, version, force="benchmark")
+                    there.append(seconds(deploy))
                     back.append(seconds(space.rollback))
                 row[f"{prefix}ms"] = round(1e3 * statistics.median(there), 2)
                 row[f"{prefix}rollback_ms"] = round(1e3 * statistics.median(back), 2)
@@ -289,7 +324,11 @@ class Size:
         """A copy of the workspace into a folder."""
         self.close()
         with tempfile.TemporaryDirectory(dir=self.folder) as copy:
-            return {"seconds": round(seconds(lambda: take_snapshot(self.folder / "shop", Path(copy) / "copy")), 1)}
+            return {
+                "seconds": round(
+                    seconds(lambda: take_snapshot(self.folder / "shop", Path(copy) / "copy")), 1
+                )
+            }
 
     def pgvector(self) -> Row:
         """The gallery's own table of vectors, asked for the nearest rows and nothing else, without an index."""
@@ -319,14 +358,18 @@ class Size:
         faiss = importlib.import_module("faiss")
         engine = faiss.IndexHNSWFlat(self.width, LINKS, faiss.METRIC_INNER_PRODUCT)
         engine.hnsw.efConstruction = BREADTH_BUILDING
-        return self._engine("hnsw", engine, lambda made, breadth: setattr(made.hnsw, "efSearch", breadth))
+        return self._engine(
+            "hnsw", engine, lambda made, breadth: setattr(made.hnsw, "efSearch", breadth)
+        )
 
     def faiss_ivfpq(self) -> Row:
         """A quarter of a byte per component, without re-scoring."""
         faiss = importlib.import_module("faiss")
         lists = int(4 * self.count**0.5)
         quantiser = faiss.IndexFlatIP(self.width)
-        engine = faiss.IndexIVFPQ(quantiser, self.width, lists, self.width // 4, 8, faiss.METRIC_INNER_PRODUCT)
+        engine = faiss.IndexIVFPQ(
+            quantiser, self.width, lists, self.width // 4, 8, faiss.METRIC_INNER_PRODUCT
+        )
         return self._engine("ivfpq", engine, lambda made, breadth: setattr(made, "nprobe", breadth))
 
     def _engine(self, name: str, engine: Any, set_breadth: Callable[[Any, int], None]) -> Row:
@@ -369,13 +412,18 @@ def opened(file: Path) -> Row:
     with open_gallery(file) as gallery:
         queries = make_vectors(BATCH, gallery.space("v1").width, seed=3)
         gallery.search("v1", queries[:1], k=K)
-        row: Row = {"seconds": round(time.perf_counter() - start, 2), "memory_mb": resident() - before}
+        row: Row = {
+            "seconds": round(time.perf_counter() - start, 2),
+            "memory_mb": resident() - before,
+        }
         row["cpu_seconds"] = round(time.process_time() - used, 2)
         row["exact_ms"] = milliseconds(lambda n: gallery.search("v1", queries[n][None], k=K))
         if gallery.indexes():
             gallery.search("v1", queries[:1], k=K, exact=False)
             row["memory_with_index_mb"] = resident() - before
-            row["approximate_ms"] = milliseconds(lambda n: gallery.search("v1", queries[n][None], k=K, exact=False))
+            row["approximate_ms"] = milliseconds(
+                lambda n: gallery.search("v1", queries[n][None], k=K, exact=False)
+            )
             row["recall"] = round(measured_recall(gallery, "v1", queries, k=K), 4)
         return row
 
@@ -415,15 +463,27 @@ def draw_picture(rows: list[Row], path: Path) -> None:
     for axes, (title, own) in zip(figure.subplots(2, 3).flat, panels.items(), strict=True):
         for step, name in (own, *(engine for engine, panel in engines.items() if panel == own)):
             for backend in dict.fromkeys(row["backend"] for row in rows):
-                mine = [row for row in rows if (row["backend"], row["width"]) == (backend, WORKSPACE_WIDTH)]
-                points = sorted((row["vectors"], row[step][name]) for row in mine if name in row.get(step, {}))
+                mine = [
+                    row
+                    for row in rows
+                    if (row["backend"], row["width"]) == (backend, WORKSPACE_WIDTH)
+                ]
+                points = sorted(
+                    (row["vectors"], row[step][name]) for row in mine if name in row.get(step, {})
+                )
                 if points:
                     sizes, values = zip(*points, strict=True)
                     label = backend if (step, name) == own else step
                     colour = f"C{len(shown)}" if label not in shown else shown[label].get_color()
                     (line,) = axes.loglog(sizes, values, "o-", color=colour)
                     shown.setdefault(label, line)
-                    axes.loglog(sizes, [values[0] * size / sizes[0] for size in sizes], ":", color=colour, alpha=0.4)
+                    axes.loglog(
+                        sizes,
+                        [values[0] * size / sizes[0] for size in sizes],
+                        ":",
+                        color=colour,
+                        alpha=0.4,
+                    )
         axes.set_title(title)
         axes.grid(alpha=0.3)
     figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=4)
@@ -431,12 +491,16 @@ def draw_picture(rows: list[Row], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--backend", choices=("sqlite", "postgres"), default="sqlite")
     sizes = "100000x64,1000000x64,100000x384,100000x768"
     parser.add_argument("--sizes", default=sizes, help="vectors x width, separated by commas")
     parser.add_argument("--steps", help="measure only these, separated by commas")
-    parser.add_argument("--again", default="", help="measure these once more, separated by commas; needs --folder")
+    parser.add_argument(
+        "--again", default="", help="measure these once more, separated by commas; needs --folder"
+    )
     parser.add_argument("--folder", type=Path, help="keep galleries and indexes here")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--picture", type=Path)
@@ -445,7 +509,11 @@ def main() -> None:
     if options.open:
         print(json.dumps(opened(options.open)))
         return
-    content: Row = json.loads(options.out.read_text()) if options.out and options.out.exists() else {"rows": []}
+    content: Row = (
+        json.loads(options.out.read_text())
+        if options.out and options.out.exists()
+        else {"rows": []}
+    )
     content |= {"machine": platform.machine(), "cores": os.cpu_count()}
     with tempfile.TemporaryDirectory() as scratch:
         for text in filter(None, options.sizes.split(",")):
@@ -459,7 +527,9 @@ def main() -> None:
             known = steps_of(Size(options.backend, count, width, folder))
             wanted = [step for step in known if chosen is None or step in chosen]
             wanted = [step for step in wanted if step not in row or step in again]
-            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:  # ends with its servers
+            with ProcessPoolExecutor(
+                1, multiprocessing.get_context("spawn")
+            ) as pool:  # ends with its servers
                 content = pool.submit(run, head, folder, wanted, content, options.out).result()
     if options.picture:
         draw_picture(content["rows"], options.picture)

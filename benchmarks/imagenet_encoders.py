@@ -126,7 +126,9 @@ def mobilenetv2(state: State) -> nn.Module:
             depthwise = weight.shape[1] == 1
             how = (stride, len(weight)) if depthwise else (1, 1)
             layers.append(Folded(state, f"{name}.{place}", f"{name}.{place + 1}", *how))
-        blocks.append(Inverted(layers, stride == 1 and layers[0].weight.shape[1] == len(layers[-1].weight)))
+        blocks.append(
+            Inverted(layers, stride == 1 and layers[0].weight.shape[1] == len(layers[-1].weight))
+        )
     stem = Folded(state, "features.0.0", "features.0.1", 2)
     return Pooled(stem, blocks, Folded(state, "features.18.0", "features.18.1"))
 
@@ -147,7 +149,9 @@ def efficientnet_lite(state: State) -> nn.Module:
             layers = [Folded(state, f"{name}._expand_conv", f"{name}._bn0", **how)]
         else:
             layers = []
-        layers.append(Folded(state, f"{name}._depthwise_conv", f"{name}._bn1", stride, len(depthwise), **how))
+        layers.append(
+            Folded(state, f"{name}._depthwise_conv", f"{name}._bn1", stride, len(depthwise), **how)
+        )
         layers.append(Folded(state, f"{name}._project_conv", f"{name}._bn2", **how))
         blocks.append(Inverted(layers, stride == 1 and width == outputs))
         outputs = width
@@ -160,20 +164,27 @@ class Bottleneck(nn.Module):
 
     def __init__(self, state: State, name: str, stride: int) -> None:
         super().__init__()
-        parts = [(f"res{name}_branch{part}", f"bn{name}_branch{part}") for part in ("2a", "2b", "2c")]
+        parts = [
+            (f"res{name}_branch{part}", f"bn{name}_branch{part}") for part in ("2a", "2b", "2c")
+        ]
         self.layers = nn.ModuleList(
-            Folded(state, *part, stride if place == 0 else 1, eps=1e-3) for place, part in enumerate(parts)
+            Folded(state, *part, stride if place == 0 else 1, eps=1e-3)
+            for place, part in enumerate(parts)
         )
         self.shortcut = None
         if f"res{name}_branch1.weight" in state:
-            self.shortcut = Folded(state, f"res{name}_branch1", f"bn{name}_branch1", stride, eps=1e-3)
+            self.shortcut = Folded(
+                state, f"res{name}_branch1", f"bn{name}_branch1", stride, eps=1e-3
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, C, H, W] to the next map."""
         y = x
         for layer in list(self.layers)[:-1]:
             y = functional.relu(layer(y))
-        return functional.relu(self.layers[-1](y) + (x if self.shortcut is None else self.shortcut(x)))
+        return functional.relu(
+            self.layers[-1](y) + (x if self.shortcut is None else self.shortcut(x))
+        )
 
 
 class ResNet50(nn.Module):
@@ -223,7 +234,9 @@ def sharded_weights(package: Path) -> State:
     state = {}
     start = 0
     for entry in manifest["weights"]:
-        values = np.frombuffer(content, "<f4", int(np.prod(entry["shape"])), start).reshape(entry["shape"])
+        values = np.frombuffer(content, "<f4", int(np.prod(entry["shape"])), start).reshape(
+            entry["shape"]
+        )
         start += values.nbytes
         layer, _, kind = entry["name"].partition("/")
         tensor = torch.from_numpy(values.copy())
@@ -260,10 +273,14 @@ def export(name: str, packages: Path, file: Path) -> None:
     replace_file(file, lambda partial: partial.write_bytes(program.model_proto.SerializeToString()))
 
 
-def sample(images: Path, pairs: int, per_class: int, seed: int = 0) -> tuple[list[Path], NDArray[np.str_]]:
+def sample(
+    images: Path, pairs: int, per_class: int, seed: int = 0
+) -> tuple[list[Path], NDArray[np.str_]]:
     """Images to fit on, without a label, and up to ``per_class`` others of each class, with theirs."""
     rng = np.random.default_rng(seed)
-    classes = sorted(path for path in images.iterdir() if path.is_dir() and path.name not in LEFT_OUT)
+    classes = sorted(
+        path for path in images.iterdir() if path.is_dir() and path.name not in LEFT_OUT
+    )
     shuffled = [rng.permutation(sorted(one.glob("*.jpg"))).tolist() for one in classes]
     judged = [path for paths in shuffled for path in paths[:per_class]]
     rest = [path for paths in shuffled for path in paths[per_class:]]
@@ -273,10 +290,14 @@ def sample(images: Path, pairs: int, per_class: int, seed: int = 0) -> tuple[lis
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("packages", type=Path)
     parser.add_argument("models", type=Path)
-    parser.add_argument("--images", type=Path, help="a folder with one folder per class, such as Caltech-101")
+    parser.add_argument(
+        "--images", type=Path, help="a folder with one folder per class, such as Caltech-101"
+    )
     parser.add_argument("--out", type=Path, help="where the vectors go")
     parser.add_argument("--pairs", type=int, default=1000, help="images without a label")
     parser.add_argument("--per-class", type=int, default=30, help="other images with their label")
@@ -299,8 +320,12 @@ def main() -> None:
                 vectors.append(encoder.encode(part))
                 advance(len(part))
         ids = np.array([f"{path.parent.name}/{path.name}" for path in images])
-        np.savez(options.out / f"{name}.npz", vectors=np.concatenate(vectors), ids=ids, labels=labels)
-        print(f"{name}: {len(images):,} images in {time.perf_counter() - started:.0f} s", flush=True)
+        np.savez(
+            options.out / f"{name}.npz", vectors=np.concatenate(vectors), ids=ids, labels=labels
+        )
+        print(
+            f"{name}: {len(images):,} images in {time.perf_counter() - started:.0f} s", flush=True
+        )
 
 
 if __name__ == "__main__":

@@ -34,7 +34,9 @@ from fixstar.training import Training, ValidationScores, loop, run_scenario, ver
 
 PROTOCOLS = ("verification", "verification-published")
 TRAINED_ON = 450  # images per class
-Epoch = tuple[float, NDArray[np.float32]]  # the share of held-out images classified, features of CIFAR-10's test images
+Epoch = tuple[
+    float, NDArray[np.float32]
+]  # the share of held-out images classified, features of CIFAR-10's test images
 
 
 class Followed:
@@ -70,9 +72,13 @@ def classified(encoder: Encoder, images: Any, labels: NDArray[np.int64]) -> floa
     return float((outputs.argmax(dim=1).cpu().numpy() == labels).mean())
 
 
-def judged(searched: SearchedImages, chosen: list[NDArray[np.float32]], pairs: tuple[int, int]) -> dict[str, Any]:
+def judged(
+    searched: SearchedImages, chosen: list[NDArray[np.float32]], pairs: tuple[int, int]
+) -> dict[str, Any]:
     """Both measures of versions by their features, over 50 draws of the pairs."""
-    versions = [VersionFeatures(f"v{i + 1}", features, features) for i, features in enumerate(chosen)]
+    versions = [
+        VersionFeatures(f"v{i + 1}", features, features) for i, features in enumerate(chosen)
+    ]
     return {name: searched.over_draws(versions, name, pairs) for name in PROTOCOLS}
 
 
@@ -93,7 +99,11 @@ def by_rule(followed: Followed, pairs: tuple[int, int], method: str) -> dict[str
     return {
         name: {
             "epochs": [number + 1 for number in numbers],
-            **judged(searched, [one[number][1] for one, number in zip(epochs, numbers, strict=True)], pairs),
+            **judged(
+                searched,
+                [one[number][1] for one, number in zip(epochs, numbers, strict=True)],
+                pairs,
+            ),
         }
         for name, numbers in rules.items()
     }
@@ -110,7 +120,9 @@ def compatible(followed: Followed) -> list[int]:
     return numbers
 
 
-def self_and_cross(searched: SearchedImages, old: NDArray[np.float32], new: NDArray[np.float32]) -> tuple[float, ...]:
+def self_and_cross(
+    searched: SearchedImages, old: NDArray[np.float32], new: NDArray[np.float32]
+) -> tuple[float, ...]:
     """Self-test of the new, cross-test, self-test of the old, in balanced folds of one draw."""
     versions = [VersionFeatures(name, rows, rows) for name, rows in (("old", old), ("new", new))]
     matrix = searched.matrix(versions, "verification")
@@ -128,16 +140,22 @@ def curve(followed: Followed) -> list[dict[str, Any]]:
     rows[0]["self"] = [self_and_cross(searched, features, features)[0] for _, features in first]
     for number, one in enumerate(followed.versions[1:], start=2):
         cells = [
-            self_and_cross(searched, first[-1][1], features) if features.any(axis=1).all() else (None, None)
+            self_and_cross(searched, first[-1][1], features)
+            if features.any(axis=1).all()
+            else (None, None)
             for _, features in one
         ]
         row = {"version": number, "classified": [accuracy for accuracy, _ in one]}
-        rows.append(row | {"self": [cell[0] for cell in cells], "on v1": [cell[1] for cell in cells]})
+        rows.append(
+            row | {"self": [cell[0] for cell in cells], "on v1": [cell[1] for cell in cells]}
+        )
     return rows
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("benchmark", help="cifar100-10-upgrades/1, /2, /4 or /9")
     parser.add_argument("method", choices=("cores", "bct"))
     parser.add_argument("--data", type=Path, required=True)
@@ -145,8 +163,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--epochs", type=int, help="a shorter recipe")
     parser.add_argument("--length", type=float, help="of the prototypes")
-    parser.add_argument("--initialisation", choices=("same", "fresh"), help="of CoReS; BCT is always fresh")
-    parser.add_argument("--keep", choices=("last", "best"), default="last", help="the epoch that BCT is held to")
+    parser.add_argument(
+        "--initialisation", choices=("same", "fresh"), help="of CoReS; BCT is always fresh"
+    )
+    parser.add_argument(
+        "--keep", choices=("last", "best"), default="last", help="the epoch that BCT is held to"
+    )
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, required=True)
     words = parser.parse_args()
@@ -164,16 +186,25 @@ def main() -> None:
     began = time.monotonic()
     followed = Followed(SearchedImages.open(run.benchmark, words.data), words.data, words.keep)
     version.train = followed.train  # type: ignore[attr-defined]
-    for _ in run_scenario(run.stream(words.data), run.create(), run.settings(words.device), scenario="retraining"):
+    for _ in run_scenario(
+        run.stream(words.data), run.create(), run.settings(words.device), scenario="retraining"
+    ):
         pass
     rules = by_rule(followed, pairs, words.method)
-    found = {"run": run.name, "keep": words.keep, "rules": rules, "seconds": round(time.monotonic() - began)}
+    found = {
+        "run": run.name,
+        "keep": words.keep,
+        "rules": rules,
+        "seconds": round(time.monotonic() - began),
+    }
     replace_json(words.out, found)
     replace_json(words.out, found | {"epochs": curve(followed)})
     for rule, row in rules.items():
         for name in PROTOCOLS:
             low, high = row[name]["AC_interval"]
-            print(f"{rule:<11} {name:<23} AC {row[name]['AC']:.2f} [{low:.2f}, {high:.2f}]  epochs {row['epochs']}")
+            print(
+                f"{rule:<11} {name:<23} AC {row[name]['AC']:.2f} [{low:.2f}, {high:.2f}]  epochs {row['epochs']}"
+            )
 
 
 if __name__ == "__main__":

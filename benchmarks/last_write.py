@@ -29,7 +29,9 @@ _RECORD = struct.Struct("<q16s")  # how many writes there were, and a digest of 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--folder", type=Path, help="on the disk to be measured; default: that of temporary files")
+    parser.add_argument(
+        "--folder", type=Path, help="on the disk to be measured; default: that of temporary files"
+    )
     parser.add_argument("--writes", type=int, default=600)
     wanted = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=wanted.folder) as folder:

@@ -33,9 +33,13 @@ def _figures(found: dict[str, float]) -> str:
 
 def main(words: Sequence[str] | None = None) -> None:
     """Print the ledger, after merging another one into it if asked to."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--ledger", type=Path, default=default_path())
-    parser.add_argument("--merge", type=Path, metavar="OTHER", help="a ledger whose looks are appended")
+    parser.add_argument(
+        "--merge", type=Path, metavar="OTHER", help="a ledger whose looks are appended"
+    )
     given = parser.parse_args(words)
     if given.merge is not None:
         added = missing_from(read_ledger(given.ledger), read_ledger(given.merge))

@@ -142,14 +142,19 @@ def text_split(folder: Path, change: Change, seed: int) -> Split:
     drawn = scifact.draw(texts, seed)
     asked = np.setdiff1d(np.arange(len(texts.queries_old)), drawn.judging)
     place = {item: row for row, item in enumerate(drawn.gallery.tolist())}
-    wanted = [np.array([place[item] for item in texts.relevant.items[query].tolist()]) for query in drawn.judging]
+    wanted = [
+        np.array([place[item] for item in texts.relevant.items[query].tolist()])
+        for query in drawn.judging
+    ]
     grades = [texts.relevant.grades[query] for query in drawn.judging]
     return Split(
         items=Pairs.checked(texts.old[drawn.fitted], texts.new[drawn.fitted]),
         asked=(texts.queries_old[asked], texts.queries_new[asked]),
         queries=(texts.queries_old[drawn.judging], texts.queries_new[drawn.judging]),
         gallery=(texts.old[drawn.gallery], texts.new[drawn.gallery]),
-        measure=by_relevance(Relevant(np.arange(len(wanted)), wanted, grades, unknown=0, alone=0, missing=0)),
+        measure=by_relevance(
+            Relevant(np.arange(len(wanted)), wanted, grades, unknown=0, alone=0, missing=0)
+        ),
     )
 
 
@@ -164,7 +169,9 @@ def _unlike(vectors: Vectors, others: Vectors) -> Indices:
 
 def standardised(scores: NDArray[Any]) -> NDArray[Any]:
     """How many deviations each score lies above the mean of its query."""
-    return np.asarray((scores - scores.mean(axis=1, keepdims=True)) / scores.std(axis=1, keepdims=True))
+    return np.asarray(
+        (scores - scores.mean(axis=1, keepdims=True)) / scores.std(axis=1, keepdims=True)
+    )
 
 
 def with_nearest(split: Split, queries: bool) -> Vectors:
@@ -177,7 +184,9 @@ def with_nearest(split: Split, queries: bool) -> Vectors:
     residuals = pairs.Y - ridge(pairs.X)
     added = np.einsum("ij,ijk->ik", weights, residuals[rows])
     prior = np.exp(-SHRINK / WIDTH)
-    mapped: Vectors = unit(ridge(stored) + added / (weights.sum(axis=1, keepdims=True) + prior)).astype(np.float32)
+    mapped: Vectors = unit(
+        ridge(stored) + added / (weights.sum(axis=1, keepdims=True) + prior)
+    ).astype(np.float32)
     return mapped
 
 
@@ -195,7 +204,9 @@ def _fitted(split: Split, kind: str, queries: bool) -> Map:
 
 
 def _kind(kind: str, queries: bool) -> Callable[[Split], NDArray[Any]]:
-    return lambda split: split.added(split.ahead(_fitted(split, kind, queries)(split.gallery[0])), split.back)
+    return lambda split: split.added(
+        split.ahead(_fitted(split, kind, queries)(split.gallery[0])), split.back
+    )
 
 
 def _nearest(queries: bool) -> Callable[[Split], NDArray[Any]]:
@@ -346,7 +357,10 @@ def runs_of(runs: Sequence[Record], change: Change) -> list[Record]:
 def table(runs: Sequence[Record]) -> str:
     """Points over the old model of every way, and the share of what re-embedding gains."""
     changes = [change for change in CHANGES if runs_of(runs, change)]
-    lines = ["| fitted on: map | " + " | ".join(map(str, changes)) + " |", "|---|" + "---|" * len(changes)]
+    lines = [
+        "| fitted on: map | " + " | ".join(map(str, changes)) + " |",
+        "|---|" + "---|" * len(changes),
+    ]
     for way in WAYS:
         cells = []
         for change in changes:
@@ -361,11 +375,17 @@ def table(runs: Sequence[Record]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("pairs", type=Path, help="the folder of change_model.py and scifact.py")
-    parser.add_argument("--seeds", type=int, default=5, help="each divides everything in another way")
+    parser.add_argument(
+        "--seeds", type=int, default=5, help="each divides everything in another way"
+    )
     parser.add_argument("--only", default="", help="this set only")
-    parser.add_argument("--out", type=Path, required=True, help="the figures as JSON; runs that it has are kept")
+    parser.add_argument(
+        "--out", type=Path, required=True, help="the figures as JSON; runs that it has are kept"
+    )
     options = parser.parse_args()
     content: Record = {"runs": []}
     if options.out.is_file():

@@ -23,7 +23,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fixstar.data import Augmentation, ImageSet, TaskStream, class_order, class_stream, sample_stream
+from fixstar.data import (
+    Augmentation,
+    ImageSet,
+    TaskStream,
+    class_order,
+    class_stream,
+    sample_stream,
+)
 from fixstar.data.formats import omniglot_folder
 from fixstar.durable import replace_json
 from fixstar.errors import DataError, FixstarError, UnknownNameError
@@ -43,13 +50,18 @@ TASK_CLASSES = 40
 TASKS = 3
 SEARCHED = 100
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    **{name: (name, {}) for name in METHODS if name != "vega"},  # whose models share no space: it is translated
+    **{
+        name: (name, {}) for name in METHODS if name != "vega"
+    },  # whose models share no space: it is translated
     "bct-kd": ("bct", {"new_classes": "kd"}),
     "bct-sys": ("bct", {"new_classes": "synthesised"}),
     "hoc (lam 0.1)": ("hoc", {"lam": 0.1}),
     "polaris (translated)": ("polaris", {}),
     "vega (translated)": ("vega", {}),
-    "vega longer=1 (translated)": ("vega", {"longer": 1}),  # upgrades as long as those of the others
+    "vega longer=1 (translated)": (
+        "vega",
+        {"longer": 1},
+    ),  # upgrades as long as those of the others
 }
 CAPACITY = 200
 ROTATED_CAPACITY = 1000  # of methods that learn rotated classes too: eight slots for each class
@@ -78,7 +90,9 @@ def require_omniglot(folder: Path) -> None:
     """Refuse another folder at once, before the runs are handed out."""
     parts = ("images_background", "images_evaluation")
     if missing := [part for part in parts if not (folder / part).is_dir()]:
-        raise DataError(f"{folder} has no {' and no '.join(missing)}; give Omniglot's folder, which holds both")
+        raise DataError(
+            f"{folder} has no {' and no '.join(missing)}; give Omniglot's folder, which holds both"
+        )
 
 
 def chosen_variants(names: str) -> list[str]:
@@ -86,7 +100,9 @@ def chosen_variants(names: str) -> list[str]:
     chosen = [name.strip() for name in names.split(",")]
     for name in chosen:
         if name not in VARIANTS:
-            raise UnknownNameError("method", name, VARIANTS, "Give them with commas between: --methods hoc,er")
+            raise UnknownNameError(
+                "method", name, VARIANTS, "Give them with commas between: --methods hoc,er"
+            )
     return chosen
 
 
@@ -105,7 +121,9 @@ def tasks(folder: Path, order: int, kept: float = 1.0) -> TaskStream:
 def searched_seen(folder: Path, order: int, kept: float) -> tuple[ImageSet, ImageSet]:
     """Drawings that were not trained on, of the characters that every version has learnt: those of the first task."""
     first = list(tasks(folder, order)[0].images.classes)
-    rest = sample_stream(learnt(folder, order), [kept, 1 - kept], seed=0)[1].images.of_classes(first)
+    rest = sample_stream(learnt(folder, order), [kept, 1 - kept], seed=0)[1].images.of_classes(
+        first
+    )
     gallery, queries = (task.images for task in sample_stream(rest, [0.5, 0.5], seed=0))
     return gallery, queries
 
@@ -131,23 +149,44 @@ def run(
         for version in run_scenario(stream, method, made, folder / "run", progress=False):
             features.append(version_features(version.name, version.encoder, queries, gallery))
             if variant.endswith("(translated)"):
-                fit_translations(version, stream, made, folder, lifelong=True, shared=method.shares_space, weight=USUAL)
+                fit_translations(
+                    version,
+                    stream,
+                    made,
+                    folder,
+                    lifelong=True,
+                    shared=method.shares_space,
+                    weight=USUAL,
+                )
         matrices = {variant: plain_matrices(features, queries, gallery)}
         if variant.endswith("(translated)"):
-            matrices = translated_matrices(variant, matrices[variant], features, (queries, gallery), folder)
+            matrices = translated_matrices(
+                variant, matrices[variant], features, (queries, gallery), folder
+            )
     seconds = round(time.monotonic() - started, 1)
     results = []
     for shown, by_protocol in matrices.items():
         protocols = {protocol: measured(matrix) for protocol, matrix in by_protocol.items()}
         results.append(
-            {"method": shown, "class_order": order, "epochs": epochs, "seconds": seconds, "protocols": protocols}
+            {
+                "method": shown,
+                "class_order": order,
+                "epochs": epochs,
+                "seconds": seconds,
+                "protocols": protocols,
+            }
         )
     return results
 
 
-def plain_matrices(features: list[VersionFeatures], queries: ImageSet, gallery: ImageSet) -> dict[str, Matrix]:
+def plain_matrices(
+    features: list[VersionFeatures], queries: ImageSet, gallery: ImageSet
+) -> dict[str, Matrix]:
     """C of stored vectors as they are, by both protocols."""
-    return {name: cross_test(features, queries.labels, gallery.labels, name).matrix for name in PROTOCOLS}
+    return {
+        name: cross_test(features, queries.labels, gallery.labels, name).matrix
+        for name in PROTOCOLS
+    }
 
 
 def translated_matrices(
@@ -174,7 +213,9 @@ def table(results: list[dict[str, Any]], protocol: str) -> str:
     lines = [f"| method | {' | '.join(COLUMNS)} |", f"|---{'|---' * len(COLUMNS)}|"]
     for variant in sorted({result["method"] for result in results}):
         mine = [result for result in results if result["method"] == variant]
-        means = [np.mean([result["protocols"][protocol][key] for result in mine]) for key in COLUMNS]
+        means = [
+            np.mean([result["protocols"][protocol][key] for result in mine]) for key in COLUMNS
+        ]
         lines.append(f"| {variant} | {' | '.join(f'{mean:.3f}' for mean in means)} |")
     return "\n".join(lines)
 
@@ -204,29 +245,43 @@ def work(folder: Path, variant: str, order: int, epochs: int, seen: bool) -> lis
     """One run, in whichever process."""
     torch.set_num_threads(1)
     gallery, queries = searched_seen(folder, order, KEPT) if seen else searched(folder)
-    return run(variant, tasks(folder, order, KEPT if seen else 1.0), gallery, queries, epochs, order)
+    return run(
+        variant, tasks(folder, order, KEPT if seen else 1.0), gallery, queries, epochs, order
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("data", type=Path)
     parser.add_argument("--methods", default=",".join(VARIANTS), help="comma separated")
     parser.add_argument("--orders", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument(
-        "--seen", action="store_true", help="search characters that were learnt, by drawings that were not"
+        "--seen",
+        action="store_true",
+        help="search characters that were learnt, by drawings that were not",
     )
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one thread each")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/methods_omniglot.json"))
+    parser.add_argument(
+        "--out", type=Path, default=Path("benchmarks/results/methods_omniglot.json")
+    )
     parser.add_argument("--docs", type=Path, help="write the tables into this page")
     options = parser.parse_args()
     options.methods = chosen_variants(options.methods)
     require_omniglot(options.data)
-    results: list[dict[str, Any]] = json.loads(options.out.read_text()) if options.out.exists() else []
+    results: list[dict[str, Any]] = (
+        json.loads(options.out.read_text()) if options.out.exists() else []
+    )
     plan = plan_of(options, results)
-    with ProcessPoolExecutor(options.jobs) as pool, progress_bar("methods", len(plan), "runs") as advance:
+    with (
+        ProcessPoolExecutor(options.jobs) as pool,
+        progress_bar("methods", len(plan), "runs") as advance,
+    ):
         runs = [
-            pool.submit(work, options.data, variant, order, options.epochs, options.seen) for variant, order in plan
+            pool.submit(work, options.data, variant, order, options.epochs, options.seen)
+            for variant, order in plan
         ]
         for ended in as_completed(runs):
             results += ended.result()

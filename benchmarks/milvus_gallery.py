@@ -84,10 +84,14 @@ def timed_searches(gallery: Gallery, queries: Array, exact: bool) -> Figures:
         return gallery.search("v1", queries[number : number + 1], k=K, exact=exact)
 
     def filtered(number: int) -> object:
-        return gallery.search("v1", queries[number : number + 1], k=K, exact=exact, where={"shop": 3})
+        return gallery.search(
+            "v1", queries[number : number + 1], k=K, exact=exact, where={"shop": 3}
+        )
 
     def batch(number: int) -> object:
-        return gallery.search("v1", queries[number * BATCH : (number + 1) * BATCH], k=K, exact=exact)
+        return gallery.search(
+            "v1", queries[number * BATCH : (number + 1) * BATCH], k=K, exact=exact
+        )
 
     return {
         "single_ms": median_ms(one, SINGLES),
@@ -132,7 +136,9 @@ def recall(gallery: Gallery, vectors: Array, queries: Array, exact: bool) -> flo
     true = np.argpartition(-scores, K, axis=1)[:, :K]
     hits = gallery.search("v1", queries, k=K, exact=exact)
     found = [{int(hit.id.split()[1]) for hit in one} for one in hits]
-    return sum(len(set(row.tolist()) & one) for row, one in zip(true, found, strict=True)) / (K * len(queries))
+    return sum(len(set(row.tolist()) & one) for row, one in zip(true, found, strict=True)) / (
+        K * len(queries)
+    )
 
 
 def main() -> None:

@@ -40,7 +40,9 @@ class Place(NamedTuple):
 
 LAYOUTS = {
     "collections": [Place(f"layout_{number}", [], width) for number, width in enumerate(WIDTHS)],
-    "partitions": [Place("layout_all", [f"v{number}"], max(WIDTHS)) for number in range(len(WIDTHS))],
+    "partitions": [
+        Place("layout_all", [f"v{number}"], max(WIDTHS)) for number in range(len(WIDTHS))
+    ],
 }
 
 
@@ -85,10 +87,14 @@ def ask(client: Any, places: Sequence[Place], queries: Sequence[Array], count: i
     for place, own in zip(places, queries, strict=True):
         where = {"partition_names": place.partitions} if place.partitions else {}
         asked = list(padded(own[:count], place.width))
-        client.search(place.collection, data=asked, limit=LIMIT, consistency_level="Session", **where)
+        client.search(
+            place.collection, data=asked, limit=LIMIT, consistency_level="Session", **where
+        )
 
 
-def measured(client: Any, places: Sequence[Place], vectors: Sequence[Array], queries: Sequence[Array]) -> Figures:
+def measured(
+    client: Any, places: Sequence[Place], vectors: Sequence[Array], queries: Sequence[Array]
+) -> Figures:
     """What a layout takes to be filled and to answer."""
     begun = time.perf_counter()
     create(client, places)
@@ -113,13 +119,21 @@ def measured(client: Any, places: Sequence[Place], vectors: Sequence[Array], que
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--vectors", type=int, default=20_000, help="of each version")
-    parser.add_argument("--milvus", default=os.environ.get("FIXSTAR_TEST_MILVUS"), metavar="HOST:PORT")
+    parser.add_argument(
+        "--milvus", default=os.environ.get("FIXSTAR_TEST_MILVUS"), metavar="HOST:PORT"
+    )
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
     options = parser.parse_args()
-    client = importlib.import_module("pymilvus").MilvusClient(f"http://{options.milvus}", timeout=120)
-    vectors = [make_vectors(options.vectors, width, seed=number) for number, width in enumerate(WIDTHS)]
+    client = importlib.import_module("pymilvus").MilvusClient(
+        f"http://{options.milvus}", timeout=120
+    )
+    vectors = [
+        make_vectors(options.vectors, width, seed=number) for number, width in enumerate(WIDTHS)
+    ]
     queries = [make_vectors(BATCH, width, seed=10 + number) for number, width in enumerate(WIDTHS)]
     report: Figures = {
         "vectors_per_version": options.vectors,

@@ -34,7 +34,10 @@ def read_sets(folder: Path) -> Sets:
         if path.stem.endswith("_queries"):
             continue
         with np.load(path) as file:
-            found[path.parent.name, path.stem.removesuffix("_docs")] = (file["vectors"], file["labels"])
+            found[path.parent.name, path.stem.removesuffix("_docs")] = (
+                file["vectors"],
+                file["labels"],
+            )
     return found
 
 
@@ -61,7 +64,9 @@ def cases(sets: Sets, rng: np.random.Generator) -> Iterator[tuple[str, str, Vect
         yield "one set", f"{name} {model}", vectors
         if len(np.unique(labels)) >= 16:
             yield "two topics", f"{name} {model}", far_topics(vectors, labels, rng)
-    for (one, other), share in ((pair, share) for pair in combinations(sets, 2) for share in (0.5, 0.1)):
+    for (one, other), share in (
+        (pair, share) for pair in combinations(sets, 2) for share in (0.5, 0.1)
+    ):
         first, second = sets[one][0], sets[other][0]
         name = f"{' '.join(one)}, {' '.join(other)}, {share:g}"
         if one[1] == other[1]:
@@ -86,7 +91,9 @@ def counted(found: dict[str, list[Mixture]]) -> dict[str, dict[str, float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("pairs", type=Path)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--seed", type=int, default=0)
@@ -102,7 +109,9 @@ def main() -> None:
     for kind, row in rows.items():
         print(kind, row)
     if given.out is not None:
-        given.out.write_text(json.dumps({"threshold": UNRELATED, "seed": given.seed, "kinds": rows}, indent=2) + "\n")
+        given.out.write_text(
+            json.dumps({"threshold": UNRELATED, "seed": given.seed, "kinds": rows}, indent=2) + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -43,8 +43,12 @@ def microseconds(call: Callable[[], object]) -> float:
 
 def measure(channels: int, side: int) -> dict[str, Any]:
     last = torch.channels_last
-    x = torch.randn(128, channels, side, side, device="cuda", dtype=torch.bfloat16).contiguous(memory_format=last)
-    w = torch.randn(channels, channels, 3, 3, device="cuda", dtype=torch.bfloat16).contiguous(memory_format=last)
+    x = torch.randn(128, channels, side, side, device="cuda", dtype=torch.bfloat16).contiguous(
+        memory_format=last
+    )
+    w = torch.randn(channels, channels, 3, 3, device="cuda", dtype=torch.bfloat16).contiguous(
+        memory_format=last
+    )
     bias, one = torch.randn(channels, device="cuda", dtype=torch.bfloat16), (1, 1)
     return {
         "channels": channels,
@@ -55,7 +59,9 @@ def measure(channels: int, side: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
     options = parser.parse_args()
     torch.backends.cudnn.benchmark = True
@@ -63,11 +69,15 @@ def main() -> None:
     for row in rows:
         print(
             "  ".join(
-                f"{key} {value:.1f}" if isinstance(value, float) else f"{key} {value}" for key, value in row.items()
+                f"{key} {value:.1f}" if isinstance(value, float) else f"{key} {value}"
+                for key, value in row.items()
             )
         )
     if options.out:
-        replace_json(options.out, {"machine": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": rows})
+        replace_json(
+            options.out,
+            {"machine": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": rows},
+        )
 
 
 if __name__ == "__main__":

@@ -44,7 +44,9 @@ Rows = NDArray[np.int64]
 class Search:
     """Scores of all queries with all stored items: by the old vectors through the translation, and by the new ones."""
 
-    def __init__(self, items: Items, change: Change, way: Translation, asked: Rows, stored: Rows) -> None:
+    def __init__(
+        self, items: Items, change: Change, way: Translation, asked: Rows, stored: Rows
+    ) -> None:
         old = VersionFeatures(change.old, items.old[asked], items.old[stored])
         new = VersionFeatures(change.new, items.new[asked], items.new[stored])
         view = translated(way, old, new)
@@ -59,7 +61,9 @@ class Search:
         return float(self.right[queries, scores.argmax(axis=1)].mean())
 
 
-def met(search: Search, traffic: Rows, most: int, depth: int, rng: np.random.Generator) -> list[int]:
+def met(
+    search: Search, traffic: Rows, most: int, depth: int, rng: np.random.Generator
+) -> list[int]:
     """The items that traffic meets, in their order, each embedded again as soon as it is met; then random ones."""
     again = np.zeros(search.old.shape[1], bool)
     order: list[int] = []
@@ -76,7 +80,9 @@ def met(search: Search, traffic: Rows, most: int, depth: int, rng: np.random.Gen
     return [*order, *rest]
 
 
-def drawn_queries(labels: NDArray[np.str_], rows: Rows, kind: str, count: int, classes: Rows, seed: int) -> Rows:
+def drawn_queries(
+    labels: NDArray[np.str_], rows: Rows, kind: str, count: int, classes: Rows, seed: int
+) -> Rows:
     """Queries with replacement: every class as often as each other, or the r-th of an order 1/r as often."""
     rng = np.random.default_rng(seed)
     names = np.unique(labels)
@@ -123,7 +129,14 @@ def measured(items: Items, change: Change, kind: str, seed: int) -> Record:
             cells.append(search.accuracy(again, judging))
         found[name] = cells
     everything = search.accuracy(np.ones(len(stored), bool), judging)
-    return {**change._asdict(), "traffic": kind, "seed": seed, "stored": len(stored), "all": everything, **found}
+    return {
+        **change._asdict(),
+        "traffic": kind,
+        "seed": seed,
+        "stored": len(stored),
+        "all": everything,
+        **found,
+    }
 
 
 def table(runs: list[Record]) -> str:
@@ -144,7 +157,9 @@ def table(runs: list[Record]) -> str:
 
 def main() -> None:
     """Measure what is not in --out yet, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("pairs", type=Path)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/read_through.json"))
@@ -158,7 +173,9 @@ def main() -> None:
                 if (*change, kind, seed) in done:
                     continue
                 runs.append(measured(items, change, kind, seed))
-                replace_json(args.out, {"command": "python benchmarks/read_through.py PAIRS", "runs": runs})
+                replace_json(
+                    args.out, {"command": "python benchmarks/read_through.py PAIRS", "runs": runs}
+                )
                 print(change, kind, seed, flush=True)
     print(table(runs))
 

@@ -98,7 +98,9 @@ def measured(items: Items, change: Change, start: str, seed: int) -> list[Record
 
 def table(runs: list[Record]) -> str:
     """Points gained by refitting, by what the first maps were fitted on and by the share that was embedded again."""
-    lines = ["| first fitted on | embedded again | runs | refitted in | old vectors that are left | whole gallery |"]
+    lines = [
+        "| first fitted on | embedded again | runs | refitted in | old vectors that are left | whole gallery |"
+    ]
     lines.append("|---|---:|---:|---:|---|---|")
     for start in STARTS:
         for share in SHARES:
@@ -111,13 +113,17 @@ def table(runs: list[Record]) -> str:
                 cells.append(f"{before:.1f} -> {after:.1f} ({after - before:+.1f})")
             count = sum(run["refitted"] for run in mine)
             label = f"{start} pairs" if start != "all" else "all pairs"
-            lines.append(f"| {label} | {share:.0%} | {len(mine)} | {count} | {cells[0]} | {cells[1]} |")
+            lines.append(
+                f"| {label} | {share:.0%} | {len(mine)} | {count} | {cells[0]} | {cells[1]} |"
+            )
     return "\n".join(lines)
 
 
 def main() -> None:
     """Measure what is not in --out yet, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("pairs", type=Path)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/refit.json"))
@@ -131,8 +137,16 @@ def main() -> None:
                 if (*change, start, seed) in done:
                     continue
                 runs += measured(items, change, start, seed)
-                replace_json(args.out, {"command": "python benchmarks/refit.py PAIRS", "runs": runs})
-                print(change, start, seed, [run["refitted"] for run in runs[-len(SHARES) :]], flush=True)
+                replace_json(
+                    args.out, {"command": "python benchmarks/refit.py PAIRS", "runs": runs}
+                )
+                print(
+                    change,
+                    start,
+                    seed,
+                    [run["refitted"] for run in runs[-len(SHARES) :]],
+                    flush=True,
+                )
     print(table(runs))
 
 

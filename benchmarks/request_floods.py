@@ -81,7 +81,18 @@ def serving(folder: Path) -> Iterator[Service]:
     Workspace.create(folder / "shop", device="cpu").close()
     Encoder.create("tiny", classes=["a", "b"], capacity=8).save(folder / "shop" / "versions" / "v1")
     keys = [Keys(folder / "shop").add(name, "read") for name in ("flooding", "other")]
-    words = [sys.executable, "-m", "fixstar", "serve", "-w", str(folder / "shop"), "--device", "cpu", "--port", "0"]
+    words = [
+        sys.executable,
+        "-m",
+        "fixstar",
+        "serve",
+        "-w",
+        str(folder / "shop"),
+        "--device",
+        "cpu",
+        "--port",
+        "0",
+    ]
     usual = ["prlimit", f"--nofile={FILES}", *words]
     process = subprocess.Popen(usual, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
@@ -109,7 +120,9 @@ def trailers(service: Service) -> dict[str, int]:
     line = b"X-%08d: " + b"a" * 1000 + b"\r\n"
     sent = 0
     with service.connect() as connection, contextlib.suppress(ConnectionError):
-        connection.sendall(b"POST /healthz HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n")
+        connection.sendall(
+            b"POST /healthz HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n"
+        )
         end = time.monotonic() + SECONDS
         while time.monotonic() < end:
             connection.sendall(b"".join(line % number for number in range(100)))
@@ -163,7 +176,9 @@ def _posted(service: Service, path: str, content: bytes, kind: str, times: int) 
 
     def post(_: int) -> str:
         try:
-            answer = httpx.post(f"{service.address}{path}", content=content, headers=headers, timeout=TIMEOUT)
+            answer = httpx.post(
+                f"{service.address}{path}", content=content, headers=headers, timeout=TIMEOUT
+            )
         except httpx.HTTPError as error:
             return type(error).__name__
         return str(answer.status_code)
@@ -191,7 +206,9 @@ def measured(flood: Callable[[Service], dict[str, int]]) -> dict[str, Any]:
             try:
                 headers = {"X-API-Key": service.other}
                 files = {"image": image}
-                answer = httpx.post(f"{service.address}/v1/search", files=files, headers=headers, timeout=TIMEOUT)
+                answer = httpx.post(
+                    f"{service.address}/v1/search", files=files, headers=headers, timeout=TIMEOUT
+                )
                 status = str(answer.status_code)
             except httpx.HTTPError as error:
                 status = type(error).__name__
@@ -226,12 +243,16 @@ def measured(flood: Callable[[Service], dict[str, int]]) -> dict[str, Any]:
 
 def main() -> None:
     """Run them, and print what came of it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", choices=list(FLOODS), action="append")
     options = parser.parse_args()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(8192, hard), hard))
-    result = {name: measured(flood) for name, flood in FLOODS.items() if name in (options.only or FLOODS)}
+    result = {
+        name: measured(flood) for name, flood in FLOODS.items() if name in (options.only or FLOODS)
+    }
     print(json.dumps(result, indent=2))
     if any(set(row["searches of another key"]) != {"200"} for row in result.values()):
         sys.exit("another caller was refused")

@@ -30,7 +30,9 @@ from numpy.typing import NDArray
 Vectors = NDArray[Any]
 
 
-def of_isotrieve(name: str, one_width: bool = False) -> Callable[[Vectors, Vectors, Vectors], Vectors]:
+def of_isotrieve(
+    name: str, one_width: bool = False
+) -> Callable[[Vectors, Vectors, Vectors], Vectors]:
     """A mapping of isotrieve with its defaults."""
 
     def mapped(old: Vectors, new: Vectors, stored: Vectors) -> Vectors:

@@ -63,7 +63,9 @@ class Pixels:
     def __init__(self, images: ImageSet, settings: Settings) -> None:
         inputs = settings.preprocessing
         assert inputs is not None
-        pixels = torch.from_numpy(np.ascontiguousarray(np.asarray(images.images).transpose(0, 3, 1, 2)))
+        pixels = torch.from_numpy(
+            np.ascontiguousarray(np.asarray(images.images).transpose(0, 3, 1, 2))
+        )
         pad = settings.augmentation.crop_padding
         padded = functional.pad(pixels, (pad, pad, pad, pad), value=settings.augmentation.fill)
         self.padded = padded.to(settings.device)
@@ -106,7 +108,9 @@ class Pixels:
     def _jittered(self, values: Tensor, most: float) -> Tensor:
         """Brightness and contrast times a factor of each image, from 1 - most to 1 + most."""
         shape = (2, len(values), 1, 1, 1)
-        factors = 1 + most * (2 * torch.rand(shape, generator=self.random, device=values.device) - 1)
+        factors = 1 + most * (
+            2 * torch.rand(shape, generator=self.random, device=values.device) - 1
+        )
         brighter = values * factors[0]
         middle = brighter.mean(dim=(1, 2, 3), keepdim=True)
         return ((brighter - middle) * factors[1] + middle).clamp(0, 1)
@@ -114,7 +118,9 @@ class Pixels:
     def whole(self, images: Any) -> Iterator[Tensor]:
         """Images as they are, normalised, batch by batch."""
         for start in range(0, len(images), 1024):
-            pixels = torch.from_numpy(np.ascontiguousarray(np.asarray(images[start : start + 1024])))
+            pixels = torch.from_numpy(
+                np.ascontiguousarray(np.asarray(images[start : start + 1024]))
+            )
             values = pixels.to(self.device).permute(0, 3, 1, 2).float() / 255
             yield (values - self.mean) / self.std
 
@@ -164,7 +170,10 @@ def side_vectors(images: ImageSet, settings: Settings) -> SideEncoder:
     torch.manual_seed(settings.seed)
     body = create_backbone(settings.backbone, **settings.backbone_options)
     network = nn.Sequential(
-        body, nn.Linear(body.feature_dim, body.feature_dim), nn.ReLU(), nn.Linear(body.feature_dim, SIDE_WIDTH)
+        body,
+        nn.Linear(body.feature_dim, body.feature_dim),
+        nn.ReLU(),
+        nn.Linear(body.feature_dim, SIDE_WIDTH),
     ).to(settings.device)
     pixels = Pixels(images, settings)
     optimiser = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9, weight_decay=2e-4)
@@ -173,7 +182,14 @@ def side_vectors(images: ImageSet, settings: Settings) -> SideEncoder:
         both = torch.cat([pixels.crops(rows, JITTER), pixels.crops(rows, JITTER)])
         return two_view_contrast(network(both), SIDE_TEMPERATURE)
 
-    trained(network, optimiser, pixels.batches, loss, epochs=settings.recipe.epochs, steps=steps_of(pixels))
+    trained(
+        network,
+        optimiser,
+        pixels.batches,
+        loss,
+        epochs=settings.recipe.epochs,
+        steps=steps_of(pixels),
+    )
     return SideEncoder(network, pixels)
 
 
@@ -198,7 +214,9 @@ class Forward(nn.Module):
         super().__init__()
         self.from_old = nn.Sequential(*_block(old, 2 * old), *_block(2 * old, 2 * new))
         self.from_side = nn.Sequential(*_block(side, 2 * side), *_block(2 * side, 2 * new))
-        self.mixed = nn.Sequential(*_block(4 * new, INNER), *_block(INNER, INNER), nn.Linear(INNER, new))
+        self.mixed = nn.Sequential(
+            *_block(4 * new, INNER), *_block(INNER, INNER), nn.Linear(INNER, new)
+        )
 
     def forward(self, old: Tensor, side: Tensor) -> Tensor:
         """[B, old] and [B, side] to [B, new]."""
@@ -210,7 +228,9 @@ def _block(inputs: int, outputs: int) -> tuple[nn.Module, ...]:
     return nn.Linear(inputs, outputs, bias=False), nn.BatchNorm1d(outputs), nn.ReLU()
 
 
-def fct(old: Floats, side: Floats, new: Floats, *, device: str, seed: int) -> Callable[[Floats, Floats], Floats]:
+def fct(
+    old: Floats, side: Floats, new: Floats, *, device: str, seed: int
+) -> Callable[[Floats, Floats], Floats]:
     """FCT's transformation, fitted by the mean squared error on vectors of the same images, [N, d] each."""
     torch.manual_seed(seed)
     network = Forward(old.shape[1], side.shape[1], new.shape[1]).to(device)
@@ -293,7 +313,9 @@ def bt2(images: ImageSet, old: Floats, new: Floats, settings: Settings) -> Merge
     phi_old = torch.tensor(old, device=settings.device)
     phi_new = torch.tensor(new, device=settings.device)
     labels = torch.tensor(images.labels, device=settings.device)
-    means = torch.zeros(len(images.classes), old.shape[1], device=settings.device).index_add_(0, labels, phi_old)
+    means = torch.zeros(len(images.classes), old.shape[1], device=settings.device).index_add_(
+        0, labels, phi_old
+    )
     means = means / torch.bincount(labels, minlength=len(means))[:, None].clamp(min=1)
     optimiser = torch.optim.Adam(network.parameters(), lr=BT2_RATE, weight_decay=BT2_DECAY)
 
@@ -304,8 +326,17 @@ def bt2(images: ImageSet, old: Floats, new: Floats, settings: Settings) -> Merge
         off_new = 1 - (matching * phi_new[rows]).sum(dim=1).mean()
         classified = cross_entropy(network.classify(matching), labels[rows])
         influenced = cross_entropy(ours @ means.T, labels[rows])
-        total: Tensor = classified + INFLUENCE * influenced + MATCH_OLD * off_old + MATCH_NEW * off_new
+        total: Tensor = (
+            classified + INFLUENCE * influenced + MATCH_OLD * off_old + MATCH_NEW * off_new
+        )
         return total
 
-    trained(network, optimiser, pixels.batches, loss, epochs=settings.recipe.epochs, steps=steps_of(pixels))
+    trained(
+        network,
+        optimiser,
+        pixels.batches,
+        loss,
+        epochs=settings.recipe.epochs,
+        steps=steps_of(pixels),
+    )
     return Merged(network, pixels)

@@ -62,13 +62,21 @@ class Clients:
         self.asked: list[Asked] = []
         self.written: list[str] = []
         self._threads = [
-            *(threading.Thread(target=self._repeat, args=("search", self._search, one)) for one in range(searchers)),
-            *(threading.Thread(target=self._repeat, args=("write", self._write, one)) for one in range(writers)),
+            *(
+                threading.Thread(target=self._repeat, args=("search", self._search, one))
+                for one in range(searchers)
+            ),
+            *(
+                threading.Thread(target=self._repeat, args=("write", self._write, one))
+                for one in range(writers)
+            ),
         ]
         for thread in self._threads:
             thread.start()
 
-    def _repeat(self, kind: str, request: Callable[[int, int], tuple[str, ...]], client: int) -> None:
+    def _repeat(
+        self, kind: str, request: Callable[[int, int], tuple[str, ...]], client: int
+    ) -> None:
         number = 0
         while not self._stop.wait(self._pause):
             began = time.monotonic()
@@ -89,7 +97,9 @@ class Clients:
 
     def _write(self, client: int, number: int) -> tuple[str, ...]:
         name = f"new/{client}/{number}"
-        self._http.put("/v1/item", params={"id": name}, files={"image": picture(number)}).raise_for_status()
+        self._http.put(
+            "/v1/item", params={"id": name}, files={"image": picture(number)}
+        ).raise_for_status()
         self.written.append(name)
         return ()
 
@@ -140,7 +150,9 @@ def not_found(gallery: Gallery, names: Sequence[str]) -> list[str]:
 Span = tuple[float, float]
 
 
-def roll(http: httpx.Client, services: list[Service], version: str, seconds: float) -> tuple[Span, Span]:
+def roll(
+    http: httpx.Client, services: list[Service], version: str, seconds: float
+) -> tuple[Span, Span]:
     """When nothing else was done, and when a version was deployed and each service restarted."""
     began = time.monotonic()
     time.sleep(seconds)
@@ -153,29 +165,43 @@ def roll(http: httpx.Client, services: list[Service], version: str, seconds: flo
 
 def summary(asked: list[Asked], spans: Sequence[Span]) -> dict[str, Any]:
     """Requests that ended in some spans, and how long they took in milliseconds."""
-    within = [one for begin, end in spans for one in asked if begin <= one.began + one.seconds < end]
+    within = [
+        one for begin, end in spans for one in asked if begin <= one.began + one.seconds < end
+    ]
     found: dict[str, Any] = {"seconds": round(sum(end - begin for begin, end in spans), 1)}
     for kind in ("search", "write"):
         times = 1000 * np.array([one.seconds for one in within if one.kind == kind])
         p50, p99 = np.percentile(times, [50, 99]).round(1).tolist()
-        found[kind] = {"requests": len(times), "p50_ms": p50, "p99_ms": p99, "most_ms": round(float(times.max()), 1)}
+        found[kind] = {
+            "requests": len(times),
+            "p50_ms": p50,
+            "p99_ms": p99,
+            "most_ms": round(float(times.max()), 1),
+        }
     return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--store", choices=("postgres", "milvus"), default="postgres")
     parser.add_argument("--services", type=int, default=4)
     parser.add_argument("--vectors", type=int, default=20_000)
     parser.add_argument("--searchers", type=int, default=6)
     parser.add_argument("--writers", type=int, default=2)
-    parser.add_argument("--pause", type=float, default=0.2, help="seconds between two requests of a client")
+    parser.add_argument(
+        "--pause", type=float, default=0.2, help="seconds between two requests of a client"
+    )
     parser.add_argument("--seconds", type=float, default=30.0, help="before each deployment")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--out", type=Path)
     wanted = parser.parse_args()
     url = gallery_url(wanted.store)
-    with tempfile.TemporaryDirectory() as folder, make(Path(folder) / "shop", wanted.vectors, url) as space:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        make(Path(folder) / "shop", wanted.vectors, url) as space,
+    ):
         with replicas(space, wanted.services) as services, balanced(services) as http:
             for service in services:  # each has the gallery in memory
                 service.http.post("/v1/search", files={"image": picture(0)}).raise_for_status()

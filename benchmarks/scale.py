@@ -35,7 +35,9 @@ class Constants:
 
     width: int = 384
     stored_bytes: float = 1659.0  # of a vector, its id and a payload of one number, in SQLite
-    mapped_bytes: float = 360.0  # of memory for a vector that is in a mapped file, with its id and payload
+    mapped_bytes: float = (
+        360.0  # of memory for a vector that is in a mapped file, with its id and payload
+    )
     index_bytes: float = 670.0  # of memory for a vector's place in the index
     search_ms: float = 0.611  # one approximate query in 100,000
     search_growth: float = 1.66  # times as long in a million as in 100,000
@@ -50,7 +52,9 @@ def read_constants() -> Constants:
     """The constants, each from its file."""
     growth = json.loads((RESULTS / "growth_cpu.json").read_text(encoding="utf-8"))["rows"]
     speed = json.loads((RESULTS / "backbone_speed_h200.json").read_text(encoding="utf-8"))["rows"]
-    translated = json.loads((RESULTS / "gallery_translated_million_cpu.json").read_text(encoding="utf-8"))
+    translated = json.loads(
+        (RESULTS / "gallery_translated_million_cpu.json").read_text(encoding="utf-8")
+    )
     rows = {(row["backend"], row["vectors"], row["width"]): row for row in growth}
     wide = rows["sqlite", 100_000, 384]
     small = rows["sqlite", 100_000, 64]
@@ -106,7 +110,11 @@ def changing(constants: Constants, cluster: Cluster) -> Figures:
     """What a new model costs: everything embedded again, or every vector carried, or only those that are met."""
     embedding = cluster.vectors / (constants.embed_rate * cluster.cards)
     writing = cluster.vectors / (constants.write_rate * cluster.shards)
-    carrying = cluster.vectors * cluster.copies / (constants.map_rate * cluster.shards * cluster.copies * cluster.cores)
+    carrying = (
+        cluster.vectors
+        * cluster.copies
+        / (constants.map_rate * cluster.shards * cluster.copies * cluster.cores)
+    )
     return {
         "embed_hours": embedding / 3600,
         "card_hours": embedding * cluster.cards / 3600,
@@ -119,7 +127,9 @@ def changing(constants: Constants, cluster: Cluster) -> Figures:
     }
 
 
-def network(constants: Constants, cluster: Cluster, hits: int = 10, hit_bytes: int = 200) -> Figures:
+def network(
+    constants: Constants, cluster: Cluster, hits: int = 10, hit_bytes: int = 200
+) -> Figures:
     """Bytes that one query moves: two vectors to every shard, its best hits back."""
     sent = cluster.shards * 2 * 4 * constants.width
     received = cluster.shards * hits * hit_bytes
@@ -153,7 +163,13 @@ def slowest_of(times: np.ndarray[Any, Any], shards: int, quantile: float) -> flo
 
 
 def simulate_queries(
-    mean_ms: float, shards: int, load: float, *, cores: int = 16, queries: int = 20_000, seed: int = 0
+    mean_ms: float,
+    shards: int,
+    load: float,
+    *,
+    cores: int = 16,
+    queries: int = 20_000,
+    seed: int = 0,
 ) -> Figures:
     """Queries that arrive at random ask every shard at once, and wait for the slowest.
 
@@ -189,7 +205,13 @@ def simulate_queries(
 
 
 def simulate_backfill(
-    batches: int, workers: int, *, deaths_per_hour: float, batch_seconds: float, restart_seconds: float, seed: int = 0
+    batches: int,
+    workers: int,
+    *,
+    deaths_per_hour: float,
+    batch_seconds: float,
+    restart_seconds: float,
+    seed: int = 0,
 ) -> Figures:
     """Workers take the next batch. One that dies loses its batch, which is taken again, and restarts.
 
@@ -281,8 +303,14 @@ def queries_table(found: Figures) -> str:
         "|---:|---:|---:|---:|---:|---:|",
     ]
     for row in found["queries"]:
-        times = [row[f"{how}_{kind}_ms"] for kind in ("p50", "p99") for how in ("formula", "simulated")]
-        cells = [str(row["shards"]), f"{100 * row['load']:.0f} %", *(f"{time:.1f} ms" for time in times)]
+        times = [
+            row[f"{how}_{kind}_ms"] for kind in ("p50", "p99") for how in ("formula", "simulated")
+        ]
+        cells = [
+            str(row["shards"]),
+            f"{100 * row['load']:.0f} %",
+            *(f"{time:.1f} ms" for time in times),
+        ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -296,12 +324,18 @@ def deaths_table(found: Figures) -> str:
     return "\n".join(lines)
 
 
-TABLES = {"what breaks first": breaks_table, "the slowest shard": queries_table, "workers die": deaths_table}
+TABLES = {
+    "what breaks first": breaks_table,
+    "the slowest shard": queries_table,
+    "workers die": deaths_table,
+}
 """What docs/explanation/scale.md shows, by its mark."""
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
     options = parser.parse_args()
     found = report(read_constants(), Cluster())

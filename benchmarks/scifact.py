@@ -48,7 +48,16 @@ from fixstar.evaluation import Relevant, matched, ndcg, read_relevance
 from fixstar.evaluation.retrieval import first_places
 from fixstar.evaluation.verdicts import GateRules, halves, judged_difference
 from fixstar.translation import Pairs, fit_map
-from fixstar.translation.bridge import AGAIN, OLD, ONE, TWO, Bridged, BridgeOptions, Measured, bridge
+from fixstar.translation.bridge import (
+    AGAIN,
+    OLD,
+    ONE,
+    TWO,
+    Bridged,
+    BridgeOptions,
+    Measured,
+    bridge,
+)
 from fixstar.translation.judge import MIGRATED, Compared, judge
 
 Record = dict[str, Any]
@@ -87,12 +96,16 @@ def read_texts(folder: Path, change: Change) -> Texts:
         for model in (change.old, change.new):
             path = folder / SET / f"{model}_{part}.npz"
             if not path.is_file():
-                raise DataError(f"{path} is missing; PAIRS holds {SET}/MODEL_docs.npz, MODEL_queries.npz and qrels.tsv")
+                raise DataError(
+                    f"{path} is missing; PAIRS holds {SET}/MODEL_docs.npz, MODEL_queries.npz and qrels.tsv"
+                )
             with np.load(path) as file:
                 vectors.append(file["vectors"])
                 ids.append(file["ids"].tolist())
     if ids[0] != ids[1] or ids[2] != ids[3]:
-        raise DataError(f"{change}: the files of both models must hold the same ids in the same order")
+        raise DataError(
+            f"{change}: the files of both models must hold the same ids in the same order"
+        )
     relevant = matched(read_relevance(folder / SET / "qrels.tsv"), ids[2], ids[0])
     asked = relevant.queries
     return Texts(vectors[0], vectors[1], vectors[2][asked], vectors[3][asked], relevant)
@@ -118,8 +131,13 @@ def draw(texts: Texts, seed: int) -> Drawn:
 def bridged(texts: Texts, seed: int) -> Bridged:
     """Both sides: maps and weights by half of the queries, figures of the other half. Ids are row numbers."""
     wanted = {
-        str(query): {str(item): float(grade) for item, grade in zip(items.tolist(), grades.tolist(), strict=True)}
-        for query, (items, grades) in enumerate(zip(texts.relevant.items, texts.relevant.grades, strict=True))
+        str(query): {
+            str(item): float(grade)
+            for item, grade in zip(items.tolist(), grades.tolist(), strict=True)
+        }
+        for query, (items, grades) in enumerate(
+            zip(texts.relevant.items, texts.relevant.grades, strict=True)
+        )
     }
     options = BridgeOptions(sample=len(texts.old), held_out=HELD_OUT, rules=GateRules(seed=seed))
     queries = (texts.queries_old, texts.queries_new)
@@ -228,7 +246,11 @@ def write_pairs(texts: Texts, change: Change, seed: int, tools: Path) -> None:
     drawn = draw(texts, seed)
     folder = _folder(tools, change, seed)
     folder.mkdir(parents=True, exist_ok=True)
-    arrays = {"old": texts.old[drawn.fitted], "new": texts.new[drawn.fitted], "stored": texts.old[drawn.gallery]}
+    arrays = {
+        "old": texts.old[drawn.fitted],
+        "new": texts.new[drawn.fitted],
+        "stored": texts.old[drawn.gallery],
+    }
     for name, vectors in arrays.items():
         np.save(folder / f"{name}.npy", vectors)
 
@@ -255,7 +277,9 @@ def ways_in(runs: Sequence[Record]) -> list[str]:
 def table(runs: Sequence[Record]) -> str:
     """nDCG@10 of every way in percent, in brackets points over the old model with their interval (t over seeds)."""
     changes = changes_in(runs)
-    heads = [named(change, runs_of(runs, change, ALL)).removeprefix(f"{SET}: ") for change in changes]
+    heads = [
+        named(change, runs_of(runs, change, ALL)).removeprefix(f"{SET}: ") for change in changes
+    ]
     lines = ["| search | " + " | ".join(heads) + " |", "|---|" + "---|" * len(heads)]
     for way in ways_in(runs):
         cells = [_cell(runs_of(runs, change, ALL), way) for change in changes]
@@ -277,10 +301,18 @@ def _cell(runs: Sequence[Record], way: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("pairs", type=Path, help="the folder with scifact/MODEL_docs.npz and MODEL_queries.npz")
-    parser.add_argument("--seeds", type=int, default=5, help="each halves documents and queries in another way")
-    parser.add_argument("--write", type=Path, help="only write what other tools fit, into this folder")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "pairs", type=Path, help="the folder with scifact/MODEL_docs.npz and MODEL_queries.npz"
+    )
+    parser.add_argument(
+        "--seeds", type=int, default=5, help="each halves documents and queries in another way"
+    )
+    parser.add_argument(
+        "--write", type=Path, help="only write what other tools fit, into this folder"
+    )
     parser.add_argument("--tools", type=Path, help="the folder with what other tools made")
     parser.add_argument("--out", type=Path, help="the figures as JSON; runs that it has are kept")
     options = parser.parse_args()

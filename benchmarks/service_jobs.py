@@ -91,7 +91,9 @@ def make(path: Path, backbone: str, images: int, vectors: int) -> None:
         width = space.gallery.space("v1").width
         stored = unit(np.random.default_rng(3).standard_normal((vectors, width)).astype(np.float32))
         items = list(catalogue(sets / "items"))
-        names = [item.id for item in items] + [f"random/{number:08}" for number in range(vectors - len(items))]
+        names = [item.id for item in items] + [
+            f"random/{number:08}" for number in range(vectors - len(items))
+        ]
         payloads = [item.payload for item in items] + [{} for _ in names[len(items) :]]
         space.gallery.upsert("v1", names, stored, payloads)
         space.upgrade(photos, UpgradeOptions(device="cpu", progress=False), trials=0)
@@ -109,7 +111,9 @@ class Clients:
         self._requests = [request(f"{self._host}:{port}", data) for data in pictures(64)]
         self._stop = threading.Event()
         self.asked: list[Asked] = []
-        self._threads = [threading.Thread(target=self._ask, args=(number,)) for number in range(count)]
+        self._threads = [
+            threading.Thread(target=self._ask, args=(number,)) for number in range(count)
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -125,7 +129,9 @@ class Clients:
 
     def between(self, begin: float, end: float) -> list[Asked]:
         """What was asked and answered in a window."""
-        return [one for one in list(self.asked) if begin <= one.began and one.began + one.seconds <= end]
+        return [
+            one for one in list(self.asked) if begin <= one.began and one.began + one.seconds <= end
+        ]
 
     def close(self) -> None:
         """Ask no more."""
@@ -140,7 +146,9 @@ class Service:
     def __init__(self, path: Path, way: str) -> None:
         self._path = path
         command = [sys.executable, "-c", _SERVE, str(path), way]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        self._process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
         assert self._process.stdout is not None
         found = re.search(r"http://\S+:\d+", self._process.stdout.readline())
         if not found:
@@ -148,7 +156,9 @@ class Service:
         self.address = found.group()
         self._http = httpx.Client(base_url=self.address, timeout=120)
         with Workspace(path, device="cpu") as space:
-            self._old = [item for item in space.gallery.iterate("v1") if not item.id.startswith("random/")]
+            self._old = [
+                item for item in space.gallery.iterate("v1") if not item.id.startswith("random/")
+            ]
 
     def begin(self, kind: str) -> str:
         """Start a job, and wait until it does what it is for."""
@@ -276,14 +286,20 @@ class Windows:
 
 def table(found: dict[str, Any]) -> str:
     """Each job in a thread and in a process: searches without a job, and beside it."""
-    lines = ["| job | runs in | p50 without it | p50 beside it | p99 without it | p99 beside it | done per second |"]
+    lines = [
+        "| job | runs in | p50 without it | p50 beside it | p99 without it | p99 beside it | done per second |"
+    ]
     lines.append("|---|---|---:|---:|---:|---:|---:|")
     for kind in JOBS:
         if kind not in found:
             continue
         for way in WAYS:
             one = found[kind][way]
-            times = [f"{one[when][name]:.0f} ms" for name in ("p50_ms", "p99_ms") for when in (QUIET, "job")]
+            times = [
+                f"{one[when][name]:.0f} ms"
+                for name in ("p50_ms", "p99_ms")
+                for when in (QUIET, "job")
+            ]
             done = f"{one['job_done'] / one['job_seconds']:.1f} {'steps' if kind == 'train' else 'items'}"
             if kind == "check":  # it counts versions, not images
                 done = "not counted"
@@ -294,17 +310,23 @@ def table(found: dict[str, Any]) -> str:
 
 def main() -> None:
     """Measure one kind of job, or print the table of a file."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--job", choices=JOBS, default="train")
     parser.add_argument("--backbone", default="resnet20")
     parser.add_argument("--images", type=int, default=5000)
     parser.add_argument("--vectors", type=int, default=20_000)
     parser.add_argument("--clients", type=int, default=4)
-    parser.add_argument("--pause", type=float, default=0.2, help="seconds between two searches of a client")
+    parser.add_argument(
+        "--pause", type=float, default=0.2, help="seconds between two searches of a client"
+    )
     parser.add_argument("--seconds", type=float, default=8.0, help="of a window")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--table", type=Path, help="print the table of this file, and measure nothing")
+    parser.add_argument(
+        "--table", type=Path, help="print the table of this file, and measure nothing"
+    )
     wanted = parser.parse_args()
     if wanted.table:
         print(table(json.loads(wanted.table.read_text())))

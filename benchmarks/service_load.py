@@ -86,7 +86,9 @@ def pictures(count: int, seed: int = 0) -> list[bytes]:
     for number in range(count):
         side = SIDES[number % len(SIDES)]
         kind = ("PNG", "JPEG")[number // len(SIDES) % 2]
-        image = Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).resize((side, side))
+        image = Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).resize(
+            (side, side)
+        )
         buffer = io.BytesIO()
         image.save(buffer, kind, quality=85)
         files.append(buffer.getvalue())
@@ -109,7 +111,9 @@ def make(path: Path, backbone: str, count: int, gallery: str | None = None) -> N
     rng = np.random.default_rng(0)
     ids = [f"item-{i:08}" for i in range(count)]
     payloads = [{"label": f"class {i % 100}", "price": i % 1000} for i in range(count)]
-    space.gallery.upsert("v2", ids, unit(rng.standard_normal((count, width)).astype(np.float32)), payloads)
+    space.gallery.upsert(
+        "v2", ids, unit(rng.standard_normal((count, width)).astype(np.float32)), payloads
+    )
     index(space, "image", seed=1)
     space.close()
 
@@ -117,7 +121,12 @@ def make(path: Path, backbone: str, count: int, gallery: str | None = None) -> N
 def index(space: Workspace, name: str, seed: int) -> None:
     """Let the workspace keep some images, and index them."""
     kept = [space.images.keep(data) for data in pictures(INDEXED, seed)]
-    space.index([CatalogueItem(f"{name}-{i}", space.path / str(one["image"]), one) for i, one in enumerate(kept)])
+    space.index(
+        [
+            CatalogueItem(f"{name}-{i}", space.path / str(one["image"]), one)
+            for i, one in enumerate(kept)
+        ]
+    )
 
 
 def direct(path: Path, seconds: float, meanwhile: bool = False, size: int = BATCH) -> float:
@@ -128,7 +137,9 @@ def direct(path: Path, seconds: float, meanwhile: bool = False, size: int = BATC
         def batch(start: int) -> None:
             version = space.deployed()
             encoder = space.serving.encoder(version)
-            vectors = encoder.encode([files[i % IMAGES] for i in range(start, start + size)], form="short")
+            vectors = encoder.encode(
+                [files[i % IMAGES] for i in range(start, start + size)], form="short"
+            )
             space.gallery.search(version, vectors, k=K)
 
         def work() -> None:
@@ -153,8 +164,21 @@ def direct(path: Path, seconds: float, meanwhile: bool = False, size: int = BATC
 @contextmanager
 def serving(path: Path, *words: str) -> Iterator[tuple[str, int]]:
     """The service in a process of its own: its address and the process's number."""
-    command = [sys.executable, "-m", "fixstar", "serve", "-w", str(path), "--device", "cpu", "--port", "0"]
-    process = subprocess.Popen([*command, "--rate", "100000000", *words], stdout=subprocess.PIPE, text=True)
+    command = [
+        sys.executable,
+        "-m",
+        "fixstar",
+        "serve",
+        "-w",
+        str(path),
+        "--device",
+        "cpu",
+        "--port",
+        "0",
+    ]
+    process = subprocess.Popen(
+        [*command, "--rate", "100000000", *words], stdout=subprocess.PIPE, text=True
+    )
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
@@ -245,7 +269,13 @@ class Jobs:
         """Ask for something, and note it."""
         began = time.monotonic()
         answer = self.http.post(path, **content)
-        self.log.append({"what": what, "status": answer.status_code, "seconds": round(time.monotonic() - began, 3)})
+        self.log.append(
+            {
+                "what": what,
+                "status": answer.status_code,
+                "seconds": round(time.monotonic() - began, 3),
+            }
+        )
         answer.raise_for_status()
         told: dict[str, Any] = answer.json()
         return told
@@ -265,7 +295,8 @@ class Jobs:
     def run(self, pause: float) -> None:
         """An index job, a deployment, a backfill, another index job, a rollback."""
         first, second = (
-            [("images", (f"{i}.png", data)) for i, data in enumerate(pictures(INDEXED, seed))] for seed in (2, 3)
+            [("images", (f"{i}.png", data)) for i, data in enumerate(pictures(INDEXED, seed))]
+            for seed in (2, 3)
         )
         time.sleep(pause)
         self.job("index", "/v1/items/async", files=first)
@@ -285,7 +316,9 @@ def load(
     processes = max(processes, len(addresses))
     share = [count // processes + (i < count % processes) for i in range(processes)]
     workers = [
-        context.Process(target=clients, args=(addresses[i % len(addresses)], one, 1000 * i, stop, results))
+        context.Process(
+            target=clients, args=(addresses[i % len(addresses)], one, 1000 * i, stop, results)
+        )
         for i, one in enumerate(share)
     ]
     for worker in workers:
@@ -315,7 +348,14 @@ def with_jobs(jobs: Jobs, seconds: float) -> None:
 def _count(address: str) -> float:
     """Searches answered so far."""
     text = httpx.get(f"{address}/metrics").text
-    return sum(map(float, re.findall(r'^fixstar_requests_total{.*route="/v1/search".*} (\S+)', text, re.MULTILINE)))
+    return sum(
+        map(
+            float,
+            re.findall(
+                r'^fixstar_requests_total{.*route="/v1/search".*} (\S+)', text, re.MULTILINE
+            ),
+        )
+    )
 
 
 def summary(asked: list[Asked], jobs: Jobs, span: tuple[float, float]) -> dict[str, Any]:
@@ -343,7 +383,9 @@ def latencies(asked: list[Asked], seconds: float) -> dict[str, Any]:
     return {
         "seconds": round(seconds, 1),
         "requests": len(asked),
-        "statuses": {str(status): count for status, count in Counter(one.status for one in asked).items()},
+        "statuses": {
+            str(status): count for status, count in Counter(one.status for one in asked).items()
+        },
         "p50_ms": p50,
         "p95_ms": p95,
         "p99_ms": p99,
@@ -386,7 +428,12 @@ def replicas(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     torch.set_num_threads(1)
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
     path = folder / "shop"
-    make(path, options.backbone, options.vectors, str(importlib.import_module("postgres_server").fresh_url()))
+    make(
+        path,
+        options.backbone,
+        options.vectors,
+        str(importlib.import_module("postgres_server").fresh_url()),
+    )
     rows: dict[str, Any] = {}
     for count in options.services:
         with ExitStack() as running:
@@ -405,9 +452,16 @@ def replicas(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 def cpu_seconds(process: int) -> np.ndarray[Any, Any]:
     """CPU time of a service so far: its event loop (the first thread), its other threads, its decoding processes."""
-    own = {place.parent.name: _used(place) for place in Path(f"/proc/{process}/task").glob("[0-9]*/stat")}
+    own = {
+        place.parent.name: _used(place)
+        for place in Path(f"/proc/{process}/task").glob("[0-9]*/stat")
+    }
     loop = own[str(process)].seconds
-    decoding = [one.seconds for one in map(_used, Path("/proc").glob("[0-9]*/stat")) if one.parent == process]
+    decoding = [
+        one.seconds
+        for one in map(_used, Path("/proc").glob("[0-9]*/stat"))
+        if one.parent == process
+    ]
     return np.array([loop, sum(one.seconds for one in own.values()) - loop, sum(decoding)])
 
 
@@ -439,7 +493,9 @@ def overhead(path: Path, vectors: int, rounds: int = 24, queries: int = 128) -> 
         pixels = [read_pixels(data, encoder.preprocessing) for data in files]
         encoded = [encoder.encode(one[None], form="short") for one in pixels]
         direct: dict[str, Callable[[int], object]] = {
-            "direct": lambda i: space.gallery.search(version, encoder.encode([files[i]], form="short"), k=K),
+            "direct": lambda i: space.gallery.search(
+                version, encoder.encode([files[i]], form="short"), k=K
+            ),
             "decode": lambda i: read_pixels(files[i], encoder.preprocessing),
             "encode": lambda i: encoder.encode(pixels[i][None], form="short"),
             "search": lambda i: space.gallery.search(version, encoded[i], k=K),
@@ -482,21 +538,27 @@ def overhead(path: Path, vectors: int, rounds: int = 24, queries: int = 128) -> 
             if number:  # the first round warms up
                 for name, value in row.items():
                     measured.setdefault(name, []).append(value)
-    medians = {f"{name}_ms": round(float(np.median(values)), 2) for name, values in measured.items()}
+    medians = {
+        f"{name}_ms": round(float(np.median(values)), 2) for name, values in measured.items()
+    }
     return {"vectors": vectors, "rounds": rounds, "queries_per_round": queries, **medians}
 
 
 def _mean(address: str, name: str) -> float:
     """The mean of a histogram."""
     text = httpx.get(f"{address}/metrics").text
-    total, count = (re.search(rf"^{name}_{part} (\S+)", text, re.MULTILINE) for part in ("sum", "count"))
+    total, count = (
+        re.search(rf"^{name}_{part} (\S+)", text, re.MULTILINE) for part in ("sum", "count")
+    )
     if total and count:
         return float(total.group(1)) / float(count.group(1))
     return 0.0
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--processes", type=int, default=2, help="that the clients are spread over")
@@ -504,7 +566,9 @@ def main() -> None:
     parser.add_argument("--backbone", default="resnet18")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--overhead", action="store_true", help="CPU time per query instead")
-    parser.add_argument("--services", type=int, nargs="+", help="numbers of services to compare instead")
+    parser.add_argument(
+        "--services", type=int, nargs="+", help="numbers of services to compare instead"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         if options.overhead:
@@ -513,9 +577,17 @@ def main() -> None:
             row = (replicas if options.services else measure)(options, Path(folder))
     print(json.dumps(row, indent=2))
     if options.out:
-        about = {"machine": platform.machine(), "cores": os.cpu_count(), "http": AutoHTTPProtocol.__name__}
+        about = {
+            "machine": platform.machine(),
+            "cores": os.cpu_count(),
+            "http": AutoHTTPProtocol.__name__,
+        }
         replace_json(options.out, about | row)
-    statuses = [one["statuses"] for one in (row, *row.values()) if isinstance(one, dict) and "statuses" in one]
+    statuses = [
+        one["statuses"]
+        for one in (row, *row.values())
+        if isinstance(one, dict) and "statuses" in one
+    ]
     if any(set(one) != {"200"} for one in statuses):
         sys.exit(f"not every search was answered with 200: {statuses}")
 

@@ -36,7 +36,10 @@ from fixstar.progress import progress_bar
 CPU_SIZES = (1_000, 10_000, 100_000)
 GPU_SIZES = (22_000, 81_313)
 BATCHES = {22_000: 320, 81_313: 256}  # the papers' batch sizes at the papers' sizes
-DENSE_LIMIT = {"cpu": 4e9, "cuda": 60e9}  # bytes of the K x (K-1) matrix that are still reasonable to try
+DENSE_LIMIT = {
+    "cpu": 4e9,
+    "cuda": 60e9,
+}  # bytes of the K x (K-1) matrix that are still reasonable to try
 
 
 def dense_prototypes(K: int, device: str) -> Tensor:
@@ -74,7 +77,13 @@ def measure(kind: str, K: int, batch: int, device: str) -> dict[str, Any]:
             torch.autograd.backward(cross_entropy(logits, targets))
 
     step()
-    figures = {"kind": kind, "K": K, "batch": batch, "ms": median_ms(step, device), "MiB": memory(device) - before}
+    figures = {
+        "kind": kind,
+        "K": K,
+        "batch": batch,
+        "ms": median_ms(step, device),
+        "MiB": memory(device) - before,
+    }
     return figures | ({"graph_ms": graph_ms(step)} if device == "cuda" else {})
 
 
@@ -117,7 +126,11 @@ def rows(sizes: list[int], batch: int | None, device: str) -> list[tuple[str, in
     dense = ["dense fp32", "dense tf32"] if device == "cuda" else ["dense fp32"]
     fits = {K: bytes_of_dense(K) <= DENSE_LIMIT[device] for K in sizes}
     ours = ["copy", "fused", "closed"] if device == "cuda" else ["closed"]
-    return [(kind, K, batch or BATCHES.get(K, 128)) for K in sizes for kind in [*ours, *(dense if fits[K] else [])]]
+    return [
+        (kind, K, batch or BATCHES.get(K, 128))
+        for K in sizes
+        for kind in [*ours, *(dense if fits[K] else [])]
+    ]
 
 
 def in_process(row: tuple[str, int, int], device: str) -> dict[str, Any]:
@@ -133,11 +146,15 @@ def machine(device: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--sizes", help="K, comma separated")
     parser.add_argument("--batch", type=int)
-    parser.add_argument("--kinds", help="of copy, fused, closed, dense fp32, dense tf32; all that fit unless given")
+    parser.add_argument(
+        "--kinds", help="of copy, fused, closed, dense fp32, dense tf32; all that fit unless given"
+    )
     parser.add_argument("--out", type=Path, help="write the rows to this JSON file")
     parser.add_argument("--row", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -161,7 +178,10 @@ def main() -> None:
         step = f"K={r['K']:>9,}  batch {r['batch']:>4}  {r['kind']:<10}  {r['ms']:>10.2f} ms  {r['MiB']:>10.1f} MiB"
         print(step + graph)
     if options.out:
-        replace_json(options.out, {"machine": machine(options.device), "torch": torch.__version__, "rows": results})
+        replace_json(
+            options.out,
+            {"machine": machine(options.device), "torch": torch.__version__, "rows": results},
+        )
 
 
 if __name__ == "__main__":

@@ -48,7 +48,9 @@ def passed(work: Callable[[], object]) -> list[str]:
         file = frame.f_code.co_filename
         if file not in places:
             path = Path(file)
-            places[file] = path.relative_to(SOURCE).as_posix() if path.is_relative_to(SOURCE) else ""
+            places[file] = (
+                path.relative_to(SOURCE).as_posix() if path.is_relative_to(SOURCE) else ""
+            )
         if places[file]:
             seen.add(f"{places[file]}:{frame.f_code.co_qualname}")
 
@@ -84,7 +86,12 @@ def _workspace(path: Path) -> Workspace:
     for number in (1, 2):
         parent = "v1" if number == 2 else None
         method = {"name": "vega", "options": {}}
-        encoder.about = {"version": f"v{number}", "parent": parent, "method": method, OWN_SPACE: True}
+        encoder.about = {
+            "version": f"v{number}",
+            "parent": parent,
+            "method": method,
+            OWN_SPACE: True,
+        }
         encoder.save(space.registry.directory(f"v{number}"))
         with torch.no_grad():
             for parameter in encoder.parameters():
@@ -111,8 +118,12 @@ def counts(functions: list[str]) -> Counter[str]:
 
 def main() -> None:
     """Print what is passed, by file."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print JSON, with the names of all functions")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print JSON, with the names of all functions"
+    )
     args = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
@@ -127,7 +138,9 @@ def main() -> None:
     for name, names in found.items():
         files = counts(names)
         target = TARGETS[name]
-        print(f"{name}: {len(files)} files, {len(names)} functions (targets {target[0]} and {target[1]})")
+        print(
+            f"{name}: {len(files)} files, {len(names)} functions (targets {target[0]} and {target[1]})"
+        )
         for file, count in files.most_common():
             print(f"  {count:4} {file}")
 

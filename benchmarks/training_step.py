@@ -69,7 +69,9 @@ def encoder(capacity: int = CAPACITY, device: str = "cuda") -> Encoder:
     return Encoder.create("resnet32", classes=names, capacity=capacity).to(device)
 
 
-def prepared(precision: str, name: str = "hoc", capacity: int = CAPACITY, device: str = "cuda") -> Training:
+def prepared(
+    precision: str, name: str = "hoc", capacity: int = CAPACITY, device: str = "cuda"
+) -> Training:
     """Our loop's run: new images and replayed ones, half and half."""
     model = encoder(capacity, device)
     augmentation = Augmentation()
@@ -119,7 +121,9 @@ def capacity_costs(capacities: list[int]) -> dict[str, Any]:
             else:
                 rows[capacity] = steps_on_cpu(prepared("float32", name, capacity, "cpu"))
             ratio = rows[capacity] / rows[capacities[0]]
-            print(f"{name:<10} K = {capacity:<9,}{rows[capacity]:9.2f} ms   {ratio:5.2f}x", flush=True)
+            print(
+                f"{name:<10} K = {capacity:<9,}{rows[capacity]:9.2f} ms   {ratio:5.2f}x", flush=True
+            )
     return figures
 
 
@@ -140,9 +144,15 @@ def plain_run(backbone: str, size: int) -> Training:
     side = (size, size)
     names = [str(i) for i in range(CLASSES)]
     model = Encoder.create(backbone, classes=names, capacity=CAPACITY).to("cuda")
-    images = from_arrays(np.random.default_rng(0).integers(0, 256, (len(labels), *side, 3), dtype=np.uint8), labels)
-    source, _ = pixel_source(images, replace(model.preprocessing, size=side), Augmentation(), torch.device("cuda"))
-    batches = Batches([BatchSource(source, torch.from_numpy(labels).cuda(), False)], BATCH, Augmentation(), seed=0)
+    images = from_arrays(
+        np.random.default_rng(0).integers(0, 256, (len(labels), *side, 3), dtype=np.uint8), labels
+    )
+    source, _ = pixel_source(
+        images, replace(model.preprocessing, size=side), Augmentation(), torch.device("cuda")
+    )
+    batches = Batches(
+        [BatchSource(source, torch.from_numpy(labels).cuda(), False)], BATCH, Augmentation(), seed=0
+    )
     objective = create_method("er").objective(Upgrade(model, None, images, tuple(names), ()))
     recipe = Recipe(epochs=100, milestones=(), batch_size=BATCH, precision="auto")
     return Training(model, objective, batches, recipe, None, progress=False)
@@ -176,7 +186,11 @@ def compiled_step(backbone: str, size: int, steps: int = 20) -> float:
 
 def backbone_speeds(out: Path | None) -> None:
     """Images per second, ours beside plain PyTorch; kept after each backbone."""
-    figures: dict[str, Any] = {"machine": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": []}
+    figures: dict[str, Any] = {
+        "machine": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "rows": [],
+    }
     for backbone, size in BACKBONES:
         row: dict[str, Any] = {"backbone": backbone, "size": size}
         for way, measure in (
@@ -186,7 +200,10 @@ def backbone_speeds(out: Path | None) -> None:
             torch.manual_seed(0)
             row[way] = round(BATCH / measure() * 1e3)  # type: ignore[no-untyped-call]
             torch.cuda.empty_cache()
-        print(f"{backbone:<10}{size:4d}{row['ours']:10,} images/s{row['torch.compile']:10,} torch.compile", flush=True)
+        print(
+            f"{backbone:<10}{size:4d}{row['ours']:10,} images/s{row['torch.compile']:10,} torch.compile",
+            flush=True,
+        )
         figures["rows"].append(row)
         if out:
             replace_json(out, figures)
@@ -241,7 +258,9 @@ class PilImages(Dataset[tuple[Tensor, int]]):
 def published_step(loader: bool) -> float:
     new, old = encoder().train(), encoder().eval().requires_grad_(False)
     optimiser = optim.SGD(new.parameters(), 0.1, momentum=0.9, weight_decay=2e-4)
-    source = DataLoader(PilImages(), BATCH, shuffle=True, num_workers=8, drop_last=True, pin_memory=True)
+    source = DataLoader(
+        PilImages(), BATCH, shuffle=True, num_workers=8, drop_last=True, pin_memory=True
+    )
     still = next(iter(source))
 
     def batches() -> Iterator[list[Tensor]]:
@@ -274,18 +293,27 @@ def print_profile(steps: CapturedSteps, replays: int = 10) -> list[dict[str, Any
             steps._graph.replay()
         torch.cuda.synchronize()
     events = sorted(report.key_averages(), key=lambda event: -event.device_time_total)
-    rows = [{"us": e.device_time_total / replays, "calls": e.count / replays, "kernel": e.key[:120]} for e in events]
-    print(f"{sum(row['calls'] for row in rows):.0f} kernels, {sum(row['us'] for row in rows) / 1e3:.2f} ms of them")
+    rows = [
+        {"us": e.device_time_total / replays, "calls": e.count / replays, "kernel": e.key[:120]}
+        for e in events
+    ]
+    print(
+        f"{sum(row['calls'] for row in rows):.0f} kernels, {sum(row['us'] for row in rows) / 1e3:.2f} ms of them"
+    )
     for row in rows[:30]:
         print(f"{row['us']:9.1f} us {row['calls']:6.1f}x {row['kernel']}")
     return rows
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
-    parser.add_argument("--capacities", help="measure these values of K instead, such as 100,10000,100000")
+    parser.add_argument(
+        "--capacities", help="measure these values of K instead, such as 100,10000,100000"
+    )
     parser.add_argument("--backbones", action="store_true", help="measure larger backbones instead")
     options = parser.parse_args()
     if options.backbones:
@@ -296,14 +324,20 @@ def main() -> None:
         if options.out:
             replace_json(options.out, costs)
         return
-    figures: dict[str, Any] = {"machine": torch.cuda.get_device_name(), "torch": torch.__version__, "ms": {}}
+    figures: dict[str, Any] = {
+        "machine": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "ms": {},
+    }
     for kind in ("published", "published, no loader", "eager", "captured", "ours"):
         if kind.startswith("published"):
             figures["ms"][kind] = published_step(loader=kind == "published")
         else:
             figures["ms"][kind], steps = our_step(kind)
         ratio = figures["ms"]["published"] / figures["ms"][kind]
-        print(f"{kind:<22}{figures['ms'][kind]:8.3f} ms   {ratio:5.1f}x the published way", flush=True)
+        print(
+            f"{kind:<22}{figures['ms'][kind]:8.3f} ms   {ratio:5.1f}x the published way", flush=True
+        )
     if options.profile:
         figures["kernels"] = print_profile(steps)
     if options.out:

@@ -155,14 +155,21 @@ class Case:
 _photos = partial(Case, "photos", searched=40, gallery=50, queries=50)
 _drawings = partial(Case, "drawings", searched=200, gallery=10, queries=10, epochs=20, flip=False)
 _birds = partial(Case, "birds", 60, 60, (40, 40), searched=80, gallery=15, queries=25, confirm=True)
-_resnet18: Record = {"backbone": "resnet18", "backbone_options": {"stem": "cifar"}, "size": 64, "gpu": True}
+_resnet18: Record = {
+    "backbone": "resnet18",
+    "backbone_options": {"stem": "cifar"},
+    "size": 64,
+    "gpu": True,
+}
 CASES: dict[str, Case] = {
     "photos-30+30": _photos(30, 30, (80, 80), epochs=20),
     "photos-10+10": _photos(10, 10, (400, 400), epochs=15),
     "photos-more": _photos(30, 0, (40, 160), epochs=20, more=True),
     "photos-both": _photos(20, 20, (100, 100), epochs=20, more=True),
     "photos-resnet20": _photos(20, 20, (100, 100), epochs=15, backbone="resnet20"),
-    "photos-resnet32": _photos(30, 30, (500, 500), epochs=40, backbone="resnet32", batch_size=128, gpu=True),
+    "photos-resnet32": _photos(
+        30, 30, (500, 500), epochs=40, backbone="resnet32", batch_size=128, gpu=True
+    ),
     "photos-50+50": Case(
         *("photos", 50, 50, (400, 400), 100, 50, 50),
         epochs=15,
@@ -175,9 +182,15 @@ CASES: dict[str, Case] = {
     "drawings-200+200": _drawings(200, 200, (10, 10)),
     "faces-70+70": Case("faces", 70, 70, (25, 25), searched=60, gallery=10, queries=20, epochs=30),
     "characters-60+60": Case("characters", 60, 60, (20, 20), 100, 10, 20, epochs=20, flip=False),
-    "characters-more": Case("characters", 60, 0, (10, 20), 100, 10, 20, epochs=20, more=True, flip=False),
+    "characters-more": Case(
+        "characters", 60, 0, (10, 20), 100, 10, 20, epochs=20, more=True, flip=False
+    ),
     "characters-both": Case(
-        *("characters", 60, 60, (20, 20), 100, 10, 20), epochs=20, more=True, flip=False, confirm=True
+        *("characters", 60, 60, (20, 20), 100, 10, 20),
+        epochs=20,
+        more=True,
+        flip=False,
+        confirm=True,
     ),
     "photos-20+40": _photos(20, 40, (50, 50), epochs=30, confirm=True),
     "faces-more": Case("faces", 100, 0, (12, 16), 100, 10, 20, epochs=30, more=True, confirm=True),
@@ -217,11 +230,16 @@ def draw_images(name: str, case: Case, seed: int, data: Path) -> Images:
         pool = read(data / folder)
         enough = [one for one, count in pool.counts().items() if count >= most]
         if len(enough) < wanted:
-            raise DataError(f"{name} needs {wanted} classes of {most} images; {data / folder} has {len(enough)}")
+            raise DataError(
+                f"{name} needs {wanted} classes of {most} images; {data / folder} has {len(enough)}"
+            )
         classes = [enough[i] for i in rng.permutation(len(enough))[:wanted]]
     inputs = case.inputs()
 
-    rows = {one: rng.permutation(np.flatnonzero(pool.labels == label)) for label, one in enumerate(pool.classes)}
+    rows = {
+        one: rng.permutation(np.flatnonzero(pool.labels == label))
+        for label, one in enumerate(pool.classes)
+    }
 
     def part(names: Sequence[str], start: int, count: int) -> ImageSet:
         chosen = np.concatenate([rows[one][start : start + count] for one in names])
@@ -255,7 +273,9 @@ class Way:
 
     def __str__(self) -> str:
         options = "".join(f" {key}={value}" for key, value in sorted(self.options.items()))
-        epochs = f" epochs={self.epochs}" * (self.epochs is not None) + f" longer={self.longer:g}" * (self.longer != 1)
+        epochs = f" epochs={self.epochs}" * (
+            self.epochs is not None
+        ) + f" longer={self.longer:g}" * (self.longer != 1)
         return f"{self.method}{options} K={self.capacity}{epochs}{' replay' * self.replay}"
 
 
@@ -315,7 +335,10 @@ def upgrade(case: Case, images: Images, way: Way, seed: int, device: str) -> Upg
         backbone_options=case.backbone_options,
         capacity=way.capacity,
         preprocessing=case.inputs(),
-        recipe=replace(paper_recipe(method.scenario).shortened(way.epochs or case.epochs), batch_size=case.batch_size),
+        recipe=replace(
+            paper_recipe(method.scenario).shortened(way.epochs or case.epochs),
+            batch_size=case.batch_size,
+        ),
         augmentation=Augmentation(flip=case.flip),
         replay_per_class=REMEMBERED,
         seed=seed,
@@ -326,14 +349,19 @@ def upgrade(case: Case, images: Images, way: Way, seed: int, device: str) -> Upg
     labelled = concatenate([images.gallery, images.queries])
     recipe = settings.recipe.shortened(round(way.longer * settings.recipe.epochs))
     options = UpgradeOptions(recipe, device=device, hold_out=HOLD_OUT, progress=False)
-    with tempfile.TemporaryDirectory() as folder, Workspace.create(Path(folder) / "w", device=device) as space:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Workspace.create(Path(folder) / "w", device=device) as space,
+    ):
         times = [time.perf_counter()]
         space.train(images.first, settings, method, progress=False, hold_out=HOLD_OUT)
         times.append(time.perf_counter())
         space.upgrade(later, options, trials=0)
         times.append(time.perf_counter())
         learnt = learnt_images(images, everything, settings)
-        fitting = None if method.own_space else FitOptions(learnt)  # after training in a shared space nothing is fitted
+        fitting = (
+            None if method.own_space else FitOptions(learnt)
+        )  # after training in a shared space nothing is fitted
         held_out = space.check("v2", fitting=fitting, report=False, progress=False)
         found = space.translations.of("v2")["v1"]  # before a searched image is shown to the gate
         if found.forward is None:  # no gain was seen over searching the vectors as they are
@@ -354,11 +382,15 @@ def learnt_images(images: Images, everything: bool, settings: Settings) -> Image
         return concatenate([images.first, images.later])
     inputs = settings.preprocessing
     assert inputs is not None
-    memory = ReplayMemory(settings.replay_per_class).extended(images.first, inputs, seed=settings.seed)
+    memory = ReplayMemory(settings.replay_per_class).extended(
+        images.first, inputs, seed=settings.seed
+    )
     return concatenate([images.later, *([] if memory.images is None else [memory.images])])
 
 
-def pairs_of(encoders: tuple[Encoder, Encoder], learnt: ImageSet, augmentation: Augmentation, seed: int) -> Pairs:
+def pairs_of(
+    encoders: tuple[Encoder, Encoder], learnt: ImageSet, augmentation: Augmentation, seed: int
+) -> Pairs:
     """Vectors of both models of the images that v2 was trained on, each also in a few crops."""
     pixels = views_of(learnt, augmentation, seed)
     vectors = [embedded(encoder, pixels) for encoder in encoders]
@@ -410,7 +442,9 @@ def fastfill_order(forward: Map, pairs: Pairs, stored: Floats, epochs: int = 100
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(pairs.seed)
         width = pairs.X.shape[1]
-        model = torch.nn.Sequential(torch.nn.Linear(width, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
+        model = torch.nn.Sequential(
+            torch.nn.Linear(width, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1)
+        )
         x = torch.tensor(np.asarray(pairs.X, np.float32))
         off = torch.tensor(((forward(pairs.X) - pairs.Y) ** 2).sum(axis=1), dtype=torch.float32)
         optimiser = torch.optim.Adam(model.parameters(), lr=1e-3)
@@ -449,14 +483,19 @@ class Measured(NamedTuple):
         hits = searcher(protocol, gallery, self.gallery_labels)(queries, self.query_labels)
         return round(float(hits.mean()), 5)
 
-    def curve(self, way: Translation, order: Indices | None, protocol: str, scaled: bool = False) -> Floats:
+    def curve(
+        self, way: Translation, order: Indices | None, protocol: str, scaled: bool = False
+    ) -> Floats:
         """Accuracies at ``SHARES`` while the gallery is re-embedded in an order, by default a mean of random ones."""
         if protocol == "template":
             return self._template_curve(way, order)
         old, new = translated_pair(way, self.old, self.new)
         scales = {}
         if scaled:
-            scales = {old.name: standardised(translated(way, self.old, self.new)), new.name: standardised(self.new)}
+            scales = {
+                old.name: standardised(translated(way, self.old, self.new)),
+                new.name: standardised(self.new),
+            }
         found = backfill_curve(
             old,
             new,
@@ -480,12 +519,17 @@ class Measured(NamedTuple):
         count = len(stored)
         orders = [order]
         if order is None:
-            orders = [np.random.default_rng(seed).permutation(count) for seed in range(RANDOM_ORDERS)]
+            orders = [
+                np.random.default_rng(seed).permutation(count) for seed in range(RANDOM_ORDERS)
+            ]
         runs = []
         for rows in orders:
             assert rows is not None
             place = np.argsort(rows)
-            mixed = [np.where((place < round(share * count))[:, None], renewed, stored) for share in SHARES]
+            mixed = [
+                np.where((place < round(share * count))[:, None], renewed, stored)
+                for share in SHARES
+            ]
             runs.append([self.accuracy(queries, gallery, "template") for gallery in mixed])
         means: Floats = np.mean(runs, axis=0, dtype=np.float32)
         return means
@@ -515,7 +559,9 @@ def measure(
     maps = {} if pairs is None else rival_maps(pairs, device)
     orders: dict[str, Indices] = {}
     if way.uncertainty is not None:
-        orders["unsure"] = np.argsort(-way.uncertainty(unit(np.asarray(old.gallery, np.float32))), kind="stable")
+        orders["unsure"] = np.argsort(
+            -way.uncertainty(unit(np.asarray(old.gallery, np.float32))), kind="stable"
+        )
     if pairs is not None and way.forward is not None:
         orders["fastfill"] = fastfill_order(way.forward, pairs, old.gallery)
     found: Record = {}
@@ -538,7 +584,9 @@ def measure(
         served = asked["one"] or asked["two"]
         assert served is not None
         figures |= backfilled(searched, served, orders, protocol)
-        figures |= {f"{kind} - v1": figures[kind] - figures["v1"] for kind in GAINS if kind in figures}
+        figures |= {
+            f"{kind} - v1": figures[kind] - figures["v1"] for kind in GAINS if kind in figures
+        }
         found[protocol] = figures
     return found
 
@@ -552,12 +600,16 @@ class Rival(NamedTuple):
 
     def figures(self, name: str, searched: Measured, protocol: str) -> Record:
         """On v1's vectors, with all re-embedded, and the mean accuracy on the way."""
-        found = [searched.accuracy(self.queries, gallery, protocol) for gallery in (self.stored, self.renewed)]
+        found = [
+            searched.accuracy(self.queries, gallery, protocol)
+            for gallery in (self.stored, self.renewed)
+        ]
         runs = []
         for seed in range(RANDOM_ORDERS):
             place = np.random.default_rng(seed).permutation(len(self.stored))
             mixed = [
-                np.where((place < round(share * len(place)))[:, None], self.renewed, self.stored) for share in SHARES
+                np.where((place < round(share * len(place)))[:, None], self.renewed, self.stored)
+                for share in SHARES
             ]
             runs.append([searched.accuracy(self.queries, gallery, protocol) for gallery in mixed])
         curve: Floats = np.mean(runs, axis=0, dtype=np.float32)
@@ -591,7 +643,9 @@ def trained_rivals(
     merged = bt2(learnt, whole[0], whole[1], settings)
     asked = unit(merged(images.queries.images))
     again = unit(merged(images.gallery.images))
-    padded = np.hstack([gallery, np.zeros((len(gallery), again.shape[1] - gallery.shape[1]), np.float32)])
+    padded = np.hstack(
+        [gallery, np.zeros((len(gallery), again.shape[1] - gallery.shape[1]), np.float32)]
+    )
     return {
         "fct": Rival(queries, alone(gallery, gallery), renewed),
         "side": Rival(queries, with_side(gallery, side(images.gallery.images)), renewed),
@@ -599,7 +653,9 @@ def trained_rivals(
     }
 
 
-def backfilled(searched: Measured, way: Translation, orders: Mapping[str, Indices], protocol: str) -> Record:
+def backfilled(
+    searched: Measured, way: Translation, orders: Mapping[str, Indices], protocol: str
+) -> Record:
     """What is found while the gallery is re-embedded: half way, and on average, in random and in given orders."""
     plain = searched.curve(way, None, protocol)
     figures: Record = {"half": round(float(plain[HALF]), 5), "area": area(plain)}
@@ -625,7 +681,13 @@ def run(name: str, case: Case, seed: int, way: Way, data: Path, device: str) -> 
     rivals = {}
     if way.method == "itm":
         rivals = trained_rivals(case, images, done, searched, seed=seed, device=device)
-    about = {"case": name, "seed": seed, "way": str(way), "device": device, "queries": len(images.queries)}
+    about = {
+        "case": name,
+        "seed": seed,
+        "way": str(way),
+        "device": device,
+        "queries": len(images.queries),
+    }
     figures = measure(searched, done.translation, pairs, rivals, device)
     return {**about, **figures, **done.facts, "definition": case.described()}
 
@@ -655,7 +717,9 @@ def warn_of_looks(names: Sequence[str], way: Way, ledger: Path) -> None:
     """Print which of the cases are set aside, but were run before with another setting of this method."""
     entries = known_looks(ledger)
     for name in names:
-        if CASES[name].confirm and (sentence := warning(entries, set_aside(name), setting_of(way, CASES[name]))):
+        if CASES[name].confirm and (
+            sentence := warning(entries, set_aside(name), setting_of(way, CASES[name]))
+        ):
             print(sentence, flush=True)
 
 
@@ -674,7 +738,9 @@ def chosen_cases(words: Sequence[str], data: Path | None, device: str) -> list[s
         if folder and (data is None or not (data / folder).is_dir()):
             print(f"skipped {name}: no {folder} " + (f"in {data}" if data else "without --data"))
         elif CASES[name].gpu and device == "cpu" and name not in words:
-            print(f"skipped {name}: {CASES[name].backbone} is slow on a CPU; name the case, or --device cuda")
+            print(
+                f"skipped {name}: {CASES[name].backbone} is slow on a CPU; name the case, or --device cuda"
+            )
         else:
             chosen.append(name)
     return chosen
@@ -689,34 +755,57 @@ def spread(cases: Sequence[Sequence[float]]) -> Record:
     (0.5, None)
     """
     rng = np.random.default_rng(0)
-    resampled = [np.asarray(runs)[rng.integers(len(runs), size=(10_000, len(runs)))].mean(axis=1) for runs in cases]
+    resampled = [
+        np.asarray(runs)[rng.integers(len(runs), size=(10_000, len(runs)))].mean(axis=1)
+        for runs in cases
+    ]
     several = all(len(runs) > 1 for runs in cases)
     return {
         "mean": round(float(np.mean([np.mean(runs) for runs in cases])), 5),
-        "deviation": round(float(np.mean([np.std(runs, ddof=1) for runs in cases])), 5) if several else None,
-        "interval": np.quantile(np.mean(resampled, axis=0), (0.025, 0.975)).round(5).tolist() if several else None,
+        "deviation": round(float(np.mean([np.std(runs, ddof=1) for runs in cases])), 5)
+        if several
+        else None,
+        "interval": np.quantile(np.mean(resampled, axis=0), (0.025, 0.975)).round(5).tolist()
+        if several
+        else None,
         "runs": sum(map(len, cases)),
     }
 
 
 def summarise(runs: Sequence[Record]) -> Record:
     """Each case, and the mean over cases."""
-    cases = {name: [run for run in runs if run["case"] == name] for name in dict.fromkeys(run["case"] for run in runs)}
+    cases = {
+        name: [run for run in runs if run["case"] == name]
+        for name in dict.fromkeys(run["case"] for run in runs)
+    }
 
     def spreads(groups: Sequence[Sequence[Record]]) -> Record:
-        return {protocol: _spreads([[run[protocol] for run in group] for group in groups]) for protocol in PROTOCOLS}
+        return {
+            protocol: _spreads([[run[protocol] for run in group] for group in groups])
+            for protocol in PROTOCOLS
+        }
 
     summary = {name: spreads([mine]) for name, mine in cases.items()}
     for name, mine in cases.items():
-        summary[name]["gate"] = {on: Counter(run["gate"][on] for run in mine) for on in mine[0]["gate"]}
-        summary[name]["seconds"] = np.mean([run["seconds"] for run in mine], axis=0).round(1).tolist()
+        summary[name]["gate"] = {
+            on: Counter(run["gate"][on] for run in mine) for on in mine[0]["gate"]
+        }
+        summary[name]["seconds"] = (
+            np.mean([run["seconds"] for run in mine], axis=0).round(1).tolist()
+        )
     return {"cases": summary, "mean over cases": spreads(list(cases.values()))}
 
 
 def _spreads(groups: Sequence[Sequence[Record]]) -> Record:
     """The spread of every kind that all runs have."""
-    kinds = [kind for kind in groups[0][0] if all(kind in figures for group in groups for figures in group)]
-    return {kind: spread([[figures[kind] for figures in group] for group in groups]) for kind in kinds}
+    kinds = [
+        kind
+        for kind in groups[0][0]
+        if all(kind in figures for group in groups for figures in group)
+    ]
+    return {
+        kind: spread([[figures[kind] for figures in group] for group in groups]) for kind in kinds
+    }
 
 
 def tables(summary: Record) -> str:
@@ -728,19 +817,30 @@ def tables(summary: Record) -> str:
         for name, row in rows.items():
             found = row[protocol]
             differences = "".join(points(found.get(kind)) for kind in ("one - v1", "two - v1"))
-            lines.append(f"{name:16s}{found['v1']['runs']:3d}{accuracies(found, HEADLINE)}{differences}".rstrip())
+            lines.append(
+                f"{name:16s}{found['v1']['runs']:3d}{accuracies(found, HEADLINE)}{differences}".rstrip()
+            )
         lines.append("")
         heads = "".join(f"{kind[:6]:>7s}" for kind in DETAILS)
         lines.append(f"{title:16s}{heads}")
-        lines += [f"{name:16s}{accuracies(row[protocol], DETAILS, width=7)}" for name, row in rows.items()]
+        lines += [
+            f"{name:16s}{accuracies(row[protocol], DETAILS, width=7)}" for name, row in rows.items()
+        ]
         lines.append("")
     lines.append("                  deviation of one - v1     pass/undecided/refused      seconds")
     lines.append("                       image     template     held out    labelled    v1    v2")
     for name, row in summary["cases"].items():
         found = [row[protocol].get("one - v1", {}).get("deviation") for protocol in PROTOCOLS]
-        deviations = "".join(f"{'-' if one is None else format(100 * one, '.1f'):>13s}" for one in found)
-        gates = "".join(f"{'/'.join(str(gate.get(one, 0)) for one in OUTCOMES):>12s}" for gate in row["gate"].values())
-        lines.append(f"{name:16s}{deviations} {gates}" + "".join(f"{one:6.0f}" for one in row["seconds"]))
+        deviations = "".join(
+            f"{'-' if one is None else format(100 * one, '.1f'):>13s}" for one in found
+        )
+        gates = "".join(
+            f"{'/'.join(str(gate.get(one, 0)) for one in OUTCOMES):>12s}"
+            for gate in row["gate"].values()
+        )
+        lines.append(
+            f"{name:16s}{deviations} {gates}" + "".join(f"{one:6.0f}" for one in row["seconds"])
+        )
     return "\n".join(lines)
 
 
@@ -783,7 +883,11 @@ ORDERED = {
     "Vega, as few passes as the others": "vega-short",
 }
 GROUPS: dict[str, tuple[str, ...]] = {
-    "photos": tuple(name for name in CASES if name.startswith("photos-") and name not in (LEARNT, "photos-resnet32")),
+    "photos": tuple(
+        name
+        for name in CASES
+        if name.startswith("photos-") and name not in (LEARNT, "photos-resnet32")
+    ),
     "characters": tuple(name for name in CASES if name.startswith("characters-")),
     "drawings": tuple(name for name in CASES if name.startswith("drawings-")),
     "faces": tuple(name for name in CASES if name.startswith("faces-")),
@@ -814,7 +918,12 @@ def rivals_table(runs: Sequence[Record]) -> str:
     ]
     for row in RIVALS:
         mine = runs_of(runs, row.way, ORDINARY)
-        places = [("v1", "image"), (row.at_once, "image"), (row.area, "image"), (row.again, "image")]
+        places = [
+            ("v1", "image"),
+            (row.at_once, "image"),
+            (row.area, "image"),
+            (row.again, "image"),
+        ]
         places += [("v1", "template"), (row.at_once, "template"), (row.again, "template")]
         cells = [row.label, str(sum(map(len, mine)))]
         cells += [f"{level(mine, kind, protocol):.1f}" if kind else "" for kind, protocol in places]
@@ -827,7 +936,10 @@ def orders_table(runs: Sequence[Record]) -> str:
 
     "Random best" counts the cases in which the random order is above both others.
     """
-    titles = [" | ".join([f"{protocol}: at once", *ORDERS.values(), "embedded again"]) for protocol in PROTOCOLS]
+    titles = [
+        " | ".join([f"{protocol}: at once", *ORDERS.values(), "embedded again"])
+        for protocol in PROTOCOLS
+    ]
     lines = [
         f"| way | runs | {' | '.join(titles)} | random best: image | template |",
         "|---|" + "---:|" * (3 + 2 * (2 + len(ORDERS))),
@@ -882,7 +994,10 @@ def gains_table(runs: Sequence[Record]) -> str:
                 continue
             both = []
             for kind in (row.at_once, row.again):
-                gains = [level(mine, kind, protocol) - level(mine, "v1", protocol) for protocol in PROTOCOLS]
+                gains = [
+                    level(mine, kind, protocol) - level(mine, "v1", protocol)
+                    for protocol in PROTOCOLS
+                ]
                 both.append(f"{gains[0]:+.1f} ({gains[1]:+.1f})")
             cells.append(", then ".join(both))
         lines.append(f"| {' | '.join(cells)} |")
@@ -902,8 +1017,17 @@ def vega_table(runs: Sequence[Record]) -> str:
         cells = [name, str(len(mine[0]))]
         start = [level(mine, "v1", protocol) for protocol in PROTOCOLS]
         cells.append(f"{start[0]:.1f} ({start[1]:.1f})")
-        for found, kind in ((held, "direct"), (mine, "one"), (mine, "two"), (mine, "v2"), (free, "v2")):
-            gains = [level(found, kind, protocol) - level(found, "v1", protocol) for protocol in PROTOCOLS]
+        for found, kind in (
+            (held, "direct"),
+            (mine, "one"),
+            (mine, "two"),
+            (mine, "v2"),
+            (free, "v2"),
+        ):
+            gains = [
+                level(found, kind, protocol) - level(found, "v1", protocol)
+                for protocol in PROTOCOLS
+            ]
             cells.append(f"{gains[0]:+.1f} ({gains[1]:+.1f})")
         for evidence in ("labelled", "held out"):
             counts = Counter(run["gate"][evidence] for run in mine[0])
@@ -952,7 +1076,15 @@ def draw_picture(summary: Record, title: str, path: Path) -> None:
             means = np.array([one["mean"] for one in found])
             ends = np.array([one["interval"] or [one["mean"]] * 2 for one in found])
             rows = np.arange(len(cases)) + 0.16 * (place - 1.5)
-            axes.errorbar(100 * means, rows, xerr=100 * np.abs(ends.T - means), fmt="o", ms=5, color=colour, label=kind)
+            axes.errorbar(
+                100 * means,
+                rows,
+                xerr=100 * np.abs(ends.T - means),
+                fmt="o",
+                ms=5,
+                color=colour,
+                label=kind,
+            )
         axes.set_xlabel(f"top-1 by {label}, per cent")
         axes.grid(axis="x", alpha=0.3)
     panels[0].set_yticks(range(len(cases)), list(cases))
@@ -983,51 +1115,88 @@ def parse_options(given: Sequence[str]) -> Record:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run what is missing, then print and keep the summary; the number of runs that failed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, help="a folder with the image sets; characters need none")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--data", type=Path, help="a folder with the image sets; characters need none"
+    )
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/upgrades.json"))
-    parser.add_argument("--cases", default="tune", help="tune, confirm, all, or names separated by commas")
+    parser.add_argument(
+        "--cases", default="tune", help="tune, confirm, all, or names separated by commas"
+    )
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one thread each")
-    parser.add_argument("--way", choices=tuple(WAYS), help="a rival or control by its name, instead of a method")
+    parser.add_argument(
+        "--way", choices=tuple(WAYS), help="a rival or control by its name, instead of a method"
+    )
     parser.add_argument("--method", default=default_of("method"))
-    parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="of the method")
+    parser.add_argument(
+        "--option", action="append", default=[], metavar="KEY=VALUE", help="of the method"
+    )
     parser.add_argument("--capacity", type=int, default=CAPACITY)
     parser.add_argument("--epochs", type=int, help="for every case, instead of its own number")
     parser.add_argument("--longer", type=float, default=1.0, help="times as many epochs for v2")
-    parser.add_argument("--replay", action="store_true", help="v2 gets the replay memory, not all earlier images")
+    parser.add_argument(
+        "--replay", action="store_true", help="v2 gets the replay memory, not all earlier images"
+    )
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--picture", type=Path, help="draw the accuracies of every case")
-    parser.add_argument("--ledger", type=Path, default=default_path(), help="notes runs of set-aside cases")
+    parser.add_argument(
+        "--ledger", type=Path, default=default_path(), help="notes runs of set-aside cases"
+    )
     given = parser.parse_args(words)
     way = Way(given.method, given.capacity, parse_options(given.option))
     if given.way is not None:
         way = WAYS[given.way]
     way = replace(way, epochs=given.epochs, longer=given.longer, replay=given.replay)
     create_method(way.method, **way.options)  # an unknown name fails here, not in every run
-    content: Record = json.loads(given.out.read_text(encoding="utf-8")) if given.out.exists() else {}
+    content: Record = (
+        json.loads(given.out.read_text(encoding="utf-8")) if given.out.exists() else {}
+    )
     runs = content.setdefault("runs", {})
     names = chosen_cases(given.cases.split(","), given.data, given.device)
     plan = {  # the first seed of every case comes first
-        f"{name} seed={seed} {replace(way, epochs=way.epochs or CASES[name].epochs)}": (name, CASES[name], seed)
+        f"{name} seed={seed} {replace(way, epochs=way.epochs or CASES[name].epochs)}": (
+            name,
+            CASES[name],
+            seed,
+        )
         for seed in range(1, given.seeds + 1)
         for name in names
     }
 
     def is_done(key: str) -> bool:
         known = runs.get(key)
-        return known is not None and "area" in known["image"] and known["definition"] == plan[key][1].described()
+        return (
+            known is not None
+            and "area" in known["image"]
+            and known["definition"] == plan[key][1].described()
+        )
 
-    warn_of_looks(list(dict.fromkeys(plan[key][0] for key in plan if not is_done(key))), way, given.ledger)
-    os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")  # for the processes that are started here
+    warn_of_looks(
+        list(dict.fromkeys(plan[key][0] for key in plan if not is_done(key))), way, given.ledger
+    )
+    os.environ.update(
+        OMP_NUM_THREADS="1", MKL_NUM_THREADS="1"
+    )  # for the processes that are started here
     failed = 0
-    with ProcessPoolExecutor(given.jobs, multiprocessing.get_context("spawn"), torch.set_num_threads, (1,)) as pool:
+    with ProcessPoolExecutor(
+        given.jobs, multiprocessing.get_context("spawn"), torch.set_num_threads, (1,)
+    ) as pool:
         missing = [key for key in plan if not is_done(key)]
-        started = {pool.submit(run, *plan[key], way, given.data or Path(), given.device): key for key in missing}
+        started = {
+            pool.submit(run, *plan[key], way, given.data or Path(), given.device): key
+            for key in missing
+        }
         for ended in as_completed(started):
             if error := ended.exception():
                 failed += 1
-                print(f"failed: {started[ended]}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+                print(
+                    f"failed: {started[ended]}: {type(error).__name__}: {error}",
+                    file=sys.stderr,
+                    flush=True,
+                )
                 continue
             result = runs[started[ended]] = ended.result()
             if CASES[result["case"]].confirm:
@@ -1036,11 +1205,16 @@ def main(words: Sequence[str] | None = None) -> int:
             replace_json(given.out, content)
             shown = [kind for kind in HEADLINE if kind in result["image"]]
             found = "  ".join(f"{kind} {100 * result['image'][kind]:.1f}" for kind in shown)
-            print(f"{result['case']} {result['seed']}: {found}  {result['gate']['labelled']}", flush=True)
+            print(
+                f"{result['case']} {result['seed']}: {found}  {result['gate']['labelled']}",
+                flush=True,
+            )
     if finished := [runs[key] for key in plan if is_done(key)]:
         summary = summarise(finished)
         content.setdefault("summary", {})[f"{way}, {given.cases}"] = summary
-        content["machine"] = f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}"
+        content["machine"] = (
+            f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}"
+        )
         replace_json(given.out, content)
         print(f"\n{way}\n{tables(summary)}")
         if given.picture:

@@ -66,10 +66,25 @@ def serving(folder: Path) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]
     torch.manual_seed(0)
     Workspace.create(folder / "shop", device="cpu").close()
     Encoder.create("tiny", classes=["a", "b"], capacity=8).save(folder / "shop" / "versions" / "v1")
-    words = [sys.executable, "-m", "fixstar", "serve", "-w", str(folder / "shop"), "--port", "0", "--rate", "100000"]
+    words = [
+        sys.executable,
+        "-m",
+        "fixstar",
+        "serve",
+        "-w",
+        str(folder / "shop"),
+        "--port",
+        "0",
+        "--rate",
+        "100000",
+    ]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        address = next(line for line in process.stdout if line.startswith("serving")).split(" at ")[1].split()[0]
+        address = (
+            next(line for line in process.stdout if line.startswith("serving"))
+            .split(" at ")[1]
+            .split()[0]
+        )
         with httpx.Client(base_url=address, timeout=TIMEOUT) as client:
             try:
                 yield process, client
@@ -80,7 +95,11 @@ def serving(folder: Path) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]
 
 def resident(pid: int) -> tuple[float, float]:
     """Megabytes of a process, and of its children together."""
-    children = [child for file in Path(f"/proc/{pid}/task").glob("*/children") for child in file.read_text().split()]
+    children = [
+        child
+        for file in Path(f"/proc/{pid}/task").glob("*/children")
+        for child in file.read_text().split()
+    ]
     return _megabytes(pid), sum(_megabytes(int(child)) for child in children)
 
 
@@ -94,7 +113,9 @@ def _megabytes(pid: int) -> float:
 
 def main() -> None:
     """Send them, and print what came of it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--bombs", type=int, default=58)
     parser.add_argument("--clients", type=int, default=8)
     options = parser.parse_args()

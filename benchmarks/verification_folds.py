@@ -39,7 +39,12 @@ def settings(epochs: int) -> Settings:
     return Settings(
         backbone="resnet20",
         capacity=100,
-        recipe=Recipe(epochs=epochs, milestones=(round(0.7 * epochs),), weight_decay=5e-4, precision="bfloat16"),
+        recipe=Recipe(
+            epochs=epochs,
+            milestones=(round(0.7 * epochs),),
+            weight_decay=5e-4,
+            precision="bfloat16",
+        ),
         augmentation=Augmentation(crop_padding=4, flip=True),
         replay_per_class=0,
         seed=0,
@@ -52,7 +57,9 @@ def normalised_by_cifar10(encoder: Encoder) -> Encoder:
     return Encoder(*parts, inputs, encoder.about, encoder.adapter)
 
 
-def accuracies(first: np.ndarray[Any, Any], second: np.ndarray[Any, Any], pairs: VerificationPairs) -> dict[str, float]:
+def accuracies(
+    first: np.ndarray[Any, Any], second: np.ndarray[Any, Any], pairs: VerificationPairs
+) -> dict[str, float]:
     """By the folds of the list as drawn, and by folds that each hold as many genuine as impostor pairs."""
     scores = pair_scores(first, second, pairs)
     return {
@@ -69,17 +76,27 @@ def simulated(labels: np.ndarray[Any, Any], draws: int = 20) -> list[dict[str, f
         for seed in range(draws):
             same = draw_pairs(labels, seed=seed).same
             scores = np.random.default_rng(seed).normal(size=len(same)) + distance * same
-            both.append([kfold_accuracy(scores, same, stratified=how).mean for how in (False, True)])
+            both.append(
+                [kfold_accuracy(scores, same, stratified=how).mean for how in (False, True)]
+            )
         drawn, balanced = np.mean(both, axis=0)
         spread = float(np.std([pair[0] for pair in both], ddof=1))
-        rows.append({"distance": distance, "as drawn": drawn, "deviation": spread, "balanced": balanced})
-        print(f"simulated: balanced {balanced:.3f}, as drawn {drawn:.3f} +- {spread:.3f}", flush=True)
+        rows.append(
+            {"distance": distance, "as drawn": drawn, "deviation": spread, "balanced": balanced}
+        )
+        print(
+            f"simulated: balanced {balanced:.3f}, as drawn {drawn:.3f} +- {spread:.3f}", flush=True
+        )
     return rows
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path, help="the folder with cifar-100-binary and cifar-10-batches-bin")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "data", type=Path, help="the folder with cifar-100-binary and cifar-10-batches-bin"
+    )
     parser.add_argument("--classes", type=int, default=20, help="new classes a version")
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--out", type=Path)
@@ -90,21 +107,42 @@ def main() -> None:
     stream = class_stream(training, options.classes, options.classes)
     pairs = draw_pairs(searched.labels)
     genuine = [float(part.mean()) for part in np.array_split(pairs.same, 10)]
-    print("share of genuine pairs in each fold as drawn:", " ".join(f"{share:.2f}" for share in genuine))
+    print(
+        "share of genuine pairs in each fold as drawn:",
+        " ".join(f"{share:.2f}" for share in genuine),
+    )
     beside = simulated(searched.labels)
     started = time.monotonic()
     found = []
     features: dict[str, list[np.ndarray[Any, Any]]] = {"cifar100": [], "cifar10": []}
     for version in run_scenario(stream, create_method("cores"), settings(options.epochs)):
-        for name, encoder in (("cifar100", version.encoder), ("cifar10", normalised_by_cifar10(version.encoder))):
+        for name, encoder in (
+            ("cifar100", version.encoder),
+            ("cifar10", normalised_by_cifar10(version.encoder)),
+        ):
             features[name].append(encoder.encode(searched.images))
     for name, (old, new) in features.items():
-        for test, one, other in (("self-test v1", old, old), ("v2 on v1", new, old), ("self-test v2", new, new)):
+        for test, one, other in (
+            ("self-test v1", old, old),
+            ("v2 on v1", new, old),
+            ("self-test v2", new, new),
+        ):
             found.append({"normalised by": name, "test": test, **accuracies(one, other, pairs)})
-            print("  ".join(f"{v:.3f}" if isinstance(v, float) else f"{v:<13}" for v in found[-1].values()))
+            print(
+                "  ".join(
+                    f"{v:.3f}" if isinstance(v, float) else f"{v:<13}" for v in found[-1].values()
+                )
+            )
     if options.out:
-        about = {"classes": options.classes, "epochs": options.epochs, "seconds": round(time.monotonic() - started)}
-        replace_json(options.out, {**about, "genuine by fold": genuine, "simulated": beside, "accuracies": found})
+        about = {
+            "classes": options.classes,
+            "epochs": options.epochs,
+            "seconds": round(time.monotonic() - started),
+        }
+        replace_json(
+            options.out,
+            {**about, "genuine by fold": genuine, "simulated": beside, "accuracies": found},
+        )
 
 
 if __name__ == "__main__":

@@ -23,8 +23,22 @@ from mkdocs.structure.pages import Page
 from fixstar import __version__
 
 ROOT = Path(__file__).parents[1]
-PYTHON = ("workspace", "gallery", "evaluation", "training", "methods", "losses", "models", "data", "images")
-OUTSIDE = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md", "SECURITY.md": "security.md"}
+PYTHON = (
+    "workspace",
+    "gallery",
+    "evaluation",
+    "training",
+    "methods",
+    "losses",
+    "models",
+    "data",
+    "images",
+)
+OUTSIDE = {
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security.md",
+}
 _LOADED = re.compile(
     r'<(?:script|img|iframe|link (?![^>]*rel="(?:canonical|next|prev)"))[^>]*(?:src|href)="(?:https?:)?//'
 )
@@ -58,7 +72,9 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     for source, target in OUTSIDE.items():
         markdown = re.sub(rf"\]\((?:\.\./)*{re.escape(source)}", f"]({up}{target}", markdown)
     return re.sub(
-        r"\]\((?:\.\./)*examples/(\w+)\.(?:py|ipynb|yml)\)", lambda found: f"]({up}examples.md#{found[1]})", markdown
+        r"\]\((?:\.\./)*examples/(\w+)\.(?:py|ipynb|yml)\)",
+        lambda found: f"]({up}examples.md#{found[1]})",
+        markdown,
     )
 
 
@@ -76,7 +92,9 @@ class Doctests(griffe.Extension):
         """Fence the examples of one object."""
         if obj.docstring:
             obj.docstring.value = re.sub(
-                r"(?m)^>>> .*(?:\n(?!\n).*)*", lambda found: f"```pycon\n{found[0]}\n```", obj.docstring.value
+                r"(?m)^>>> .*(?:\n(?!\n).*)*",
+                lambda found: f"```pycon\n{found[0]}\n```",
+                obj.docstring.value,
             )
 
 
@@ -95,7 +113,11 @@ def python_pages() -> dict[str, str]:
 def python_page(name: str) -> str:
     """What a module exports: ``__all__``, or its own classes and functions."""
     module = importlib.import_module(name)
-    own = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == name and key[0] != "_"]
+    own = [
+        key
+        for key, value in vars(module).items()
+        if getattr(value, "__module__", "") == name and key[0] != "_"
+    ]
     lines = [f"# {name}", "", _docstring(module, name), ""]
     for exported in getattr(module, "__all__", own):
         value = getattr(module, exported)
@@ -125,8 +147,15 @@ def commands() -> str:
 
     from fixstar.cli import app
 
-    lines = ["# Command line", "", "*Reference.* Every command has `--help`. Exit codes: 0 done or passed, 1 an error,"]
-    lines += ["2 refused, 3 missing evidence, 64 a mistake in the command line, 130 interrupted.", ""]
+    lines = [
+        "# Command line",
+        "",
+        "*Reference.* Every command has `--help`. Exit codes: 0 done or passed, 1 an error,",
+    ]
+    lines += [
+        "2 refused, 3 missing evidence, 64 a mistake in the command line, 130 interrupted.",
+        "",
+    ]
     return "\n".join([*lines, *_command(get_command(app), "fixstar")])
 
 
@@ -138,13 +167,19 @@ def _command(command: Any, name: str) -> Iterator[str]:
             yield from _command(command.commands[key], f"{name} {key}")
         return
     arguments = [p for p in command.params if p.param_type_name == "argument"]
-    usage = " ".join([name, *(p.name.upper() if p.required else f"[{p.name.upper()}]" for p in arguments)])
+    usage = " ".join(
+        [name, *(p.name.upper() if p.required else f"[{p.name.upper()}]" for p in arguments)]
+    )
     yield from (f"{'#' * (len(name.split()))} {name}", "", inspect.cleandoc(command.help or ""), "")
     yield from ("```", f"{usage} [OPTIONS]", *_examples(command.epilog or ""), "```", "")
     if command.params:
         yield from ("| | | default |", "|---|---|---|")
     for p in command.params:
-        word = p.name.upper() if p.param_type_name == "argument" else ", ".join((*p.opts, *p.secondary_opts))
+        word = (
+            p.name.upper()
+            if p.param_type_name == "argument"
+            else ", ".join((*p.opts, *p.secondary_opts))
+        )
         default = (
             "required"
             if p.required
@@ -179,21 +214,38 @@ def http() -> tuple[str, str]:
     lines += ["Limits, roles and problems: [the service](service.md).", ""]
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
-            lines += [f"## {method.upper()} {path}", "", operation.get("description", operation["summary"]), ""]
+            lines += [
+                f"## {method.upper()} {path}",
+                "",
+                operation.get("description", operation["summary"]),
+                "",
+            ]
             lines += _fields(operation, document)
     return "\n".join(lines), json.dumps(document)
 
 
 def _fields(operation: dict[str, Any], document: dict[str, Any]) -> Iterator[str]:
     rows = [
-        (p["name"], p["in"], _kind(p.get("schema", {})), p.get("description", ""), p.get("required", False))
+        (
+            p["name"],
+            p["in"],
+            _kind(p.get("schema", {})),
+            p.get("description", ""),
+            p.get("required", False),
+        )
         for p in operation.get("parameters", [])
     ]
     for media, body in operation.get("requestBody", {}).get("content", {}).items():
         schema = _resolved(body["schema"], document)
         required = schema.get("required", [])
         rows += [
-            (key, media.rpartition("/")[2], _kind(value), value.get("description", ""), key in required)
+            (
+                key,
+                media.rpartition("/")[2],
+                _kind(value),
+                value.get("description", ""),
+                key in required,
+            )
             for key, value in schema.get("properties", {}).items()
         ]
     if rows:
@@ -229,7 +281,12 @@ def _kind(schema: dict[str, Any]) -> str:
 
 def examples() -> str:
     """The programs, notebooks and workflows of examples/, as they are."""
-    lines = ["# Examples", "", "*Reference.* They run in the tests as they are, and are under 60 lines each.", ""]
+    lines = [
+        "# Examples",
+        "",
+        "*Reference.* They run in the tests as they are, and are under 60 lines each.",
+        "",
+    ]
     for path in sorted((ROOT / "examples").glob("*.*")):
         if path.suffix == ".py":
             lines += [f"## {path.stem}", "", "```python", path.read_text().rstrip(), "```", ""]
@@ -240,6 +297,8 @@ def examples() -> str:
             for cell in json.loads(path.read_text())["cells"]:
                 text = re.sub(r"(?m)^# ", "### ", "".join(cell["source"]))
                 lines += (
-                    [text, ""] if cell["cell_type"] == "markdown" else ["```python", "".join(cell["source"]), "```", ""]
+                    [text, ""]
+                    if cell["cell_type"] == "markdown"
+                    else ["```python", "".join(cell["source"]), "```", ""]
                 )
     return "\n".join(lines)

@@ -14,11 +14,22 @@ from PIL import Image, ImageDraw, ImageFont
 from fixstar.data.glyphs import SCRIPTS
 
 SLANTS = {"Sans": "Oblique", "SansMono": "Oblique", "Serif": "Italic"}
-FONTS = [f"DejaVu{name}{end}.ttf" for name, it in SLANTS.items() for end in ("", "-Bold", f"-{it}", f"-Bold{it}")]
+FONTS = [
+    f"DejaVu{name}{end}.ttf"
+    for name, it in SLANTS.items()
+    for end in ("", "-Bold", f"-{it}", f"-Bold{it}")
+]
 MORE = [*SCRIPTS["digits"], *SCRIPTS["latin"], *SCRIPTS["greek"]]
 KNOWN = MORE[:31]
-UNSEEN = [letter for letter in SCRIPTS["cyrillic"] if "\u0410" <= letter <= "\u042f"]  # searched, never trained on
-FOLDERS = {"2024": (KNOWN, 8), "2025": (MORE, 40), "catalogue": (UNSEEN, 20), "held-out": (UNSEEN, 200)}
+UNSEEN = [
+    letter for letter in SCRIPTS["cyrillic"] if "\u0410" <= letter <= "\u042f"
+]  # searched, never trained on
+FOLDERS = {
+    "2024": (KNOWN, 8),
+    "2025": (MORE, 40),
+    "catalogue": (UNSEEN, 20),
+    "held-out": (UNSEEN, 200),
+}
 
 
 @lru_cache

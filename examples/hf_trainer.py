@@ -39,15 +39,24 @@ class Compatible(nn.Module):
 
 def train(model: Compatible, images: torch.Tensor, labels: torch.Tensor) -> Compatible:
     """Twenty steps of one batch."""
-    rows = [{"pixel_values": image, "labels": label} for image, label in zip(images, labels, strict=True)]
+    rows = [
+        {"pixel_values": image, "labels": label}
+        for image, label in zip(images, labels, strict=True)
+    ]
     quiet = {"use_cpu": True, "disable_tqdm": True, "save_strategy": "no", "report_to": "none"}
     with tempfile.TemporaryDirectory() as folder:
-        Trainer(model, TrainingArguments(folder, max_steps=20, learning_rate=3e-3, **quiet), train_dataset=rows).train()
+        Trainer(
+            model,
+            TrainingArguments(folder, max_steps=20, learning_rate=3e-3, **quiet),
+            train_dataset=rows,
+        ).train()
     return model.eval()
 
 
 torch.manual_seed(0)
-config = ViTConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64, image_size=32)
+config = ViTConfig(
+    hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64, image_size=32
+)
 images, labels = torch.rand(64, 3, 32, 32), torch.randint(0, 10, (64,))
 v1 = train(Compatible(config), images[labels < 5], labels[labels < 5])
 v2 = copy.deepcopy(v1)

@@ -19,10 +19,21 @@ else:  # made-up vectors: 20 classes, the new model is a little better and sligh
     turn = np.eye(32) + 0.02 * rng.normal(size=(32, 32))
     old, new = (centres[labels] + noise * rng.normal(size=(400, 32)) for noise in (1.5, 1.2))
     data = {"old_queries": old[:200], "old_gallery": old[200:], "new_queries": new[:200] @ turn}
-    data |= {"new_gallery": new[200:] @ turn, "query_labels": labels[:200], "gallery_labels": labels[200:]}
+    data |= {
+        "new_gallery": new[200:] @ turn,
+        "query_labels": labels[:200],
+        "gallery_labels": labels[200:],
+    }
 
-versions = [VersionFeatures(name, data[f"{name}_queries"], data[f"{name}_gallery"]) for name in ("old", "new")]
+versions = [
+    VersionFeatures(name, data[f"{name}_queries"], data[f"{name}_gallery"])
+    for name in ("old", "new")
+]
 tested = cross_test(versions, data["query_labels"], data["gallery_labels"], "image")
-print(f"old on old {tested.matrix[0, 0]:.1%}   new on old {tested.matrix[1, 0]:.1%}   new {tested.matrix[1, 1]:.1%}")
+print(
+    f"old on old {tested.matrix[0, 0]:.1%}   new on old {tested.matrix[1, 0]:.1%}   new {tested.matrix[1, 1]:.1%}"
+)
 gain = paired_bootstrap(tested.hits[1, 0], tested.hits[0, 0])
-print(f"upgrading without re-embedding: {100 * gain.mean:+.1f} points [{100 * gain.low:+.1f}, {100 * gain.high:+.1f}]")
+print(
+    f"upgrading without re-embedding: {100 * gain.mean:+.1f} points [{100 * gain.low:+.1f}, {100 * gain.high:+.1f}]"
+)

@@ -29,7 +29,11 @@ class Compatible(lightning.LightningModule):
         images, labels = batch
         z = self.network(images)
         loss = losses.cross_entropy(self.head(z), labels)
-        return loss if self.old is None else loss + 5 * losses.feature_distillation(z, self.old(images))
+        return (
+            loss
+            if self.old is None
+            else loss + 5 * losses.feature_distillation(z, self.old(images))
+        )
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Only the network has weights: the head's prototypes never move."""
@@ -38,7 +42,9 @@ class Compatible(lightning.LightningModule):
 
 def train(module: Compatible, images: torch.Tensor, labels: torch.Tensor) -> nn.Module:
     """Thirty epochs of one batch."""
-    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    quiet = dict.fromkeys(
+        ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
+    )
     trainer = lightning.Trainer(accelerator="cpu", max_epochs=30, **quiet)
     trainer.fit(module, DataLoader(TensorDataset(images, labels), batch_size=64))
     return module.network.eval()
@@ -46,7 +52,9 @@ def train(module: Compatible, images: torch.Tensor, labels: torch.Tensor) -> nn.
 
 warnings.filterwarnings("ignore", module="lightning")
 torch.manual_seed(0)
-body = nn.Sequential(nn.Conv2d(3, 16, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(256, 64))
+body = nn.Sequential(
+    nn.Conv2d(3, 16, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(256, 64)
+)
 network = nn.Sequential(body, nn.Linear(64, K - 1, bias=False))
 images, labels = torch.rand(64, 3, 32, 32), torch.randint(0, 10, (64,))
 v1 = copy.deepcopy(train(Compatible(network), images[labels < 5], labels[labels < 5]))

@@ -15,11 +15,15 @@ head = SimplexClassifier(K)
 
 def network() -> nn.Module:
     """Your backbone, and a projection to the width of the simplex."""
-    body = nn.Sequential(nn.Conv2d(3, 16, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(256, 64))
+    body = nn.Sequential(
+        nn.Conv2d(3, 16, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(256, 64)
+    )
     return nn.Sequential(body, nn.Linear(64, head.feature_dim, bias=False))
 
 
-def train(model: nn.Module, images: torch.Tensor, labels: torch.Tensor, old: nn.Module | None = None) -> float:
+def train(
+    model: nn.Module, images: torch.Tensor, labels: torch.Tensor, old: nn.Module | None = None
+) -> float:
     """Cross-entropy against the simplex; with an old model, features are held where it put them."""
     optimiser = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
     for _ in range(30):

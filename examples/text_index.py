@@ -36,7 +36,10 @@ for topic, (things, rule) in HELP.items():
 
 old, new = sys.argv[1:3]
 question = "how do I return boots"
-with tempfile.TemporaryDirectory() as folder, Workspace.create(f"{folder}/help", device="cpu") as space:
+with (
+    tempfile.TemporaryDirectory() as folder,
+    Workspace.create(f"{folder}/help", device="cpu") as space,
+):
     space.add_version(old)
     space.index(text_item(name, text, {}) for name, text in passages.items())
     print(f"{len(passages)} passages indexed. v1 answers {question!r} with:")

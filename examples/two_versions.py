@@ -12,6 +12,10 @@ from fixstar.training import version_features
 v1, v2 = train(*sys.argv[1:3], backbone="tiny", epochs=5)
 held = open_images(sys.argv[3])
 queries, gallery = held.take(range(0, len(held), 2)), held.take(range(1, len(held), 2))
-versions = [version_features(version.name, version.encoder, queries, gallery) for version in (v1, v2)]
+versions = [
+    version_features(version.name, version.encoder, queries, gallery) for version in (v1, v2)
+]
 found = cross_test(versions, queries.labels, gallery.labels, "image").matrix
-print(f"v1 finds {found[0, 0]:.1%}, v2 on v1's vectors {found[1, 0]:.1%}, v2 on its own {found[1, 1]:.1%}")
+print(
+    f"v1 finds {found[0, 0]:.1%}, v2 on v1's vectors {found[1, 0]:.1%}, v2 on its own {found[1, 1]:.1%}"
+)

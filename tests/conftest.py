@@ -21,14 +21,20 @@ from hypothesis import HealthCheck, settings
 
 pytest_plugins = ["wording"]
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before NumPy and torch are imported; processes inherit it
-os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="fixstar-config-")  # tests trust code of their own
+os.environ.setdefault(
+    "OMP_NUM_THREADS", "1"
+)  # before NumPy and torch are imported; processes inherit it
+os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(
+    prefix="fixstar-config-"
+)  # tests trust code of their own
 atexit.register(shutil.rmtree, os.environ["XDG_CONFIG_HOME"], ignore_errors=True)
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 gc.disable()  # until all modules are imported
 
-settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("busy machine")
 
 # Typer makes the whole command line again for every call, which a program does once.

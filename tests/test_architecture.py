@@ -44,11 +44,32 @@ LAYERS: list[set[str]] = [
 ]
 HEIGHT = {part: len(LAYERS) - row for row, parts in enumerate(LAYERS) for part in parts}
 FORBIDDEN = {"torchvision", "pickle", "dill", "joblib", "cloudpickle"}
-CORE = {"torch", "numpy", "PIL", "safetensors", "rich", "typer"}  # what a bare GPU machine has at start
-TRITON_MODULES = {"normed_convolutions", "simplex_rows"}  # of the kernels: imported when a GPU trains
-WEB = {"fastapi", "starlette", "pydantic", "uvicorn", "prometheus_client", "httpx"}  # imported when a service starts
+CORE = {
+    "torch",
+    "numpy",
+    "PIL",
+    "safetensors",
+    "rich",
+    "typer",
+}  # what a bare GPU machine has at start
+TRITON_MODULES = {
+    "normed_convolutions",
+    "simplex_rows",
+}  # of the kernels: imported when a GPU trains
+WEB = {
+    "fastapi",
+    "starlette",
+    "pydantic",
+    "uvicorn",
+    "prometheus_client",
+    "httpx",
+}  # imported when a service starts
 CONNECTED = {"langchain": "langchain_core", "llama_index": "llama_index"}  # by module
-RESEARCHERS = ("cli/bench.py", "cli/research.py", "research/")  # the only sources that import fixstar.research
+RESEARCHERS = (
+    "cli/bench.py",
+    "cli/research.py",
+    "research/",
+)  # the only sources that import fixstar.research
 NAMES_TO_AVOID = {"utils", "helpers", "common", "misc", "util", "helper"}
 
 
@@ -100,10 +121,14 @@ def _import_nodes(path: Path) -> list[tuple[ast.Import | ast.ImportFrom, bool]]:
 def upward_imports(path: Path, here: str) -> list[str]:
     """The imports of a file that point to a part that is not below its own."""
     wrong = []
-    for module, name, line in imports(path, only_at_start=here == ""):  # fixstar itself hands out names on demand
+    for module, name, line in imports(
+        path, only_at_start=here == ""
+    ):  # fixstar itself hands out names on demand
         if module.split(".")[0] == "fixstar":
             there = f"{module}.{name}".split(".")[1]
-            there = there if there in HEIGHT else ""  # a name of fixstar itself, such as __version__
+            there = (
+                there if there in HEIGHT else ""
+            )  # a name of fixstar itself, such as __version__
             if there != here and HEIGHT[there] >= HEIGHT[here]:
                 wrong.append(f"{path.name}:{line}: {here or 'fixstar'} may not import {there}")
     return wrong
@@ -141,7 +166,11 @@ def test_the_product_never_imports_the_research(tmp_path: Path) -> None:
             wrong += research_imports(path)
     assert not wrong, "\n".join(wrong)
 
-    for line in ("from fixstar import research", "import fixstar.research.theorem", "from fixstar.research import a"):
+    for line in (
+        "from fixstar import research",
+        "import fixstar.research.theorem",
+        "from fixstar.research import a",
+    ):
         path = tmp_path / "wrong.py"
         path.write_text(f"def f():\n    {line}\n")
         assert research_imports(path) == ["wrong.py:2: imports fixstar.research"]
@@ -150,7 +179,11 @@ def test_the_product_never_imports_the_research(tmp_path: Path) -> None:
 def test_the_files_of_the_research_are_in_the_wheel() -> None:
     """What is read beside the code, and is no Python: the globs of pyproject.toml must cover it."""
     project = tomllib.loads((ROOT.parents[1] / "pyproject.toml").read_text())
-    shipped = {path for glob in project["tool"]["setuptools"]["package-data"]["fixstar"] for path in ROOT.glob(glob)}
+    shipped = {
+        path
+        for glob in project["tool"]["setuptools"]["package-data"]["fixstar"]
+        for path in ROOT.glob(glob)
+    }
     beside = {path for path in (ROOT / "research").rglob("*") if path.suffix in {".toml", ".json"}}
     assert len(beside) > 5
     assert beside <= shipped
@@ -161,8 +194,12 @@ def import_graph() -> dict[str, set[str]]:
     known = {module_of(path): path for path in sources()}
     graph: dict[str, set[str]] = {}
     for module, path in known.items():
-        wanted = ((f"{there}.{name}", there) for there, name, _ in imports(path, only_at_start=True))
-        graph[module] = {full if full in known else there for full, there in wanted} & known.keys() - {module}
+        wanted = (
+            (f"{there}.{name}", there) for there, name, _ in imports(path, only_at_start=True)
+        )
+        graph[module] = {
+            full if full in known else there for full, there in wanted
+        } & known.keys() - {module}
     return graph
 
 
@@ -202,12 +239,23 @@ def test_no_forbidden_library_and_no_heavy_one_at_start() -> None:
         if part_of(path) == "connectors":
             outside -= {CONNECTED.get(path.stem, "")}
         wrong += [f"{path}: {library} is not used here" for library in forbidden]
-        wrong += [f"{path}: import {library} inside the function that needs it" for library in outside]
+        wrong += [
+            f"{path}: import {library} inside the function that needs it" for library in outside
+        ]
     assert not wrong, "\n".join(wrong)
 
 
 def test_serving_parts_and_the_command_line_start_without_torch() -> None:
-    parts = ["geometry", "polytopes", "evaluation", "gallery", "translation", "images", "errors", "cli"]
+    parts = [
+        "geometry",
+        "polytopes",
+        "evaluation",
+        "gallery",
+        "translation",
+        "images",
+        "errors",
+        "cli",
+    ]
     code = (
         "import importlib, sys\n"
         f"for part in {parts}:\n"
@@ -308,21 +356,51 @@ EXPORTED = {
         *("simplex_constants", "simplex_logits", "unit"),
     ],
     "fixstar.polytopes": [
-        *("cube_dimension", "cube_logits", "orthoplex_logits", "polygon_logits", "polygon_prototypes"),
+        *(
+            "cube_dimension",
+            "cube_logits",
+            "orthoplex_logits",
+            "polygon_logits",
+            "polygon_prototypes",
+        ),
     ],
     "fixstar.images": [
         *("MAX_PIXELS", "Decode", "DecodeProcesses", "ImageSource", "Pixels", "Preprocessing"),
         *("decode_ahead", "read_pixels"),
     ],
     "fixstar.models": [
-        *("Adapter", "Backbone", "Classifier", "CosineClassifier", "CubeClassifier", "EmbeddedBatch", "Encoder"),
+        *(
+            "Adapter",
+            "Backbone",
+            "Classifier",
+            "CosineClassifier",
+            "CubeClassifier",
+            "EmbeddedBatch",
+            "Encoder",
+        ),
         *("FixedClassifier", "FrozenEncoder", "LinearClassifier", "OrthoplexClassifier", "Outputs"),
         *("PolygonClassifier", "ProxyClassifier", "SimplexClassifier", "Slots"),
         *("backbone_names", "create_backbone", "create_classifier", "resolve_device"),
     ],
     "fixstar.data": [
-        *("Augmentation", "Batch", "BatchSource", "Batches", "ImageSet", "ReplayMemory", "Task", "TaskStream"),
-        *("augmented_views", "class_and_sample_stream", "class_order", "class_stream", "concatenate", "from_arrays"),
+        *(
+            "Augmentation",
+            "Batch",
+            "BatchSource",
+            "Batches",
+            "ImageSet",
+            "ReplayMemory",
+            "Task",
+            "TaskStream",
+        ),
+        *(
+            "augmented_views",
+            "class_and_sample_stream",
+            "class_order",
+            "class_stream",
+            "concatenate",
+            "from_arrays",
+        ),
         *("open_images", "pixel_source", "sample_stream"),
     ],
     "fixstar.evaluation": [
@@ -331,20 +409,63 @@ EXPORTED = {
         *("RateTable", "Relevant", "Report", "Split", "Thumbnails", "VerificationPairs"),
         *("VersionFeatures", "accuracy_curves", "accuracy_panels", "average_accuracy"),
         *("average_compatibility", "average_compatibility_accuracy", "backfill_curve"),
-        *("backfill_curves", "backward_compatibility", "cell_evidence", "cmc", "compatibility_heat_map"),
+        *(
+            "backfill_curves",
+            "backward_compatibility",
+            "cell_evidence",
+            "cmc",
+            "compatibility_heat_map",
+        ),
         *("compatible_cells", "contact_sheet", "cross_test", "cross_test_scores", "draw_pairs"),
-        *("flips", "format_spread", "forward_compatibility", "found_before_after", "gallery_query_split"),
+        *(
+            "flips",
+            "format_spread",
+            "forward_compatibility",
+            "found_before_after",
+            "gallery_query_split",
+        ),
         *("is_compatible", "kfold_accuracy"),
-        *("lost_queries", "matched", "mean_average_precision", "metric_curve", "mixed_gallery_search"),
+        *(
+            "lost_queries",
+            "matched",
+            "mean_average_precision",
+            "metric_curve",
+            "mixed_gallery_search",
+        ),
         *("mixed_nearest", "ndcg", "nearest", "needed_resamples"),
-        *("pair_scores", "paired_bootstrap", "read_relevance", "recall", "reciprocal_rank", "retrieval_measure", "roc"),
+        *(
+            "pair_scores",
+            "paired_bootstrap",
+            "read_relevance",
+            "recall",
+            "reciprocal_rank",
+            "retrieval_measure",
+            "roc",
+        ),
         "roc_curves",
-        *("sample_pairs", "side_by_side", "store_search", "summarise", "summarise_matrices", "summary"),
+        *(
+            "sample_pairs",
+            "side_by_side",
+            "store_search",
+            "summarise",
+            "summarise_matrices",
+            "summary",
+        ),
         *("tar_at_far", "templates", "top_1", "tpir_at_fpir", "update_gain"),
         "verdicts",
     ],
     "fixstar.methods": [
-        *("METHODS", "Initialisation", "Method", "Need", "Objective", "OldVectors", "Scenario", "Stage", "Step"),
+        *(
+            "METHODS",
+            "Initialisation",
+            "Method",
+            "Need",
+            "Objective",
+            "OldVectors",
+            "Scenario",
+            "Stage",
+            "Step",
+        ),
         *("Terms", "Upgrade", "create_method"),
     ],
     "fixstar.gallery": [
@@ -362,25 +483,87 @@ EXPORTED = {
         *("SearchOptions", "SearchRequest", "SearchResult", "SqliteGallery", "Vectors"),
         *("VersionSpace", "Where"),
         *("copy_gallery", "export_version", "import_version"),
-        *("measured_recall", "open_gallery", "postgres_table", "qdrant_collection", "verify_gallery"),
+        *(
+            "measured_recall",
+            "open_gallery",
+            "postgres_table",
+            "qdrant_collection",
+            "verify_gallery",
+        ),
     ],
     "fixstar.translation": [
-        *("KINDS", "Calibration", "Evidence", "Layer", "Map", "Pairs", "Threshold", "Translation", "Uncertainty"),
-        *("by_class", "by_relevance", "choose", "fit_calibration", "fit_map", "load_translation", "paired_by_class"),
+        *(
+            "KINDS",
+            "Calibration",
+            "Evidence",
+            "Layer",
+            "Map",
+            "Pairs",
+            "Threshold",
+            "Translation",
+            "Uncertainty",
+        ),
+        *(
+            "by_class",
+            "by_relevance",
+            "choose",
+            "fit_calibration",
+            "fit_map",
+            "load_translation",
+            "paired_by_class",
+        ),
         *("pseudo_pairs", "save_translation", "translated"),
     ],
     "fixstar.workspace": [
-        *("BackfillOptions", "Backfilled", "CatalogueItem", "Check", "Examples", "FitOptions", "GateRules"),
-        *("ImageStore", "Indexed", "Move", "Status", "UpgradeOptions", "Workspace", "catalogue", "labelled_items"),
+        *(
+            "BackfillOptions",
+            "Backfilled",
+            "CatalogueItem",
+            "Check",
+            "Examples",
+            "FitOptions",
+            "GateRules",
+        ),
+        *(
+            "ImageStore",
+            "Indexed",
+            "Move",
+            "Status",
+            "UpgradeOptions",
+            "Workspace",
+            "catalogue",
+            "labelled_items",
+        ),
     ],
     "fixstar.training": [
-        *("CIFAR_CORES", "CIFAR_LIFELONG", "FROZEN", "EpochLog", "Recipe", "Settings", "Training", "TrainingContext"),
+        *(
+            "CIFAR_CORES",
+            "CIFAR_LIFELONG",
+            "FROZEN",
+            "EpochLog",
+            "Recipe",
+            "Settings",
+            "Training",
+            "TrainingContext",
+        ),
         *("Validation", "ValidationScores", "Version", "paper_recipe"),
         *("run_scenario", "train", "train_version", "train_versions", "version_features"),
     ],
     "fixstar.losses": [
-        *("SameClass", "balanced_distillation", "centre_alignment", "centre_distance", "cosine_boundary"),
-        *("cross_entropy", "cross_model_triplet", "elastic_boundary", "feature_distance", "feature_distillation"),
+        *(
+            "SameClass",
+            "balanced_distillation",
+            "centre_alignment",
+            "centre_distance",
+            "cosine_boundary",
+        ),
+        *(
+            "cross_entropy",
+            "cross_model_triplet",
+            "elastic_boundary",
+            "feature_distance",
+            "feature_distillation",
+        ),
         *(
             "info_nce",
             "info_nce_of",
@@ -400,7 +583,9 @@ def test_public_names_change_only_on_purpose() -> None:
 
 
 def test_names_say_what_things_are() -> None:
-    parts = {part.removesuffix(".py") for path in sources() for part in path.relative_to(ROOT).parts}
+    parts = {
+        part.removesuffix(".py") for path in sources() for part in path.relative_to(ROOT).parts
+    }
     assert not parts & NAMES_TO_AVOID
 
 
@@ -409,7 +594,8 @@ def test_functions_stay_short() -> None:
         f"{path}:{node.lineno} {node.name} has {length} lines below its signature"
         for path in sources()
         for node in statements(path)
-        if isinstance(node, ast.FunctionDef) and (length := (node.end_lineno or 0) - node.body[0].lineno + 1) > 72
+        if isinstance(node, ast.FunctionDef)
+        and (length := (node.end_lineno or 0) - node.body[0].lineno + 1) > 72
     ]
     assert not wrong, "\n".join(wrong)
 
@@ -455,7 +641,9 @@ def names_by_hand(tree: ast.AST) -> list[int]:
 
 def test_one_file_alone_knows_the_order_and_the_folders_of_versions() -> None:
     assert numbers_by_hand(ast.parse("a = int(name[1:]) > int(one.target[1:])")) == [1, 1]
-    assert sorted(folders_by_hand(ast.parse('a = path / "versions" / name\nb = path / "retired"'))) == [1, 2]
+    assert sorted(
+        folders_by_hand(ast.parse('a = path / "versions" / name\nb = path / "retired"'))
+    ) == [1, 2]
     assert names_by_hand(ast.parse('a = f"v{number}"\nb = f"v{number} and {more}"')) == [1]
     wrong = []
     for path in sources():
@@ -465,8 +653,13 @@ def test_one_file_alone_knows_the_order_and_the_folders_of_versions() -> None:
             continue
         tree = ast.parse(source)
         wrong += [f"{place}:{line}: version_name says it" for line in names_by_hand(tree)]
-        wrong += [f"{place}:{line}: version_number of fixstar.versions says it" for line in numbers_by_hand(tree)]
-        wrong += [f"{place}:{line}: VersionFiles says where it is" for line in folders_by_hand(tree)]
+        wrong += [
+            f"{place}:{line}: version_number of fixstar.versions says it"
+            for line in numbers_by_hand(tree)
+        ]
+        wrong += [
+            f"{place}:{line}: VersionFiles says where it is" for line in folders_by_hand(tree)
+        ]
     assert not wrong, "\n".join(wrong)
 
 

@@ -25,15 +25,21 @@ def test_what_is_copied_exists_and_is_sent_to_the_builder() -> None:
 
 
 def test_what_is_installed_exists() -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
     (installed,) = re.findall(r'pip install -c constraints.txt "\.\[([\w,-]+)\]"', DOCKERFILE)
     assert set(installed.split(",")) <= set(extras)
     assert "torch==" in (ROOT / "constraints.txt").read_text()
 
 
 def test_torch_comes_from_another_index_only_on_request() -> None:
-    stage = DOCKERFILE[DOCKERFILE.index("FROM ") : DOCKERFILE.index("FROM ", DOCKERFILE.index("FROM ") + 1)]
-    assert stage.index("ARG TORCH_INDEX=\n") < stage.index('${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch')
+    stage = DOCKERFILE[
+        DOCKERFILE.index("FROM ") : DOCKERFILE.index("FROM ", DOCKERFILE.index("FROM ") + 1)
+    ]
+    assert stage.index("ARG TORCH_INDEX=\n") < stage.index(
+        '${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch'
+    )
 
 
 def test_no_root_and_a_health_check_on_the_published_port() -> None:
@@ -45,7 +51,9 @@ def test_no_root_and_a_health_check_on_the_published_port() -> None:
 
 
 def test_services_name_what_there_is() -> None:
-    named = {mount.partition(":")[0] for service in SERVICES.values() for mount in service["volumes"]}
+    named = {
+        mount.partition(":")[0] for service in SERVICES.values() for mount in service["volumes"]
+    }
     assert named == set(COMPOSE["volumes"])
     for service in SERVICES.values():
         assert "image" in service
@@ -60,6 +68,8 @@ def test_services_name_what_there_is() -> None:
 def test_no_password_is_written_down_and_the_root_is_read_only() -> None:
     for service in SERVICES.values():
         assert service["read_only"]
-        passwords = [value for name, value in service["environment"].items() if name.endswith("PASSWORD")]
+        passwords = [
+            value for name, value in service["environment"].items() if name.endswith("PASSWORD")
+        ]
         assert passwords
         assert all(value.startswith("${POSTGRES_PASSWORD:?") for value in passwords)

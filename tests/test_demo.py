@@ -29,7 +29,9 @@ def test_the_demo_measures_draws_and_leaves_its_workspace(tmp_path: Path) -> Non
         assert Image.open(path).size[0] > 500
     queries = demo.characters(("hebrew",), 6, seed=2)
     gallery = demo.characters(("hebrew",), demo.GALLERY, seed=1)
-    v1, v2 = (Encoder.load(tmp_path / "out" / "workspace" / "versions" / name) for name in ("v1", "v2"))
+    v1, v2 = (
+        Encoder.load(tmp_path / "out" / "workspace" / "versions" / name) for name in ("v1", "v2")
+    )
 
     def found(asked: Encoder, stored: Encoder) -> float:
         cosines = asked.encode(queries.images) @ stored.encode(gallery.images).T

@@ -15,7 +15,12 @@ from fixstar import errors
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
-GENERATED = ("reference/cli.md", "reference/http.md", "reference/python/", "examples.md")  # docs/site.py makes them
+GENERATED = (
+    "reference/cli.md",
+    "reference/http.md",
+    "reference/python/",
+    "examples.md",
+)  # docs/site.py makes them
 CHANGED_BY_BUILD = ("changelog.md", "contributing.md", "security.md")
 
 
@@ -48,7 +53,9 @@ def test_every_page_is_in_the_menu() -> None:
     menu = set(re.findall(r"(?m)^ .*: ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text()))
     written = {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")}
     assert written <= menu
-    assert {page for page in menu - written if not page.startswith(GENERATED)} == set(CHANGED_BY_BUILD)
+    assert {page for page in menu - written if not page.startswith(GENERATED)} == set(
+        CHANGED_BY_BUILD
+    )
 
 
 def test_no_page_names_a_machine() -> None:
@@ -69,22 +76,31 @@ def pages(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-def test_a_public_name_without_a_docstring_fails_the_build(pages: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_public_name_without_a_docstring_fails_the_build(
+    pages: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert "::: fixstar.errors.InputError" in pages.python_page("fixstar.errors")
     monkeypatch.setattr(errors.InputError, "__doc__", None)
-    monkeypatch.setattr(pages.inspect, "getdoc", lambda value: value.__doc__)  # it would find a base class's
+    monkeypatch.setattr(
+        pages.inspect, "getdoc", lambda value: value.__doc__
+    )  # it would find a base class's
     with pytest.raises(Exception, match="InputError is public and has no docstring"):
         pages.python_page("fixstar.errors")
 
 
-def test_a_page_that_loads_something_from_elsewhere_fails_the_build(pages: ModuleType, tmp_path: Path) -> None:
+def test_a_page_that_loads_something_from_elsewhere_fails_the_build(
+    pages: ModuleType, tmp_path: Path
+) -> None:
     page = tmp_path / "index.html"
     page.write_text(
         '<link rel="canonical" href="https://x.example"><a href="https://x.example">x</a><img src="star.svg">'
     )
     config = SimpleNamespace(site_dir=str(tmp_path))
     pages.on_post_build(config)
-    for loaded in ('<script src="https://x.example/a.js">', '<link rel="stylesheet" href="//fonts.example/css">'):
+    for loaded in (
+        '<script src="https://x.example/a.js">',
+        '<link rel="stylesheet" href="//fonts.example/css">',
+    ):
         page.write_text(loaded)
         with pytest.raises(Exception, match="loads something from elsewhere"):
             pages.on_post_build(config)

@@ -42,7 +42,10 @@ def test_every_example_is_run_here_and_is_short() -> None:
         "two_versions.py",
     }
     assert all(len(path.read_text().splitlines()) < 60 for path in EXAMPLES.glob("*.py"))
-    assert all(sum(len(cell["source"]) for cell in cells(path.name)) < 60 for path in EXAMPLES.glob("*.ipynb"))
+    assert all(
+        sum(len(cell["source"]) for cell in cells(path.name)) < 60
+        for path in EXAMPLES.glob("*.ipynb")
+    )
 
 
 def cells(name: str) -> list[dict[str, Any]]:
@@ -68,9 +71,16 @@ def test_first_upgrade(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_two_models(capsys: pytest.CaptureFixture[str]) -> None:
     found = run_notebook("two_models.ipynb")["found"]
-    assert (found.outcome, found.chosen, found.queries, found.gallery) == ("pass", "both sides, one model", 112, 256)
+    assert (found.outcome, found.chosen, found.queries, found.gallery) == (
+        "pass",
+        "both sides, one model",
+        112,
+        256,
+    )
     finds = {name: one.finds for name, one in found.measured.items()}
-    assert finds["old model"] == pytest.approx(52 / 112, abs=0.02)  # two queries: other processors round otherwise
+    assert finds["old model"] == pytest.approx(
+        52 / 112, abs=0.02
+    )  # two queries: other processors round otherwise
     assert finds["both sides, one model"] == pytest.approx(67 / 112, abs=0.02)
     assert finds["all re-embedded"] == pytest.approx(74 / 112, abs=0.02)
     best = found.measured[found.chosen]
@@ -79,14 +89,20 @@ def test_two_models(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_characters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    few = {name: tuple(mark for mark in marks if mark in "12ABΓΔДЖ") for name, marks in SCRIPTS.items()}
+    few = {
+        name: tuple(mark for mark in marks if mark in "12ABΓΔДЖ") for name, marks in SCRIPTS.items()
+    }
     monkeypatch.setattr("fixstar.data.glyphs.SCRIPTS", few)
     run("characters.py", monkeypatch, str(tmp_path))
     assert len(list((tmp_path / "held-out" / "U+0416").glob("*.png"))) == 200
 
 
-def test_text_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    models = [f"hf:{bert_folder(tmp_path / name, seed=seed)}" for seed, name in enumerate(("old", "new"))]
+def test_text_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models = [
+        f"hf:{bert_folder(tmp_path / name, seed=seed)}" for seed, name in enumerate(("old", "new"))
+    ]
     run("text_index.py", monkeypatch, *models)
     told = capsys.readouterr().out
     assert "60 passages indexed. v1 answers 'how do I return boots' with:" in told
@@ -94,13 +110,17 @@ def test_text_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert told.endswith("Back to v1; no vector was changed\n")
 
 
-def test_two_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_versions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     pixels, labels = load_digits(return_X_y=True)
     for part, digits in {"2024": "01", "2025": "0123", "held": "456"}.items():
         for digit in digits:
             (tmp_path / part / digit).mkdir(parents=True)
             for i in np.flatnonzero(labels == int(digit))[:12]:
-                image = Image.fromarray((pixels[i].reshape(8, 8) * 15).astype(np.uint8)).convert("RGB")
+                image = Image.fromarray((pixels[i].reshape(8, 8) * 15).astype(np.uint8)).convert(
+                    "RGB"
+                )
                 image.save(tmp_path / part / digit / f"{i}.png")
     folders = [str(tmp_path / part) for part in ("2024", "2025", "held")]
     run("two_versions.py", monkeypatch, *folders)
@@ -112,7 +132,9 @@ def test_plain_loop(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
     assert float(capsys.readouterr().out.split()[-1]) > 0.8
 
 
-@pytest.mark.parametrize(("name", "library"), [("lightning_loop.py", "lightning"), ("hf_trainer.py", "accelerate")])
+@pytest.mark.parametrize(
+    ("name", "library"), [("lightning_loop.py", "lightning"), ("hf_trainer.py", "accelerate")]
+)
 def test_loops_of_others(
     name: str, library: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -121,12 +143,17 @@ def test_loops_of_others(
     assert float(capsys.readouterr().out.split()[-1]) > 0.7
 
 
-def test_judge_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_judge_features(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     run("judge_features.py", monkeypatch)
     assert "new on old 8" in capsys.readouterr().out
     features, labels = np.eye(4), np.arange(4)
     kinds = ("old_queries", "new_queries", "old_gallery", "new_gallery")
-    arrays: dict[str, Any] = dict.fromkeys(kinds, features) | {"query_labels": labels, "gallery_labels": labels}
+    arrays: dict[str, Any] = dict.fromkeys(kinds, features) | {
+        "query_labels": labels,
+        "gallery_labels": labels,
+    }
     np.savez(tmp_path / "features.npz", **arrays)
     run("judge_features.py", monkeypatch, str(tmp_path / "features.npz"))
     assert "new on old 100.0%" in capsys.readouterr().out

@@ -27,7 +27,9 @@ def test_every_claimed_figure_is_what_its_file_says(everything: list[Claim | Quo
 
 
 @pytest.mark.parametrize("page", figures.COMPLETE)
-def test_no_figure_is_without_a_claim_or_a_source(page: str, everything: list[Claim | Quote]) -> None:
+def test_no_figure_is_without_a_claim_or_a_source(
+    page: str, everything: list[Claim | Quote]
+) -> None:
     assert uncovered(page, everything) == []
 
 
@@ -66,7 +68,9 @@ one of 16 cores.
 
 Version 2.11 of torch.
 """
-OURS = Claim("README.md", "| ours, K = 10,000 | {} | {} | {} [{}, {}] |", [3, 0.968, 52.19, 51.9, 52.6])
+OURS = Claim(
+    "README.md", "| ours, K = 10,000 | {} | {} | {} [{}, {}] |", [3, 0.968, 52.19, 51.9, 52.6]
+)
 THEIRS = Quote("README.md", "| theirs | | .86 | 48.2 |", "their table 2")
 STEP = Claim("README.md", "takes {} ms, on one of", [1.4499])
 
@@ -91,9 +95,18 @@ def test_claims_that_hold() -> None:
 @pytest.mark.parametrize(
     ("claim", "told"),
     [
-        (OURS._replace(values=[3, 0.964, 52.19, 51.9, 52.6]), "figure 2: .97 is printed, the files give 0.964"),
-        (OURS._replace(values=[3, 0.968, 52.26, 51.9, 52.6]), "figure 3: 52.2 is printed, the files give 52.26"),
-        (OURS._replace(values=[3, 0.968, 52.19, -51.9, 52.6]), "figure 4: +51.9 is printed, the files give -51.9"),
+        (
+            OURS._replace(values=[3, 0.964, 52.19, 51.9, 52.6]),
+            "figure 2: .97 is printed, the files give 0.964",
+        ),
+        (
+            OURS._replace(values=[3, 0.968, 52.26, 51.9, 52.6]),
+            "figure 3: 52.2 is printed, the files give 52.26",
+        ),
+        (
+            OURS._replace(values=[3, 0.968, 52.19, -51.9, 52.6]),
+            "figure 4: +51.9 is printed, the files give -51.9",
+        ),
         (OURS._replace(values=[3]), "has 5 figures and 1 values"),
         (STEP._replace(text="takes {} s"), "0 places have"),
         (STEP._replace(text="A"), "places have 'A'; one is expected"),
@@ -107,10 +120,16 @@ def test_a_claim_that_does_not_hold_is_told(claim: Claim | Quote, told: str) -> 
 
 def test_a_figure_without_a_claim_is_told(page: Path) -> None:
     every: list[Claim | Quote] = [OURS, THEIRS, STEP]
-    assert uncovered("README.md", every[1:]) == ["README.md: | 7 | ours, K = 10,000 | 3 | .97 | 52.2 [+51.9, 52.6] |"]
-    assert uncovered("README.md", every[:2]) == ["README.md: 1.45 in 'A step takes 1.45 ms, on one of 16 cores.'"]
+    assert uncovered("README.md", every[1:]) == [
+        "README.md: | 7 | ours, K = 10,000 | 3 | .97 | 52.2 [+51.9, 52.6] |"
+    ]
+    assert uncovered("README.md", every[:2]) == [
+        "README.md: 1.45 in 'A step takes 1.45 ms, on one of 16 cores.'"
+    ]
     part = OURS._replace(text="| ours, K = 10,000 | {} | {} |")
-    (row,) = uncovered("README.md", [part, THEIRS, STEP])  # two of its figures have a claim, three have none
+    (row,) = uncovered(
+        "README.md", [part, THEIRS, STEP]
+    )  # two of its figures have a claim, three have none
     assert "ours" in row
     page.write_text(PAGE.replace("A step", "It is 3.7 times as fast. A step"))
     (found,) = uncovered("README.md", every)

@@ -56,8 +56,12 @@ def test_closed_form_equals_the_dense_product(K: int, scale: float, seed: int) -
     z = np.random.default_rng(seed).standard_normal((3, K - 1))
     dense = scale * z @ simplex_prototypes(K).T
     tolerance = 1e-5 * max(1.0, scale)
-    np.testing.assert_allclose(simplex_logits(z.astype(np.float32), K, scale), dense, atol=tolerance)
-    np.testing.assert_allclose(simplex_logits(torch.from_numpy(z).float(), K, scale), dense, atol=tolerance)
+    np.testing.assert_allclose(
+        simplex_logits(z.astype(np.float32), K, scale), dense, atol=tolerance
+    )
+    np.testing.assert_allclose(
+        simplex_logits(torch.from_numpy(z).float(), K, scale), dense, atol=tolerance
+    )
 
 
 @given(K=st.integers(2, 100), seed=seeds)
@@ -141,7 +145,11 @@ def cosines(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> np.ndarray[Any,
 
 
 @given(
-    d_old=st.integers(2, 60), d_new=st.integers(2, 60), m_old=st.integers(1, 40), m_new=st.integers(1, 40), seed=seeds
+    d_old=st.integers(2, 60),
+    d_new=st.integers(2, 60),
+    m_old=st.integers(1, 40),
+    m_new=st.integers(1, 40),
+    seed=seeds,
 )
 @settings(max_examples=60, deadline=None)
 def test_short_cosines_are_full_cosines_across_versions(
@@ -188,17 +196,26 @@ def test_a_rank_deficient_projection_is_still_exact() -> None:
 def test_a_long_feature_needs_only_the_backbones_width() -> None:
     rng = np.random.default_rng(1)
     P_old, P_new = version(rng, 20_000, 64), version(rng, 20_000, 48)
-    h_old, h_new = rng.standard_normal((3, 64)).astype(np.float32), rng.standard_normal((3, 48)).astype(np.float32)
+    h_old, h_new = (
+        rng.standard_normal((3, 64)).astype(np.float32),
+        rng.standard_normal((3, 48)).astype(np.float32),
+    )
     carried = carry(short_form(h_new, P_new), short_basis(P_new), short_basis(P_old), 20_000)
     found = carried @ short_form(h_old, P_old).T
     np.testing.assert_allclose(found, cosines(h_new @ P_new.T, h_old @ P_old.T), atol=1e-5)
 
 
 @given(
-    d_old=st.integers(2, 30), d_new=st.integers(2, 30), m_old=st.integers(1, 30), m_new=st.integers(1, 30), seed=seeds
+    d_old=st.integers(2, 30),
+    d_new=st.integers(2, 30),
+    m_old=st.integers(1, 30),
+    m_new=st.integers(1, 30),
+    seed=seeds,
 )
 @settings(max_examples=60, deadline=None)
-def test_carry_is_one_matrix_for_a_pair_of_versions(d_old: int, d_new: int, m_old: int, m_new: int, seed: int) -> None:
+def test_carry_is_one_matrix_for_a_pair_of_versions(
+    d_old: int, d_new: int, m_old: int, m_new: int, seed: int
+) -> None:
     rng = np.random.default_rng(seed)
     P_old, P_new = version(rng, d_old, m_old), version(rng, d_new, m_new)
     u = short_form(rng.standard_normal((4, m_new)).astype(np.float32), P_new)
@@ -215,6 +232,7 @@ def test_a_zero_feature_stays_zero() -> None:
 
 def test_geometry_does_not_import_torch() -> None:
     code = (
-        "import sys, numpy as np, fixstar.geometry as g; g.simplex_logits(np.ones(3), 4); print('torch' in sys.modules)"
+        "import sys, numpy as np, fixstar.geometry as g; "
+        "g.simplex_logits(np.ones(3), 4); print('torch' in sys.modules)"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"

@@ -21,13 +21,19 @@ def named_paths(text: str) -> set[str]:
     """What a text puts into backticks that looks like a path."""
     quoted = re.findall(r"`([^`\s]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
     endings = (".py", ".md", ".toml", ".json", ".js", ".yml", ".txt", "/")
-    return {word for word in quoted if word.endswith(endings) or (re.fullmatch(r"[\w/.-]+", word) and "/" in word)}
+    return {
+        word
+        for word in quoted
+        if word.endswith(endings) or (re.fullmatch(r"[\w/.-]+", word) and "/" in word)
+    }
 
 
 def missing_paths(names: set[str]) -> list[str]:
     """The names that are neither files of the repository nor of the package, nor of a folder of the benchmarks."""
     places = (ROOT, SOURCE, SOURCE / "research" / "benchmarks", ROOT / "docs" / "appendix")
-    return sorted(name for name in names if not any(list(place.glob(name.rstrip("/"))) for place in places))
+    return sorted(
+        name for name in names if not any(list(place.glob(name.rstrip("/"))) for place in places)
+    )
 
 
 def test_contributing_names_only_files_that_exist() -> None:
@@ -37,7 +43,9 @@ def test_contributing_names_only_files_that_exist() -> None:
 
 
 def test_a_path_that_is_not_there_is_seen() -> None:
-    names = named_paths("`losses.py`, `gone.py`, `tests/gone/`, `a.b`, `service/routes_*.py`\n```\n`other.py`\n```")
+    names = named_paths(
+        "`losses.py`, `gone.py`, `tests/gone/`, `a.b`, `service/routes_*.py`\n```\n`other.py`\n```"
+    )
     assert names == {"losses.py", "gone.py", "tests/gone/", "service/routes_*.py"}
     assert missing_paths(names) == ["gone.py", "tests/gone/"]
 
@@ -76,7 +84,14 @@ def test_coverage_has_a_floor() -> None:
 
 
 def git(folder: Path, *arguments: str) -> None:
-    who = ("-c", "user.name=test", "-c", "user.email=test@example.org", "-c", "commit.gpgsign=false")
+    who = (
+        "-c",
+        "user.name=test",
+        "-c",
+        "user.email=test@example.org",
+        "-c",
+        "commit.gpgsign=false",
+    )
     subprocess.run(["git", *who, *arguments], cwd=folder, check=True, capture_output=True)
 
 
@@ -90,8 +105,12 @@ def released(tmp_path: Path) -> Path:
     """A repository with a release 0.2.0 of a package that has one function."""
     package = tmp_path / "src" / "fixstar"
     package.mkdir(parents=True)
-    (package / "__init__.py").write_text('__version__ = "0.2.0"\n\n\ndef search(k: int) -> int:\n    return k\n')
-    (tmp_path / "CHANGELOG.md").write_text("# Changelog\n\n## 0.2.0 - 2026-01-01\n\nNew.\n\n## 0.1.0\n\nOld.\n")
+    (package / "__init__.py").write_text(
+        '__version__ = "0.2.0"\n\n\ndef search(k: int) -> int:\n    return k\n'
+    )
+    (tmp_path / "CHANGELOG.md").write_text(
+        "# Changelog\n\n## 0.2.0 - 2026-01-01\n\nNew.\n\n## 0.1.0\n\nOld.\n"
+    )
     git(tmp_path, "init", "--quiet")
     git(tmp_path, "add", ".")
     git(tmp_path, "commit", "--quiet", "--message", "Release")

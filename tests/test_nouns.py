@@ -16,7 +16,13 @@ import fixstar
 SOURCE = Path(fixstar.__file__).parent
 CONTRIBUTING = SOURCE.parents[1] / "CONTRIBUTING.md"
 JSON = "service/schemas.py"  # the class of a noun is its JSON there
-CENTRAL = {"Workspace", "Serving", "Registry", "Rollout", "Translations"}  # what every other part goes through
+CENTRAL = {
+    "Workspace",
+    "Serving",
+    "Registry",
+    "Rollout",
+    "Translations",
+}  # what every other part goes through
 TWICE = {"_Asked"}  # private: two backends each translate a question into what they ask
 NAMED_BY_OTHERS = {"FixstarVectorStore"}  # one per connected library, as each calls such a class
 
@@ -40,9 +46,15 @@ def aliases(folder: Path) -> dict[str, list[str]]:
     found = defaultdict(list)
     for path in sorted(folder.rglob("*.py")):
         for node in statements(path):
-            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            targets = (
+                node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            )
             for target in targets:
-                if isinstance(target, ast.Name) and target.id[0].isupper() and not target.id.isupper():
+                if (
+                    isinstance(target, ast.Name)
+                    and target.id[0].isupper()
+                    and not target.id.isupper()
+                ):
                     found[target.id].append(path.relative_to(folder).as_posix())
     return dict(found)
 
@@ -62,7 +74,9 @@ def wrong_owners(table: list[tuple[str, str]], defined: Mapping[str, list[str]])
 
 
 def shared_names(defined: Mapping[str, list[str]]) -> list[str]:
-    return [f"{name} has several meanings: {files}" for name, files in defined.items() if len(files) > 1]
+    return [
+        f"{name} has several meanings: {files}" for name, files in defined.items() if len(files) > 1
+    ]
 
 
 def test_every_noun_is_defined_by_its_owner_and_nowhere_else() -> None:
@@ -78,7 +92,9 @@ def test_every_noun_is_defined_by_its_owner_and_nowhere_else() -> None:
 def test_no_class_name_has_two_meanings() -> None:
     defined = definitions(SOURCE)
     assert defined.keys() >= NAMED_BY_OTHERS
-    wrong = shared_names({name: files for name, files in defined.items() if name not in NAMED_BY_OTHERS})
+    wrong = shared_names(
+        {name: files for name, files in defined.items() if name not in NAMED_BY_OTHERS}
+    )
     assert not wrong, "\n".join(wrong)
 
 
@@ -90,7 +106,9 @@ def test_no_private_class_has_the_name_of_another() -> None:
 
 
 def test_names_of_types_are_seen(tmp_path: Path) -> None:
-    (tmp_path / "one.py").write_text("Evidence = dict[str, int]\nMOST = 3\nwhole: int = 1\nVectors: TypeAlias = list\n")
+    (tmp_path / "one.py").write_text(
+        "Evidence = dict[str, int]\nMOST = 3\nwhole: int = 1\nVectors: TypeAlias = list\n"
+    )
     assert aliases(tmp_path) == {"Evidence": ["one.py"], "Vectors": ["one.py"]}
 
 

@@ -33,7 +33,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_three_methods_through_two_upgrades(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_three_methods_through_two_upgrades(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[Plane] = []
 
     def watched(encoder: Encoder, test: ImageSet) -> Plane:
@@ -54,7 +56,9 @@ def test_three_methods_through_two_upgrades(tmp_path: Path, monkeypatch: pytest.
         np.testing.assert_allclose(version.prototypes, polygon_prototypes(10), atol=1e-6)
     for name, planes in zip(result.turns, (ift, bct, cores), strict=True):
         turns = [class_turns(before, after) for before, after in itertools.pairwise(planes)]
-        assert result.turns[name] == pytest.approx([np.abs(list(turn.values())).mean() for turn in turns])
+        assert result.turns[name] == pytest.approx(
+            [np.abs(list(turn.values())).mean() for turn in turns]
+        )
         assert result.accuracy[name] == [picture2d._accuracy(version) for version in planes]
     assert len(said) == 4
 
@@ -120,12 +124,19 @@ def cloud(degrees: list[float], reserved: int = 0, length: float = 1.0, seed: in
     radius = length * rng.uniform(0.5, 1, around.shape)
     features = np.stack([radius * np.cos(around), radius * np.sin(around)], axis=-1).reshape(-1, 2)
     spokes = np.concatenate([angles, np.linspace(0, 3, reserved)])
-    return Plane(features, np.repeat(np.arange(len(degrees)), 20), np.stack([np.cos(spokes), np.sin(spokes)], axis=1))
+    return Plane(
+        features,
+        np.repeat(np.arange(len(degrees)), 20),
+        np.stack([np.cos(spokes), np.sin(spokes)], axis=1),
+    )
 
 
 @given(turn=st.floats(-170, 170), start=st.floats(0, 360))
 def test_a_turned_cloud_has_turned_by_that_much(turn: float, start: float) -> None:
-    before, after = cloud([start, start + 90]), cloud([start + turn, start + 90 + turn, 10], length=7)
+    before, after = (
+        cloud([start, start + 90]),
+        cloud([start + turn, start + 90 + turn, 10], length=7),
+    )
     assert class_turns(before, after) == pytest.approx({0: turn, 1: turn}, abs=1e-6)
 
 
@@ -135,9 +146,14 @@ def test_long_features_do_not_count_more_than_short_ones() -> None:
 
 
 def test_every_version_of_every_method_is_drawn(tmp_path: Path) -> None:
-    still, turning = [cloud([0, 90], 3), cloud([0, 90, 180], 2)], [cloud([0, 90]), cloud([30, 140, 200])]
+    still, turning = (
+        [cloud([0, 90], 3), cloud([0, 90, 180], 2)],
+        [cloud([0, 90]), cloud([30, 140, 200])],
+    )
     names = ["ant", "bee", "cat"]
-    figure = feature_plot({"still": still, "turning": turning}, names, ["v1", "v2"], tmp_path / "f.png", "title")
+    figure = feature_plot(
+        {"still": still, "turning": turning}, names, ["v1", "v2"], tmp_path / "f.png", "title"
+    )
     assert Image.open(tmp_path / "f.png").format == "PNG"
     assert len(figure.axes) == 4
     words = [{text.get_text() for text in axes.texts} for axes in figure.axes]  # row by row

@@ -35,7 +35,11 @@ def orthoplex(z: Any, K: int, scale: float = 1.0) -> Any:
     return orthoplex_logits(z, scale)
 
 
-LOGITS: dict[str, Callable[..., Any]] = {"cube": cube_logits, "orthoplex": orthoplex, "polygon": polygon_logits}
+LOGITS: dict[str, Callable[..., Any]] = {
+    "cube": cube_logits,
+    "orthoplex": orthoplex,
+    "polygon": polygon_logits,
+}
 DENSE: dict[str, Callable[[int], NDArray[np.float64]]] = {
     "cube": cube_prototypes,
     "orthoplex": lambda K: orthoplex_prototypes(math.ceil(K / 2)),
@@ -53,7 +57,9 @@ def test_closed_forms_equal_the_dense_product(name: str, K: int, scale: float, s
     np.testing.assert_allclose(LOGITS[name](z, K, scale), dense, atol=1e-10)
     tolerance = 2e-5 * max(1.0, scale)
     np.testing.assert_allclose(LOGITS[name](z.astype(np.float32), K, scale), dense, atol=tolerance)
-    np.testing.assert_allclose(LOGITS[name](torch.from_numpy(z).float(), K, scale), dense, atol=tolerance)
+    np.testing.assert_allclose(
+        LOGITS[name](torch.from_numpy(z).float(), K, scale), dense, atol=tolerance
+    )
 
 
 @given(name=names, K=st.integers(3, 150), seed=seeds)

@@ -106,7 +106,11 @@ def test_entries_of_tests_that_are_gone_are_removed(project: Project) -> None:
     project.write(SHOP.replace("[1, 2]", "[1]"))
     (project.root / "tests" / "test_other.py").unlink()
     project.run("--update-wording", "-k", "two_sentences")
-    assert set(project.kept()) == {"test_sizes[1]", "test_sizes[2]", "test_two_sentences"}  # -k leaves out the others
+    assert set(project.kept()) == {
+        "test_sizes[1]",
+        "test_sizes[2]",
+        "test_two_sentences",
+    }  # -k leaves out the others
     project.run("--update-wording", "tests/test_shop.py::test_two_sentences")
     assert set(project.kept()) == {"test_sizes[1]", "test_sizes[2]", "test_two_sentences"}
     project.run("--update-wording")
@@ -127,14 +131,19 @@ def test_what_differs_between_runs_is_left_out(tmp_path: Path) -> None:
     assert normalised("/tmp/fixstar-ab12cd34/x is gone") == "<tmp>/x is gone"
     assert normalised("http://127.0.0.1:43210/v1") == "http://127.0.0.1:<port>/v1"
     assert normalised("version 0a1b2c3d4e5f, id 12345678") == "version <hash>, id 12345678"
-    assert normalised("t_2c07731218de_current is no deadbeef5x") == "t_<hash>_current is no deadbeef5x"
+    assert (
+        normalised("t_2c07731218de_current is no deadbeef5x") == "t_<hash>_current is no deadbeef5x"
+    )
     assert normalised("Known: a.b, c, d, e+f, g, h, i, j-1. Else") == "Known: <names>. Else"
     assert normalised("56.9 % of 300 queries", FIGURES) == "<...> % of 300 queries"
 
 
 def test_the_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     (tmp_path / "tests").mkdir()
-    sentences = {"tests/a.py::test_b[x::y]": ["one line", "two\nlines\n", ""], "tests/a.py::test_a": ["ä"]}
+    sentences = {
+        "tests/a.py::test_b[x::y]": ["one line", "two\nlines\n", ""],
+        "tests/a.py::test_a": ["ä"],
+    }
     write_wording(tmp_path, sentences)
     assert read_wording(tmp_path) == sentences
 
@@ -150,4 +159,6 @@ def test_the_file_has_nothing_of_tests_that_are_gone() -> None:
     for test in read_wording(ROOT):
         file, _, name = test.partition("::")
         name = name.partition("[")[0].rpartition("::")[2]
-        assert name in functions(file), f"{test} is gone; run pytest --update-wording, or delete it from {WORDING}"
+        assert name in functions(file), (
+            f"{test} is gone; run pytest --update-wording, or delete it from {WORDING}"
+        )

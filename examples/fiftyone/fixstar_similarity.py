@@ -69,12 +69,20 @@ class FixstarSimilarity(Similarity):
 class FixstarSimilarityIndex(SimilarityIndex):
     """Samples of a dataset in a workspace's gallery. Vectors of all versions are searched together."""
 
-    def __init__(self, samples: Any, config: FixstarSimilarityConfig, brain_key: str, backend: Any = None) -> None:
+    def __init__(
+        self, samples: Any, config: FixstarSimilarityConfig, brain_key: str, backend: Any = None
+    ) -> None:
         self.workspace = Workspace(config.workspace)
         super().__init__(samples, config, brain_key, backend=backend)
 
     @classmethod
-    def _from_dict(cls, d: Any, samples: Any, config: Any, brain_key: str) -> FixstarSimilarityIndex:  # noqa: ARG003
+    def _from_dict(
+        cls,
+        d: Any,  # noqa: ARG003
+        samples: Any,
+        config: Any,
+        brain_key: str,
+    ) -> FixstarSimilarityIndex:
         return cls(samples, config, brain_key)
 
     @property
@@ -118,7 +126,9 @@ class FixstarSimilarityIndex(SimilarityIndex):
         **_: Any,
     ) -> tuple[Any, Any, None]:
         """Stored vectors [N, width] in their short form, and their sample ids. All must be of one version."""
-        ids = self._samples.values("id") if sample_ids is None else _sample_ids(sample_ids, label_ids)
+        ids = (
+            self._samples.values("id") if sample_ids is None else _sample_ids(sample_ids, label_ids)
+        )
         if not allow_missing:
             self._require(ids)
         found = self.workspace.gallery.get(ids)
@@ -136,7 +146,9 @@ class FixstarSimilarityIndex(SimilarityIndex):
     def _require(self, ids: Sequence[str]) -> None:
         known = self.workspace.gallery.get(ids)
         if missing := [name for name in ids if name not in known]:
-            raise InputError(f"{len(missing)} of {len(ids)} samples are not in the workspace, such as {missing[0]}")
+            raise InputError(
+                f"{len(missing)} of {len(ids)} samples are not in the workspace, such as {missing[0]}"
+            )
 
     def _parse_query(self, query: Any) -> Any:
         """As FiftyOne does, but the path of an image is a query too."""
@@ -153,7 +165,9 @@ class FixstarSimilarityIndex(SimilarityIndex):
         return_dists: bool = False,
     ) -> Any:
         if query is None or reverse or aggregation not in (None, "mean"):
-            raise InputError("fixstar finds the nearest samples of a query, and averages several examples")
+            raise InputError(
+                "fixstar finds the nearest samples of a query, and averages several examples"
+            )
         single = isinstance(query, str) or (isinstance(query, np.ndarray) and query.ndim == 1)
         examples = [query] if single else list(query)
         groups = [examples] if single or aggregation else [[one] for one in examples]
@@ -168,13 +182,19 @@ class FixstarSimilarityIndex(SimilarityIndex):
         if isinstance(examples[0], str):
             self._require(examples)
             own = [Hit(name, 1.0, "", {}) for name in examples]
-            return self._in_view(k, own, lambda most: space.search_examples(Examples(ids=examples), k=most).hits[0])
+            return self._in_view(
+                k, own, lambda most: space.search_examples(Examples(ids=examples), k=most).hits[0]
+            )
         mean = np.mean(np.asarray(examples, dtype=np.float32), axis=0)
         vector = (mean / np.linalg.norm(mean))[None]
         version = space.deployed()
-        return self._in_view(k, [], lambda most: serving.search_vectors(version, vector, k=most).hits[0])
+        return self._in_view(
+            k, [], lambda most: serving.search_vectors(version, vector, k=most).hits[0]
+        )
 
-    def _in_view(self, k: int | None, own: list[Hit], search: Callable[[int], list[Hit]]) -> list[tuple[str, float]]:
+    def _in_view(
+        self, k: int | None, own: list[Hit], search: Callable[[int], list[Hit]]
+    ) -> list[tuple[str, float]]:
         """The first k hits that are in the view: asks for more as long as too many are not."""
         view, total = set(self.current_sample_ids), sum(self.workspace.gallery.count().values())
         wanted = total if k is None else k

@@ -27,10 +27,25 @@ from fixstar.gallery import SearchResult
 from fixstar.methods import create_method
 from fixstar.models import resolve_device
 from fixstar.training import Recipe, Settings
-from fixstar.workspace import BackfillOptions, CatalogueItem, Check, UpgradeOptions, Workspace, labelled_items
+from fixstar.workspace import (
+    BackfillOptions,
+    CatalogueItem,
+    Check,
+    UpgradeOptions,
+    Workspace,
+    labelled_items,
+)
 from fixstar.workspace.checks import gain_sentence
 
-KNOWN = ("digits", "latin", "greek", "cyrillic", "arabic", "phonetic", "mathematics")  # v1 learns these
+KNOWN = (
+    "digits",
+    "latin",
+    "greek",
+    "cyrillic",
+    "arabic",
+    "phonetic",
+    "mathematics",
+)  # v1 learns these
 ADDED = ("nko", "lao", "arrows")  # v2 also learns these
 UNSEEN = ("hebrew", "georgian")  # not learnt by any model: the gallery and the queries
 EARLY = 6  # images per class for v1
@@ -40,7 +55,12 @@ CHECKED = 40  # labelled images per class for the check
 QUERIES = 30
 SHOWN = 6  # queries in the picture
 DEPTH = 5  # hits of each query in the picture
-STEPS = ("25%", "33%", "50%", "all")  # of the remaining items, which is a quarter of the gallery each time
+STEPS = (
+    "25%",
+    "33%",
+    "50%",
+    "all",
+)  # of the remaining items, which is a quarter of the gallery each time
 MARK = "demo.json"
 FORMAT = "fixstar-demo"
 SPACE = "workspace"
@@ -90,13 +110,19 @@ def run_demo(
         say(f"  check v2: {check.outcome}. {gain_sentence('v2', check.cells[0])}")
         if check.outcome == "pass":
             space.deploy("v2")
-            say("  deploy v2: its queries search v1's vectors from now on; the vectors have not changed")
+            say(
+                "  deploy v2: its queries search v1's vectors from now on; the vectors have not changed"
+            )
         untranslated = _untranslated(space, queries, gallery)
         at_once = accuracy(space, queries)
-        found["found by v2 among v1's vectors, translated"] = _pictures(_searched(space, asked), asked, gallery)
+        found["found by v2 among v1's vectors, translated"] = _pictures(
+            _searched(space, asked), asked, gallery
+        )
         curve = [(0.0, at_once)]
         if check.outcome == "pass":
-            say(f"  search: v2's queries find {at_once:.1%} there; without a translation {untranslated:.1%}")
+            say(
+                f"  search: v2's queries find {at_once:.1%} there; without a translation {untranslated:.1%}"
+            )
             curve += backfill(space, queries, len(gallery), say)
         deployed = space.deployed()
     pictures = (directory / "gain.png", directory / "search.png")
@@ -125,7 +151,9 @@ def train_first(space: Workspace, gallery: ImageSet, seed: int, progress: bool, 
     say(f"  train v1: {len(KNOWN)} scripts, {len(early.classes)} characters")
     space.train(early, settings(10, seed, space.device), create_method("vega", **OPTIONS), progress)
     done = space.index(_kept(space, gallery))
-    say(f"  index: {done.added:,} images of {len(gallery.classes)} characters that no model learns, embedded with v1")
+    say(
+        f"  index: {done.added:,} images of {len(gallery.classes)} characters that no model learns, embedded with v1"
+    )
 
 
 def upgrade_and_check(space: Workspace, seed: int, progress: bool, say: Say) -> Check:
@@ -139,7 +167,9 @@ def upgrade_and_check(space: Workspace, seed: int, progress: bool, say: Say) -> 
     return space.check("v2", characters(UNSEEN, CHECKED, seed=5), progress=False)
 
 
-def backfill(space: Workspace, queries: ImageSet, items: int, say: Say) -> list[tuple[float, float]]:
+def backfill(
+    space: Workspace, queries: ImageSet, items: int, say: Say
+) -> list[tuple[float, float]]:
     """Re-embed the gallery in steps; returns the finished share and the accuracy after each step."""
     curve = []
     for budget in STEPS:
@@ -155,7 +185,10 @@ def accuracy(space: Workspace, queries: ImageSet) -> float:
     """The share of queries whose first hit shows the same character."""
     hits = _searched(space, queries).hits
     labels = [queries.classes[label] for label in queries.labels.tolist()]
-    right = [bool(line) and line[0].payload["label"] == label for line, label in zip(hits, labels, strict=True)]
+    right = [
+        bool(line) and line[0].payload["label"] == label
+        for line, label in zip(hits, labels, strict=True)
+    ]
     return float(np.mean(right))
 
 
@@ -175,7 +208,12 @@ def _pictures(result: SearchResult, queries: ImageSet, gallery: ImageSet) -> lis
     rows = []
     for line, label in zip(result.hits, queries.labels.tolist(), strict=True):
         name = queries.classes[label]
-        rows.append([HitPicture(np.asarray(gallery.images[int(hit.id)]), hit.payload["label"] == name) for hit in line])
+        rows.append(
+            [
+                HitPicture(np.asarray(gallery.images[int(hit.id)]), hit.payload["label"] == name)
+                for hit in line
+            ]
+        )
     return rows
 
 
@@ -189,7 +227,9 @@ def characters(scripts: Sequence[str], per_class: int, seed: int) -> ImageSet:
 def _prepare(directory: Path) -> None:
     if not is_vacant(directory):
         if not _is_demo(directory):
-            raise InputError(f"{directory} holds something that is not a demo; choose another directory")
+            raise InputError(
+                f"{directory} holds something that is not a demo; choose another directory"
+            )
         shutil.rmtree(directory / SPACE, ignore_errors=True)
     replace_json(directory / MARK, {"format": FORMAT, "state": "running"})
 
@@ -206,7 +246,9 @@ def _is_demo(directory: Path) -> bool:
 def _kept(space: Workspace, images: ImageSet) -> Iterator[CatalogueItem]:
     """The items of a set of pixels, which the workspace stores for display and re-embedding."""
     for item in labelled_items(images):
-        yield replace(item, payload={**item.payload, **space.images.keep(np.asarray(item.image).squeeze())})
+        yield replace(
+            item, payload={**item.payload, **space.images.keep(np.asarray(item.image).squeeze())}
+        )
 
 
 def settings(epochs: int, seed: int, device: str) -> Settings:

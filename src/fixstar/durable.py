@@ -126,7 +126,9 @@ def replace_json(path: Path, content: Any, mode: int = 0o644) -> None:
 
 def document(name: str, content: Mapping[str, Any], version: int = 1) -> dict[str, Any]:
     """A JSON document for ``read_document``, with its kind, the version of its format, and a digest."""
-    body = json.loads(json.dumps({"format": f"fixstar-{name}", "format_version": version, **content}))
+    body = json.loads(
+        json.dumps({"format": f"fixstar-{name}", "format_version": version, **content})
+    )
     return {**body, "digest": _digest(body)}
 
 
@@ -135,7 +137,9 @@ def read_document(path: Path, name: str, version: int = 1) -> dict[str, Any]:
     return parse_document(path, name, lambda content: content, version)
 
 
-def parse_document(path: Path, name: str, parse: Callable[[dict[str, Any]], Content], version: int = 1) -> Content:
+def parse_document(
+    path: Path, name: str, parse: Callable[[dict[str, Any]], Content], version: int = 1
+) -> Content:
     """What ``parse`` makes of a document. Content that it cannot parse is damage too, and raises a ``ModelError``."""
     with _damage_named(path):
         return parse(open_document(json.loads(path.read_text(encoding="utf-8")), name, version))
@@ -156,7 +160,9 @@ def open_document(content: dict[str, Any], name: str, version: int = 1) -> dict[
     kind = content["format"]
     found = content["format_version"]
     if kind == f"fixstar-{name}" and isinstance(found, int) and found > version:
-        raise ModelError(f"it has format {found}; this fixstar reads formats up to {version}. Update fixstar")
+        raise ModelError(
+            f"it has format {found}; this fixstar reads formats up to {version}. Update fixstar"
+        )
     if content.pop("digest", None) != _digest(content):
         raise ValueError("its digest does not match its content")
     if kind != f"fixstar-{name}":
@@ -169,13 +175,17 @@ def _digest(content: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def write_arrays(path: Path, name: str, content: Mapping[str, Any], arrays: Arrays, version: int = 1) -> None:
+def write_arrays(
+    path: Path, name: str, content: Mapping[str, Any], arrays: Arrays, version: int = 1
+) -> None:
     """Write arrays and a document about them as FILE.safetensors, for ``read_arrays``."""
     from safetensors.numpy import save_file
 
     whole = document(name, {**content, "arrays_sha256": _arrays_digest(arrays)}, version)
     with disk_errors(path):
-        replace_file(path, lambda partial: save_file(dict(arrays), partial, {"document": json.dumps(whole)}))
+        replace_file(
+            path, lambda partial: save_file(dict(arrays), partial, {"document": json.dumps(whole)})
+        )
 
 
 @contextlib.contextmanager
@@ -192,14 +202,18 @@ def disk_errors(path: Path) -> Iterator[None]:
         raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
 
 
-def read_arrays(path: Path, name: str, version: int = 1) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+def read_arrays(
+    path: Path, name: str, version: int = 1
+) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """The verified document and arrays of a file, or a ``ModelError``."""
     from safetensors import SafetensorError, safe_open
 
     with _damage_named(path):
         try:
             with safe_open(path, framework="np") as file:
-                content = open_document(json.loads((file.metadata() or {})["document"]), name, version)
+                content = open_document(
+                    json.loads((file.metadata() or {})["document"]), name, version
+                )
                 arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a mapping
         except SafetensorError as error:
             raise ValueError(str(error)) from error
@@ -242,7 +256,10 @@ class WatchedFile(Generic[Content]):
         known, content = self._read
         if stamp != known:
             content = self._absent if stamp is None else self._parse(self.path)
-            self._read = stamp, content  # one assignment: another thread sees the old pair or the new one
+            self._read = (
+                stamp,
+                content,
+            )  # one assignment: another thread sees the old pair or the new one
         return content
 
 
@@ -268,11 +285,15 @@ def _opened_lock(directory: Path) -> IO[str]:
     """The lock file of a directory, created if it is missing."""
     try:
         make_directory(directory)
-        descriptor = os.open(directory / _LOCK, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+        descriptor = os.open(
+            directory / _LOCK, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o666
+        )
         return os.fdopen(descriptor, "w")
     except OSError as error:
         if error.errno == errno.ENXIO:
-            raise FixstarError(f"{directory / _LOCK} is a pipe or a socket, not a lock; remove it") from error
+            raise FixstarError(
+                f"{directory / _LOCK} is a pipe or a socket, not a lock; remove it"
+            ) from error
         if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
             raise
         raise FixstarError(

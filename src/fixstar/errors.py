@@ -71,11 +71,14 @@ class NextStep:
 
     def __post_init__(self) -> None:
         if self.action not in ACTIONS:
-            raise ValueError(f"{self.action!r} is not an action; known: {', '.join(sorted(ACTIONS))}")
+            raise ValueError(
+                f"{self.action!r} is not an action; known: {', '.join(sorted(ACTIONS))}"
+            )
 
     def __str__(self) -> str:
         arguments = ", ".join(
-            f"{key}={'...' if value is ... else repr(value)}" for key, value in self.arguments.items()
+            f"{key}={'...' if value is ... else repr(value)}"
+            for key, value in self.arguments.items()
         )
         return f"{self.action}({arguments}){self.note and ': ' + self.note}"
 
@@ -87,7 +90,9 @@ class NextStep:
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> NextStep:
         """The step from the output of ``to_json``."""
-        arguments = {key: ... if value is None else value for key, value in content["arguments"].items()}
+        arguments = {
+            key: ... if value is None else value for key, value in content["arguments"].items()
+        }
         return cls(content["action"], arguments, content["note"])
 
 
@@ -139,7 +144,9 @@ class UnknownNameError(InputError):
 
     type = "unknown-name"
 
-    def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = "", *next_steps: NextStep) -> None:
+    def __init__(
+        self, kind: str, name: str, known: Iterable[str], hint: str = "", *next_steps: NextStep
+    ) -> None:
         known = sorted(known)
         close = difflib.get_close_matches(name, known, n=1)
         message = f"unknown {kind} {name!r}"
@@ -256,7 +263,9 @@ class ItemChangedError(GalleryError):
         now = "it was deleted"
         if seen is not None:
             now = f"it has revision {seen}"
-        super().__init__(f"{item!r} has changed since revision {expected}: {now}. Read it again before you retry")
+        super().__init__(
+            f"{item!r} has changed since revision {expected}: {now}. Read it again before you retry"
+        )
 
 
 class GalleryUnavailableError(GalleryError):

@@ -66,7 +66,9 @@ def simplex_logits(z: Array, K: int, scale: float = 1.0) -> Array:
     a, c, r = simplex_constants(K)
     features: Any = z
     if features.ndim < 1 or features.shape[-1] != K - 1:
-        raise InputError(f"a simplex of K={K} classes takes features [..., {K - 1}], got {tuple(features.shape)}")
+        raise InputError(
+            f"a simplex of K={K} classes takes features [..., {K - 1}], got {tuple(features.shape)}"
+        )
     total = features.sum(-1)[..., None]
     if _is_torch(z):
         import torch
@@ -163,6 +165,10 @@ def carry(queries: Array, Q_from: Array | None, Q_to: Array | None, width: int) 
         return full[:, :shared] @ old[:shared]
     if shared == width:
         return full[:, :width]
-    padded: Any = full.new_zeros(len(full), width) if _is_torch(full) else np.zeros((len(full), width), full.dtype)
+    padded: Any = (
+        full.new_zeros(len(full), width)
+        if _is_torch(full)
+        else np.zeros((len(full), width), full.dtype)
+    )
     padded[:, :shared] = full
     return padded

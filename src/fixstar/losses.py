@@ -85,7 +85,9 @@ def feature_distance(new: Tensor, old: Tensor, chosen: Tensor | None = None) -> 
     return mean_over((new.float() - old.float()).square().sum(dim=1) / 2, chosen)
 
 
-def knowledge_distillation(new: Tensor, old: Tensor, temperature: float = 1.0, chosen: Tensor | None = None) -> Tensor:
+def knowledge_distillation(
+    new: Tensor, old: Tensor, temperature: float = 1.0, chosen: Tensor | None = None
+) -> Tensor:
     """KL(softmax(old / T) || softmax(new / T)) T^2, mean over the chosen images (Hinton et al. 2015). [B, C] each.
 
     T^2 keeps the size of the gradient independent of the temperature.
@@ -96,7 +98,9 @@ def knowledge_distillation(new: Tensor, old: Tensor, temperature: float = 1.0, c
     return mean_over(divergence * temperature**2, chosen)
 
 
-def balanced_distillation(new: Tensor, old: Tensor, weights: Tensor, temperature: float = 2.0) -> Tensor:
+def balanced_distillation(
+    new: Tensor, old: Tensor, weights: Tensor, temperature: float = 2.0
+) -> Tensor:
     """Cross-entropy with the old answers, each class weighted and the answers brought back to sum 1 (FOSTER, eq. 14).
 
     [B, C], [B, C], ``weights`` [C].
@@ -114,7 +118,9 @@ def pooled_outputs(new: Sequence[Tensor], old: Sequence[Tensor]) -> Tensor:
     distances = []
     for a, b in zip(new, old, strict=True):
         difference = _pooled(a) - _pooled(b)
-        distances.append((difference.square().sum(dim=1) + 1e-12).sqrt().mean())  # a gradient of zero where equal
+        distances.append(
+            (difference.square().sum(dim=1) + 1e-12).sqrt().mean()
+        )  # a gradient of zero where equal
     return torch.stack(distances).mean()
 
 
@@ -128,7 +134,9 @@ def _pooled(maps: Tensor) -> Tensor:
 # The features of a batch compared with one another across two models.
 
 
-def info_nce(new: Tensor, old: Tensor, targets: Tensor, rho: float = 5.0, same_class: SameClass = "masked") -> Tensor:
+def info_nce(
+    new: Tensor, old: Tensor, targets: Tensor, rho: float = 5.0, same_class: SameClass = "masked"
+) -> Tensor:
     """Higher-order compatibility with the previous model (HOC, eqs. 4 and 5), mean over the batch.
 
     Anchor i is the old feature of image i, its positive the new feature of the same image, its negatives the new
@@ -144,13 +152,20 @@ def info_nce(new: Tensor, old: Tensor, targets: Tensor, rho: float = 5.0, same_c
     return _info_nce_by_torch(new, old, targets, rho, same_class)
 
 
-def _info_nce_by_torch(new: Tensor, old: Tensor, targets: Tensor, rho: float, same_class: SameClass) -> Tensor:
+def _info_nce_by_torch(
+    new: Tensor, old: Tensor, targets: Tensor, rho: float, same_class: SameClass
+) -> Tensor:
     return info_nce_of(
-        functional.normalize(old.float()) @ functional.normalize(new.float()).T, targets, rho, same_class
+        functional.normalize(old.float()) @ functional.normalize(new.float()).T,
+        targets,
+        rho,
+        same_class,
     )
 
 
-def info_nce_of(across: Tensor, targets: Tensor, rho: float = 5.0, same_class: SameClass = "masked") -> Tensor:
+def info_nce_of(
+    across: Tensor, targets: Tensor, rho: float = 5.0, same_class: SameClass = "masked"
+) -> Tensor:
     """``info_nce`` from cosines, ``across`` [B, B] = cos(old_i, new_j): for features too wide to be made."""
     similarity = rho * across
     itself = torch.eye(len(targets), dtype=torch.bool, device=targets.device)
@@ -179,7 +194,9 @@ def search_contrast(across: Tensor, within: Tensor, targets: Tensor, rho: float 
     across_ii. A batch of one class has no negatives: zero.
     """
     same = targets[:, None] == targets[None, :]
-    candidates = torch.cat([across.masked_fill(same, -torch.inf), within.masked_fill(same, -torch.inf)], dim=1)
+    candidates = torch.cat(
+        [across.masked_fill(same, -torch.inf), within.masked_fill(same, -torch.inf)], dim=1
+    )
     alone = same.all(dim=1)
     negatives = (rho * candidates).masked_fill(alone[:, None], 0.0).logsumexp(dim=1)
     return (negatives - rho * across.diagonal()).where(~alone, 0.0).mean()
@@ -244,7 +261,9 @@ def centre_distance(new: Tensor, centres: Tensor, chosen: Tensor) -> Tensor:
 # An order: the right class, or the right image, must come first by a margin.
 
 
-def margin_ranking(cosines: Tensor, targets: Tensor, old_classes: int, k: int = 2, margin: float = 0.5) -> Tensor:
+def margin_ranking(
+    cosines: Tensor, targets: Tensor, old_classes: int, k: int = 2, margin: float = 0.5
+) -> Tensor:
     """An image of an old class is nearer to its own prototype than to the k nearest new ones (LUCIR, eq. 8).
 
     max(0, margin - cos(own) + cos(new)), mean over the images of old classes and their k hardest new prototypes.
@@ -270,7 +289,9 @@ def cross_model_triplet(new: Tensor, old: Tensor, targets: Tensor, margin: float
     positive = functional.normalize(old.float())
     same = targets[:, None] == targets[None, :]
     with torch.no_grad():
-        nearest = (anchor @ positive.T).masked_fill(same, -2.0).argmax(dim=1)  # no cosine is below -1
+        nearest = (
+            (anchor @ positive.T).masked_fill(same, -2.0).argmax(dim=1)
+        )  # no cosine is below -1
     gap = _distance(anchor, positive) - _distance(anchor, positive[nearest]) + margin
     return gap.clamp(min=0).where(~same.all(dim=1), 0.0).mean()
 

@@ -38,7 +38,9 @@ def silent(count: int = 1, note: str | None = None) -> None:
 
 
 @contextmanager
-def progress_bar(description: str, total: int, unit: str = "it", show: bool = True, done: int = 0) -> Iterator[Advance]:
+def progress_bar(
+    description: str, total: int, unit: str = "it", show: bool = True, done: int = 0
+) -> Iterator[Advance]:
     """A bar with rate and time left, or occasional lines in a pipe; yields the function that advances it.
 
     ``done`` units were done by an earlier run; they do not count for the rate.
@@ -54,7 +56,13 @@ def progress_bar(description: str, total: int, unit: str = "it", show: bool = Tr
             yield tell
         return
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
     columns = [
         TextColumn("{task.description}"),

@@ -92,5 +92,7 @@ def checked_text(text: object, index: int = 0, name: str | None = None) -> str:
     if len(text) > MOST_CHARACTERS:
         raise TextError(shown, too_long(len(text)), index)
     if any("\ud800" <= letter <= "\udfff" for letter in text):
-        raise TextError(shown, "it is not valid Unicode; read its file with the right encoding", index)
+        raise TextError(
+            shown, "it is not valid Unicode; read its file with the right encoding", index
+        )
     return text

@@ -174,7 +174,11 @@ def _by_workspace() -> dict[str, list[str]]:
 def _change(workspace: Path, modules: frozenset[str]) -> None:
     file = _list()
     try:
-        with exclusive(file.parent, _WAIT, InputError(f"another process has been changing {file} for {_WAIT:.0f} s")):
+        with exclusive(
+            file.parent,
+            _WAIT,
+            InputError(f"another process has been changing {file} for {_WAIT:.0f} s"),
+        ):
             listed = {**_by_workspace(), str(workspace.resolve()): sorted(modules)}
             kept = {path: names for path, names in listed.items() if names}
             replace_json(file, document("trusted", {"workspaces": kept}), mode=0o600)

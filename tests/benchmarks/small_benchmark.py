@@ -26,7 +26,11 @@ SEARCH = Benchmark(
     backbone_options={"width": 4, "feature_dim": 8},
     capacity=12,
     recipe=Recipe(epochs=4, learning_rate=0.05, milestones=(3,), batch_size=8),
-    methods={"er": MethodChoice("er"), "hoc": MethodChoice("hoc", {"lam": 0.1}), "itm": MethodChoice("itm")},
+    methods={
+        "er": MethodChoice("er"),
+        "hoc": MethodChoice("hoc", {"lam": 0.1}),
+        "itm": MethodChoice("itm"),
+    },
     replay_per_class=2,
     orders=(None, 1),
     note="Too small to mean anything.",
@@ -49,7 +53,8 @@ REPLACING = replace(
     images_per_class=4,
     pretraining=("small100rest", 6),
     replacements=tuple(
-        Replacement(task, share, "tiny", SEARCH.backbone_options, _PRETRAINING) for task, share in ((1, 0.5), (3, 1.0))
+        Replacement(task, share, "tiny", SEARCH.backbone_options, _PRETRAINING)
+        for task, share in ((1, 0.5), (3, 1.0))
     ),
     capacity=20,
 )
@@ -59,7 +64,15 @@ ALL = (SEARCH, VERIFICATION, REPLACING)
 def _dataset(name: str, folder: str, file: str, load: object) -> Dataset:
     assert callable(load)
     return Dataset(
-        name, name, "noise", "this test", "none", "none", f"{folder}/{file}", (DatasetFile(f"{folder}/{file}"),), load
+        name,
+        name,
+        "noise",
+        "this test",
+        "none",
+        "none",
+        f"{folder}/{file}",
+        (DatasetFile(f"{folder}/{file}"),),
+        load,
     )
 
 
@@ -67,7 +80,12 @@ def register() -> None:
     """Make the benchmarks known to ``fixstar bench`` of this process."""
     DATASETS["small100"] = _dataset("small100", "cifar-100-binary", "train.bin", cifar100)
     DATASETS["small10"] = _dataset("small10", "cifar-10-batches-bin", "test_batch.bin", cifar10)
-    rest = _dataset("small100rest", "cifar-100-binary", "train.bin", lambda *at: divide_classes(cifar100(*at), 4)[1])
+    rest = _dataset(
+        "small100rest",
+        "cifar-100-binary",
+        "train.bin",
+        lambda *at: divide_classes(cifar100(*at), 4)[1],
+    )
     DATASETS["small100rest"] = rest
     _CATALOGUE.update({entry.name: entry for entry in ALL})
 
@@ -107,6 +125,11 @@ def site(folder: Path) -> Path:
     """A folder for PYTHONPATH: every Python that starts with it knows the benchmarks."""
     folder.mkdir()
     here = str(Path(__file__).parent)
-    lines = ["import sys", f"sys.path.insert(0, {here!r})", "import small_benchmark", "small_benchmark.register()"]
+    lines = [
+        "import sys",
+        f"sys.path.insert(0, {here!r})",
+        "import small_benchmark",
+        "small_benchmark.register()",
+    ]
     (folder / "sitecustomize.py").write_text("\n".join(lines))
     return folder

@@ -16,7 +16,14 @@ from fixstar.errors import InputError, UnknownNameError
 from fixstar.evaluation.cross_test import check_protocol
 from fixstar.methods import METHODS
 from fixstar.models import backbone_names, create_backbone
-from fixstar.research.benchmarks import DATASETS, METHOD_NAMES, Benchmark, Tasks, benchmark, catalogue
+from fixstar.research.benchmarks import (
+    DATASETS,
+    METHOD_NAMES,
+    Benchmark,
+    Tasks,
+    benchmark,
+    catalogue,
+)
 from fixstar.research.benchmarks.plan import plan
 
 CLASSES = {
@@ -30,7 +37,9 @@ CLASSES = {
 
 
 def variants(entry: Benchmark) -> list[Benchmark]:
-    return [entry.variant({name: value}) for name, values in entry.ablations.items() for value in values]
+    return [
+        entry.variant({name: value}) for name, values in entry.ablations.items() for value in values
+    ]
 
 
 ALL = [entry for base in catalogue().values() for entry in (base, *variants(base))]
@@ -38,7 +47,9 @@ ALL = [entry for base in catalogue().values() for entry in (base, *variants(base
 
 def numbered(classes: int, per_class: int = 4) -> ImageSet:
     pixels = np.zeros((classes * per_class, 2, 2, 1), np.uint8)
-    return from_arrays(pixels, np.repeat(np.arange(classes), per_class), [f"c{i:03}" for i in range(classes)])
+    return from_arrays(
+        pixels, np.repeat(np.arange(classes), per_class), [f"c{i:03}" for i in range(classes)]
+    )
 
 
 def classes_of(name: str) -> list[int]:
@@ -70,7 +81,12 @@ def test_the_tasks_are_those_of_the_papers() -> None:
     # CL2R, sections 7.4 to 7.6; CoReS, section 5.1
     assert benchmark("cifar100-10-verification/3").tasks.sizes[0] == 33
     assert benchmark("tinyimagenet200-imagenet20/3").tasks.sizes[0] == 66
-    assert [benchmark(f"casia-lfw/{T}").tasks.sizes[0] for T in (2, 3, 5, 10)] == [5287, 3525, 2115, 1057]
+    assert [benchmark(f"casia-lfw/{T}").tasks.sizes[0] for T in (2, 3, 5, 10)] == [
+        5287,
+        3525,
+        2115,
+        1057,
+    ]
     assert classes_of("cifar100-10-upgrades/2") == [33, 66, 100]
     assert classes_of("cifar100-10-upgrades/9") == [*range(10, 101, 10)]
 
@@ -86,15 +102,27 @@ def test_all_classes_are_learnt_in_the_end() -> None:
 
 
 def test_the_recipes_are_those_of_the_papers() -> None:
-    lifelong, tiny, cub = (benchmark(f"{name}/7").recipe for name in ("cifar100-10", "tinyimagenet200-20", "cub180-20"))
+    lifelong, tiny, cub = (
+        benchmark(f"{name}/7").recipe for name in ("cifar100-10", "tinyimagenet200-20", "cub180-20")
+    )
     assert (lifelong.epochs, lifelong.milestones, lifelong.batch_size, lifelong.weight_decay) == (
         70,
         (50, 64),
         128,
         2e-4,
     )
-    assert (tiny.epochs, tiny.milestones, tiny.batch_size, tiny.learning_rate) == (90, (30, 60), 256, 0.1)
-    assert (cub.epochs, cub.milestones, cub.batch_size, cub.learning_rate) == (150, (60, 90, 120), 64, 0.01)
+    assert (tiny.epochs, tiny.milestones, tiny.batch_size, tiny.learning_rate) == (
+        90,
+        (30, 60),
+        256,
+        0.1,
+    )
+    assert (cub.epochs, cub.milestones, cub.batch_size, cub.learning_rate) == (
+        150,
+        (60, 90, 120),
+        64,
+        0.01,
+    )
     cores, faces = benchmark("cifar100-10-upgrades/9").recipe, benchmark("imdbface-ijbc/1").recipe
     assert (cores.epochs, cores.milestones, cores.weight_decay) == (100, (70,), 5e-4)
     assert (faces.epochs, faces.milestones, faces.batch_size) == (16, (8, 12, 14), 320)
@@ -103,8 +131,13 @@ def test_the_recipes_are_those_of_the_papers() -> None:
 
 
 def test_hoc_has_the_weights_of_section_6() -> None:
-    weights = {name: benchmark(f"{name}/7").methods["hoc"].options for name in ("cifar100-10", "cub180-20")}
-    assert weights == {"cifar100-10": {"lam": 0.1, "rho": 5.0}, "cub180-20": {"lam": 0.5, "rho": 10.0}}
+    weights = {
+        name: benchmark(f"{name}/7").methods["hoc"].options for name in ("cifar100-10", "cub180-20")
+    }
+    assert weights == {
+        "cifar100-10": {"lam": 0.1, "rho": 5.0},
+        "cub180-20": {"lam": 0.5, "rho": 10.0},
+    }
     assert benchmark("cifar100r-10/7").methods["hoc"].options == {"lam": 0.1, "rho": 10.0}
 
 
@@ -116,10 +149,15 @@ def test_models_are_replaced_when_40_and_70_classes_are_known() -> None:
         assert pretraining_classes(name) == [17, 50, 100]
     faces = benchmark("celeba/16")
     assert pretraining_classes("celeba/16") == [3525, 7050, 10_575]
-    assert [classes_of("celeba/16")[model.task - 1] for model in faces.replacements[1:]] == [2560, 5120]
+    assert [classes_of("celeba/16")[model.task - 1] for model in faces.replacements[1:]] == [
+        2560,
+        5120,
+    ]
     others = benchmark("cifar100r-10/31:replacements=architectures").replacements
     assert [model.backbone for model in others] == ["resnet18", "senet18", "regnety_400mf"]
-    assert [model.task for model in benchmark("cifar100r-10/31:replacements=none").replacements] == [1]
+    assert [
+        model.task for model in benchmark("cifar100r-10/31:replacements=none").replacements
+    ] == [1]
 
 
 @pytest.mark.parametrize("entry", ALL, ids=lambda entry: entry.name)
@@ -134,13 +172,21 @@ def test_every_entry_fits_fixstars_parts(entry: Benchmark) -> None:
     names = {entry.backbone, *(model.backbone for model in entry.replacements)}
     assert all(name in backbone_names() or name.startswith("hf:") for name in names)
     assert all(1 <= model.task <= entry.tasks.count for model in entry.replacements)
-    assert (entry.scenario == "replacing") == bool(entry.replacements) == (entry.pretraining is not None)
+    assert (
+        (entry.scenario == "replacing")
+        == bool(entry.replacements)
+        == (entry.pretraining is not None)
+    )
     assert entry.sources
     assert entry.protocols
 
 
 def test_backbone_options_are_known() -> None:
-    options = {(e.backbone, tuple(e.backbone_options.items())) for e in ALL if not e.backbone.startswith("hf:")}
+    options = {
+        (e.backbone, tuple(e.backbone_options.items()))
+        for e in ALL
+        if not e.backbone.startswith("hf:")
+    }
     with torch.device("meta"):  # no weights are drawn
         for name, chosen in options:
             assert create_backbone(name, **dict(chosen)).name == name
@@ -198,13 +244,18 @@ def test_the_pairs_of_bct_have_the_models_of_its_tables() -> None:
     new = {name: benchmark(f"imdbface-ijbc/1:model={name}") for name in base.ablations["model"]}
     wider = new["resnet152-256"].later_models[2]
     assert wider == {"backbone": "resnet152", "backbone_options": {"feature_dim": 256}}
-    assert new["relu"].later_models[2]["backbone_options"] == {"feature_dim": 128, "final_relu": True}
+    assert new["relu"].later_models[2]["backbone_options"] == {
+        "feature_dim": 128,
+        "final_relu": True,
+    }
     for head in ("norm-softmax", "softmax"):  # both models are trained on all data (table 3a)
         assert new[head].first_head == head
         stream = new[head].tasks.stream(numbered(4))
         assert [len(task.images) for task in stream] == [16, 0]
         assert len(stream.seen(2)) == 16
-    assert {choice.create().classifier_options["margin"] for choice in base.methods.values()} == {0.4}
+    assert {choice.create().classifier_options["margin"] for choice in base.methods.values()} == {
+        0.4
+    }
 
 
 @pytest.mark.parametrize(
@@ -238,7 +289,10 @@ def test_the_catalogue_cannot_be_changed_from_outside() -> None:
 @pytest.mark.parametrize("order", [None, 1])
 def test_even_tasks_are_a_class_stream(order: int | None) -> None:
     images = numbered(100, 1)
-    ours, theirs = Tasks((10, *(15,) * 6)).stream(images, order), class_stream(images, 10, 15, order)
+    ours, theirs = (
+        Tasks((10, *(15,) * 6)).stream(images, order),
+        class_stream(images, 10, 15, order),
+    )
     assert ours.class_order == theirs.class_order
     assert [task.images.classes for task in ours] == [task.images.classes for task in theirs]
     assert [task.number for task in ours] == [1, 2, 3, 4, 5, 6, 7]
@@ -248,7 +302,10 @@ def test_shares_of_classes_are_rounded_without_loss() -> None:
     stream = Tasks(class_shares=(1 / 3,) * 3).stream(numbered(10))
     assert [len(task.images.classes) for task in stream] == [3, 4, 3]
     assert [name for task in stream for name in task.images.classes] == list(stream.class_order)
-    assert [len(task.images.classes) for task in Tasks(class_shares=(0.25, 0.25, 0.5)).stream(numbered(8))] == [2, 2, 4]
+    assert [
+        len(task.images.classes)
+        for task in Tasks(class_shares=(0.25, 0.25, 0.5)).stream(numbered(8))
+    ] == [2, 2, 4]
 
 
 def test_upgrade_data_from_old_classes_and_from_both() -> None:
@@ -256,7 +313,9 @@ def test_upgrade_data_from_old_classes_and_from_both() -> None:
     old = Tasks(sample_shares=(0.5, 0.5)).stream(images, seed=4)
     expected = sample_stream(images, (0.5, 0.5), 4)
     assert [len(task.images) for task in old] == [12, 12]
-    assert [task.images.labels.tolist() for task in old] == [task.images.labels.tolist() for task in expected]
+    assert [task.images.labels.tolist() for task in old] == [
+        task.images.labels.tolist() for task in expected
+    ]
     both = Tasks((3, 3), first_share=0.5).stream(images)
     assert [len(task.images) for task in both] == [6, 18]
     assert [len(set(task.images.labels.tolist())) for task in both] == [3, 6]

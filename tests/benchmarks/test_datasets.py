@@ -34,7 +34,11 @@ def complete(folder: Path, part: DatasetFile) -> None:
     elif part.images:
         picture(place / "a.jpg")
     else:
-        names = part.classes if isinstance(part.classes, tuple) else [f"c{i:05}" for i in range(part.classes or 0)]
+        names = (
+            part.classes
+            if isinstance(part.classes, tuple)
+            else [f"c{i:05}" for i in range(part.classes or 0)]
+        )
         for name in names:
             (place / name).mkdir(parents=True)
             (place / name / "a.jpg").touch()
@@ -49,7 +53,9 @@ def test_nothing_there_is_said_part_by_part(name: str, tmp_path: Path) -> None:
     assert dataset(name).check(tmp_path / "nowhere") == missing
 
 
-@pytest.mark.parametrize("name", sorted(set(DATASETS) - {"casia-webface"}))  # 10,575 folders: once is enough, below
+@pytest.mark.parametrize(
+    "name", sorted(set(DATASETS) - {"casia-webface"})
+)  # 10,575 folders: once is enough, below
 def test_a_complete_layout_lacks_nothing_and_each_part_counts(name: str, tmp_path: Path) -> None:
     entry = dataset(name)
     for i, part in enumerate(entry.parts):
@@ -71,7 +77,12 @@ def test_every_dataset_says_where_from_and_how(name: str) -> None:
 
 def test_every_dataset_of_the_catalogue_is_known_and_the_unused_ones_are_few() -> None:
     bases = catalogue().values()
-    variants = [one.variant({key: value}) for one in bases for key, of in one.ablations.items() for value in of]
+    variants = [
+        one.variant({key: value})
+        for one in bases
+        for key, of in one.ablations.items()
+        for value in of
+    ]
     used = {source.name for entry in (*bases, *variants) for source in entry.datasets}
     assert used <= DATASETS.keys()
     assert DATASETS.keys() - used == {"omniglot"}
@@ -84,7 +95,9 @@ def test_a_file_of_the_wrong_length_is_noticed(tmp_path: Path) -> None:
         complete(tmp_path, part)
     empty(tmp_path / "cifar-100-binary" / "train.bin", 1000)
     (line,) = dataset("cifar100").check(tmp_path)
-    assert line == "cifar-100-binary/train.bin: 1,000 bytes, expected 153,700,000; copy the file again"
+    assert (
+        line == "cifar-100-binary/train.bin: 1,000 bytes, expected 153,700,000; copy the file again"
+    )
 
 
 def test_class_folders_are_counted_with_images_only(tmp_path: Path) -> None:
@@ -109,7 +122,11 @@ def test_missing_classes_are_named_but_not_all_of_them(tmp_path: Path) -> None:
 
 def test_one_whole_batch_serves_instead_of_five(tmp_path: Path) -> None:
     folder = tmp_path / "cifar-10-batches-bin"
-    for name, size in (("data_batch.bin", 153_650_000), ("test_batch.bin", 30_730_000), ("batches.meta.txt", 9)):
+    for name, size in (
+        ("data_batch.bin", 153_650_000),
+        ("test_batch.bin", 30_730_000),
+        ("batches.meta.txt", 9),
+    ):
         empty(folder / name, size)
     assert dataset("cifar10").check(tmp_path) == []
 
@@ -117,7 +134,10 @@ def test_one_whole_batch_serves_instead_of_five(tmp_path: Path) -> None:
 def test_the_evaluation_classes_are_twenty_different_ones() -> None:
     assert len(set(TINYIMAGENET20)) == len(set(IMAGENET20)) == 20
     assert not set(TINYIMAGENET20) & set(IMAGENET20)
-    assert all(len(name) == 9 and name[0] == "n" and name[1:].isdigit() for name in (*TINYIMAGENET20, *IMAGENET20))
+    assert all(
+        len(name) == 9 and name[0] == "n" and name[1:].isdigit()
+        for name in (*TINYIMAGENET20, *IMAGENET20)
+    )
 
 
 # Opening
@@ -142,7 +162,10 @@ def test_cub_opens_in_its_official_split(tmp_path: Path) -> None:
             lines["train_test_split.txt"].append(f"{identity} {1 - copy}")
     for file, content in lines.items():
         (root / file).write_text("\n".join(content) + "\n")
-    queries, gallery = dataset("cub20").open(tmp_path, "train"), dataset("cub20").open(tmp_path, "test")
+    queries, gallery = (
+        dataset("cub20").open(tmp_path, "train"),
+        dataset("cub20").open(tmp_path, "test"),
+    )
     assert queries.classes == gallery.classes == tuple(f"{i}.Bird" for i in range(181, 201))
     assert [path.name for path in queries.images] == ["0.jpg"] * 20
     assert [path.name for path in gallery.images] == ["1.jpg"] * 20
@@ -156,7 +179,9 @@ def test_every_tenth_class_of_tiny_imagenet_is_held_out(tmp_path: Path) -> None:
         images = tmp_path / "tiny-imagenet-200" / "train" / f"n{number:08}" / "images"
         images.mkdir(parents=True)
         (images / "0.JPEG").touch()
-    learnt, held_out = (dataset(name).open(tmp_path, "train") for name in ("tinyimagenet180", "tinyimagenet-tenth"))
+    learnt, held_out = (
+        dataset(name).open(tmp_path, "train") for name in ("tinyimagenet180", "tinyimagenet-tenth")
+    )
     assert held_out.classes == tuple(f"n{number:08}" for number in range(9, 200, 10))
     assert (len(learnt), len(learnt.classes)) == (180, 180)
     assert not set(learnt.classes) & set(held_out.classes)

@@ -20,12 +20,17 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import faces
 from faces import Best
 
-PEOPLE = np.array([f"Person_{number}" for number in np.repeat(np.arange(200), np.arange(200) % 4 + 1)])
+PEOPLE = np.array(
+    [f"Person_{number}" for number in np.repeat(np.arange(200), np.arange(200) % 4 + 1)]
+)
 
 
 def photos(people: list[str]) -> list[str]:
     """Ids as LFW has them: the photos of a person are counted from 1."""
-    return [f"{person}/{person}_{people[: row + 1].count(person):04}.jpg" for row, person in enumerate(people)]
+    return [
+        f"{person}/{person}_{people[: row + 1].count(person):04}.jpg"
+        for row, person in enumerate(people)
+    ]
 
 
 def save_faces(folder: Path) -> None:
@@ -38,7 +43,12 @@ def save_faces(folder: Path) -> None:
     for model, noise in (("dlib", 0.5), ("mobilefacenet", 0.2)):
         seen = meant + noise * rng.normal(size=meant.shape)
         vectors = unit((seen @ turned if model == "dlib" else seen).astype(np.float32))
-        np.savez(folder / "lfw" / f"{model}.npz", vectors=vectors, ids=photos(PEOPLE.tolist()), labels=PEOPLE)
+        np.savez(
+            folder / "lfw" / f"{model}.npz",
+            vectors=vectors,
+            ids=photos(PEOPLE.tolist()),
+            labels=PEOPLE,
+        )
     several = [number for number in range(200) if number % 4]
     lines = [f"Person_{number}\t1\t2" for number in several]
     lines += [f"Person_{number}\t1\tPerson_{(number + 7) % 200}\t1" for number in range(200)]
@@ -83,7 +93,9 @@ def test_one_photo_of_each_person_is_enrolled_and_whoever_has_one_stays_unknown(
 
 
 def test_pairs_of_people_who_do_not_judge_are_left_out() -> None:
-    pairs = faces.read_pairs("1\t1\nAnn\t1\t2\nAnn\t2\tBob\t3\nBob\t1\t2\n", photos(["Ann"] * 2 + ["Bob"] * 3))
+    pairs = faces.read_pairs(
+        "1\t1\nAnn\t1\t2\nAnn\t2\tBob\t3\nBob\t1\t2\n", photos(["Ann"] * 2 + ["Bob"] * 3)
+    )
     kept = faces.within(pairs, np.array([2, 3, 4]))
     assert (kept.first.tolist(), kept.second.tolist(), kept.same.tolist()) == ([2], [3], [True])
 
@@ -103,10 +115,14 @@ def test_a_threshold_accepts_no_more_unknown_people_than_it_may(rate: float) -> 
 def test_rates_are_those_of_counting_one_by_one() -> None:
     rng = np.random.default_rng(2)
     enrolled = np.array([f"p{number}" for number in range(30)])
-    asked = np.array([f"p{number}" for number in rng.integers(45, size=150)])  # a third is not enrolled
+    asked = np.array(
+        [f"p{number}" for number in rng.integers(45, size=150)]
+    )  # a third is not enrolled
     meant = rng.normal(size=(45, 4))
     numbers = [int(person[1:]) for person in asked]
-    view = VersionFeatures("v", unit(meant[numbers] + 0.5 * rng.normal(size=(150, 4))), unit(meant[:30]))
+    view = VersionFeatures(
+        "v", unit(meant[numbers] + 0.5 * rng.normal(size=(150, 4))), unit(meant[:30])
+    )
     known = np.isin(asked, enrolled)
     limit = 0.95
     accepted = 0
@@ -165,7 +181,9 @@ def test_a_run_is_measured_and_kept(
     runs = content["runs"]
     (run,) = runs
     assert (content["photos"], content["people"]) == (500, 200)
-    assert content["alone"]["mobilefacenet"]["accuracy"] > content["alone"]["dlib"]["accuracy"] > 0.8
+    assert (
+        content["alone"]["mobilefacenet"]["accuracy"] > content["alone"]["dlib"]["accuracy"] > 0.8
+    )
     ways = run["ways"]
     assert list(ways) == list(faces.WAYS)
     assert ways["all re-embedded"]["rank 1"] > ways["old model"]["rank 1"]

@@ -24,7 +24,15 @@ from fixstar.errors import DataError
 from fixstar.research.benchmarks import RunResult, benchmark, jobs
 from fixstar.research.benchmarks.catalogue import SET_ASIDE_ORDERS
 from fixstar.research.benchmarks.jobs import Folders, complete
-from fixstar.research.benchmarks.ledger import Entry, Look, broken_at, default_path, missing_from, note, read_ledger
+from fixstar.research.benchmarks.ledger import (
+    Entry,
+    Look,
+    broken_at,
+    default_path,
+    missing_from,
+    note,
+    read_ledger,
+)
 from fixstar.research.benchmarks.plan import Run
 
 ROOT = Path(__file__).parents[2]
@@ -37,13 +45,21 @@ LAST_BACKFILLED = "f5e701f7b0995b28815ce81201c089617557b7f500a3659592af0acbd0f23
 
 def look(seed: int, **changes: Any) -> Look:
     setting = {"method": "hoc", "options": {"lam": 0.1}, "capacity": 100, "epochs": 2}
-    usual = {"set": "case one", "benchmark": "upgrades", "setting": setting, "result": {}, "file": "one.json"}
+    usual = {
+        "set": "case one",
+        "benchmark": "upgrades",
+        "setting": setting,
+        "result": {},
+        "file": "one.json",
+    }
     return Look(seed=seed, **{**usual, **changes})
 
 
 def script(name: str) -> ModuleType:
     sys.path.insert(0, str(ROOT / "benchmarks"))  # for the scripts beside it that it imports
-    spec = importlib.util.spec_from_file_location(f"{name}_script", ROOT / "benchmarks" / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(
+        f"{name}_script", ROOT / "benchmarks" / f"{name}.py"
+    )
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -66,7 +82,9 @@ def script(name: str) -> ModuleType:
     ],
     ids=["middle removed", "first removed", "reordered", "changed", "changed inside"],
 )
-def test_a_removed_or_changed_entry_is_noticed(change: Callable[[list[Entry]], object], tmp_path: Path) -> None:
+def test_a_removed_or_changed_entry_is_noticed(
+    change: Callable[[list[Entry]], object], tmp_path: Path
+) -> None:
     path = tmp_path / "new" / "looks.json"
     note(path, [look(1), look(2)])
     note(path, [look(3)])
@@ -94,7 +112,9 @@ def test_looks_that_are_noted_at_the_same_time_are_all_there(tmp_path: Path) -> 
     assert sorted(entry["seed"] for entry in read_ledger(path)) == list(range(24))
 
 
-def test_the_looks_of_another_machine_are_appended_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_looks_of_another_machine_are_appended_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     ours, theirs = tmp_path / "ours.json", tmp_path / "theirs.json"
     note(ours, [look(1)])
     theirs.write_bytes(ours.read_bytes())
@@ -113,11 +133,17 @@ def test_the_looks_of_another_machine_are_appended_once(tmp_path: Path, capsys: 
 def polaris(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
     """Polaris on CIFAR-100 in 7 tasks; its "training" gives the result of class order 4 at once."""
     known = RunResult.load(POLARIS)
-    monkeypatch.setattr(jobs, "run_benchmark", lambda run, *_: replace(known, class_order=run.class_order))
-    return lambda order, **words: Run(benchmark("cifar100-10/7"), "polaris", order, 0, 40, 10_000, **words)
+    monkeypatch.setattr(
+        jobs, "run_benchmark", lambda run, *_: replace(known, class_order=run.class_order)
+    )
+    return lambda order, **words: Run(
+        benchmark("cifar100-10/7"), "polaris", order, 0, 40, 10_000, **words
+    )
 
 
-def test_a_run_on_a_set_aside_order_is_noted_and_no_other(polaris: Callable[..., Run], tmp_path: Path) -> None:
+def test_a_run_on_a_set_aside_order_is_noted_and_no_other(
+    polaris: Callable[..., Run], tmp_path: Path
+) -> None:
     folders = Folders(tmp_path, tmp_path, tmp_path / "results", tmp_path / "looks.json")
     complete(polaris(3), folders)
     assert not folders.ledger.exists()
@@ -146,20 +172,46 @@ def test_a_look_is_noted_before_its_result_can_be_read(
     assert len(read_ledger(folders.ledger)) == 1
 
 
-def test_a_set_that_was_looked_at_with_another_setting_is_named_before_the_run(tmp_path: Path) -> None:
+def test_a_set_that_was_looked_at_with_another_setting_is_named_before_the_run(
+    tmp_path: Path,
+) -> None:
     def told(*words: str) -> str:
-        places = ["--data", tmp_path, "--results", tmp_path / "results", "--ledger", tmp_path / "looks.json"]
-        usual = ["bench", "run", "cifar100-10/7", "--epochs", "40", "--capacity", "10000", "--dry-run"]
+        places = [
+            "--data",
+            tmp_path,
+            "--results",
+            tmp_path / "results",
+            "--ledger",
+            tmp_path / "looks.json",
+        ]
+        usual = [
+            "bench",
+            "run",
+            "cifar100-10/7",
+            "--epochs",
+            "40",
+            "--capacity",
+            "10000",
+            "--dry-run",
+        ]
         return CliRunner().invoke(app, [*usual, *map(str, places), *words]).stderr
 
     again = told("--method", "polaris", "--order", "4")
-    assert "cifar100 class order 4 is no longer set aside for polaris: it was run with hold=20.0 fade=0.0" in again
+    assert (
+        "cifar100 class order 4 is no longer set aside for polaris: it was run with hold=20.0 fade=0.0"
+        in again
+    )
     assert "A result on it confirms nothing" in again
     assert told("--method", "hoc", "--order", "4") == ""  # no other method was chosen by it
     assert told("--method", "polaris", "--order", "1") == ""  # never set aside
     assert told("--method", "polaris", "--order", "13") == ""  # fresh
-    note(tmp_path / "looks.json", [look(0, set="cifar100 class order 13", setting={"method": "polaris"})])
-    assert "cifar100 class order 13 is no longer set aside" in told("--method", "polaris", "--order", "13")
+    note(
+        tmp_path / "looks.json",
+        [look(0, set="cifar100 class order 13", setting={"method": "polaris"})],
+    )
+    assert "cifar100 class order 13 is no longer set aside" in told(
+        "--method", "polaris", "--order", "13"
+    )
 
 
 def test_jobs_write_the_same_ledger(polaris: Callable[..., Run], tmp_path: Path) -> None:
@@ -188,7 +240,9 @@ def upgrades(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
         return {**found, **measured, "case": name, "seed": seed}
 
     monkeypatch.setattr(module, "run", run)
-    monkeypatch.setattr(module, "known_looks", read_ledger)  # not what the source tree's ledger says too
+    monkeypatch.setattr(
+        module, "known_looks", read_ledger
+    )  # not what the source tree's ledger says too
     monkeypatch.setattr(module, "ProcessPoolExecutor", ThreadPoolExecutor)
     threads = torch.get_num_threads()
     yield module
@@ -200,23 +254,44 @@ def test_runs_of_set_aside_cases_are_noted_and_announced(
 ) -> None:
     (tmp_path / "cifar-100-binary").mkdir()
     ledger = tmp_path / "looks.json"
-    words = ["--data", tmp_path, "--seeds", 1, "--ledger", ledger, "--cases", "photos-20+40,photos-30+30"]
+    words = [
+        "--data",
+        tmp_path,
+        "--seeds",
+        1,
+        "--ledger",
+        ledger,
+        "--cases",
+        "photos-20+40,photos-30+30",
+    ]
 
     def told(*more: object) -> str:
         assert upgrades.main([str(word) for word in [*words, *more]]) == 0
         return str(capsys.readouterr().out)
 
-    first = told("--out", tmp_path / "hoc.json", "--method", "hoc", "--option", "lam=0.5", "--capacity", 50)
+    first = told(
+        "--out", tmp_path / "hoc.json", "--method", "hoc", "--option", "lam=0.5", "--capacity", 50
+    )
     assert "no longer set aside" not in first
     (entry,) = read_ledger(ledger)  # the tuning case is not in it
     assert (entry["set"], entry["seed"], entry["file"]) == ("case photos-20+40", 1, "hoc.json")
     assert entry["setting"] == {
         "method": "hoc",
-        "options": {"lam": 0.5, "rho": 5.0, "same_class": "masked", "with_rotated": False, "with_first": False},
+        "options": {
+            "lam": 0.5,
+            "rho": 5.0,
+            "same_class": "masked",
+            "with_rotated": False,
+            "with_first": False,
+        },
         "capacity": 50,
         "epochs": 30,
     }
-    assert entry["result"]["image"] == {"v1": 0.2155, "one": 0.2325, "v2": entry["result"]["image"]["v2"]}
+    assert entry["result"]["image"] == {
+        "v1": 0.2155,
+        "one": 0.2325,
+        "v2": entry["result"]["image"]["v2"],
+    }
     assert entry["result"]["gate"] == {"held out": "missing evidence", "labelled": "pass"}
     second = told("--out", tmp_path / "other.json", "--method", "hoc", "--capacity", 50)
     assert "case photos-20+40 is no longer set aside for hoc: it was run with lam=0.5" in second
@@ -233,7 +308,9 @@ def test_nothing_has_left_the_ledger() -> None:
     assert default_path() == LEDGER
     entries = read_ledger(LEDGER)
     assert broken_at(entries) is None
-    assert entries[BACKFILLED - 1]["digest"] == LAST_BACKFILLED  # what was known when the ledger began
+    assert (
+        entries[BACKFILLED - 1]["digest"] == LAST_BACKFILLED
+    )  # what was known when the ledger began
     assert all(entry["origin"] for entry in entries[:BACKFILLED])
 
 
@@ -241,12 +318,17 @@ def test_no_commit_had_a_look_that_is_missing_now() -> None:
     """A chain does not show that its end was cut off; the history does."""
     now = read_ledger(LEDGER)
     listed = subprocess.run(
-        ["git", "log", "--format=%H", "--", "benchmarks/looks.json"], cwd=ROOT, capture_output=True, text=True
+        ["git", "log", "--format=%H", "--", "benchmarks/looks.json"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
     )
     if listed.returncode or not listed.stdout:
         pytest.skip("there is no history here")
     for commit in listed.stdout.split():
-        shown = subprocess.run(["git", "show", f"{commit}:benchmarks/looks.json"], cwd=ROOT, capture_output=True)
+        shown = subprocess.run(
+            ["git", "show", f"{commit}:benchmarks/looks.json"], cwd=ROOT, capture_output=True
+        )
         then = json.loads(shown.stdout) if shown.returncode == 0 else []
         assert missing_from(now, then) == [], commit
 
@@ -264,7 +346,9 @@ def test_every_kept_result_on_a_set_aside_order_is_in_the_ledger() -> None:
         assert entry["set"] == f"{training} class order {result.class_order}"
         assert entry["setting"]["options"] == result.settings["method"]["options"]
         for protocol, figures in entry["result"].items():
-            assert figures == {key: pytest.approx(result.metrics(protocol)[key], abs=1e-5) for key in figures}
+            assert figures == {
+                key: pytest.approx(result.metrics(protocol)[key], abs=1e-5) for key in figures
+            }
     assert found >= 9
 
 
@@ -278,7 +362,11 @@ def test_every_kept_result_of_a_set_aside_case_is_in_the_ledger() -> None:
                 continue
             found += 1
             place = (path.name, f"case {run['case']}", run["seed"])
-            looks = [entry["result"] for entry in noted if (entry["file"], entry["set"], entry["seed"]) == place]
+            looks = [
+                entry["result"]
+                for entry in noted
+                if (entry["file"], entry["set"], entry["seed"]) == place
+            ]
             assert any(_is_of(look, run) for look in looks), (place, run.get("way"))
     assert found >= 100
 
@@ -289,6 +377,8 @@ def _is_of(look: dict[str, Any], run: dict[str, Any]) -> bool:
         return False
     for protocol in ("image", "template"):
         figures = look[protocol]
-        if len(figures) < 3 or any(run[protocol].get(kind) != figure for kind, figure in figures.items()):
+        if len(figures) < 3 or any(
+            run[protocol].get(kind) != figure for kind, figure in figures.items()
+        ):
             return False
     return True

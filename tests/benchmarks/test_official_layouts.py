@@ -39,17 +39,25 @@ def versions(searched: SearchedImages, dim: int = 4) -> list[VersionFeatures]:
         gallery = unit(rng.normal(size=(len(searched.gallery), dim)))
         same = searched.queries is searched.gallery
         found.append(
-            VersionFeatures(name, gallery if same else unit(rng.normal(size=(len(searched.queries), dim))), gallery)
+            VersionFeatures(
+                name,
+                gallery if same else unit(rng.normal(size=(len(searched.queries), dim))),
+                gallery,
+            )
         )
     return found
 
 
-def cells(measure: Callable[[Any, Any], float], one: VersionFeatures, two: VersionFeatures) -> list[float]:
+def cells(
+    measure: Callable[[Any, Any], float], one: VersionFeatures, two: VersionFeatures
+) -> list[float]:
     """C[1,1], C[2,1] and C[2,2]."""
     return [measure(a.queries, b.gallery) for a, b in ((one, one), (two, one), (two, two))]
 
 
-def measured(searched: SearchedImages, protocol: str, features: list[VersionFeatures]) -> list[float]:
+def measured(
+    searched: SearchedImages, protocol: str, features: list[VersionFeatures]
+) -> list[float]:
     matrix = searched.matrix(features, protocol)
     return [matrix[0, 0], matrix[1, 0], matrix[1, 1]]
 
@@ -79,8 +87,13 @@ def test_lfw_is_verified_by_its_own_pairs_and_folds(tmp_path: Path) -> None:
     assert pairs is not None
     assert pairs.same.tolist() == [*[True] * 3, *[False] * 3] * 10
     names = [Path(str(path)).name for path in searched.gallery.images]
-    assert [names[pairs.first[0]], names[pairs.second[0]]] == ["Person_0_0001.jpg", "Person_0_0002.jpg"]
-    assert set(pairs.first) | set(pairs.second) == set(range(len(searched.gallery)))  # nothing is embedded in vain
+    assert [names[pairs.first[0]], names[pairs.second[0]]] == [
+        "Person_0_0001.jpg",
+        "Person_0_0002.jpg",
+    ]
+    assert set(pairs.first) | set(pairs.second) == set(
+        range(len(searched.gallery))
+    )  # nothing is embedded in vain
 
     def accuracy(queries: Any, gallery: Any) -> float:
         scores = (queries[pairs.first] * gallery[pairs.second]).sum(axis=1)
@@ -92,7 +105,9 @@ def test_lfw_is_verified_by_its_own_pairs_and_folds(tmp_path: Path) -> None:
         assert np.mean(right) == pytest.approx(kfold_accuracy(scores, pairs.same).mean, abs=0.07)
         return kfold_accuracy(scores, pairs.same).mean
 
-    assert measured(searched, "verification", [one, two]) == pytest.approx(cells(accuracy, one, two))
+    assert measured(searched, "verification", [one, two]) == pytest.approx(
+        cells(accuracy, one, two)
+    )
 
 
 @pytest.mark.parametrize(
@@ -123,10 +138,24 @@ def test_lfw_is_not_for_training(tmp_path: Path) -> None:
 
 def market(folder: Path) -> Path:
     root = folder / "Market-1501-v15.09.15"
-    touch(*(root / "bounding_box_train" / f"{p:04}_c1s1_{i:06}_00.jpg" for p in (2, 7) for i in range(2)))
-    touch(root / "bounding_box_test" / "-1_c1s1_000001_00.jpg", root / "bounding_box_test" / "0000_c2s1_000002_00.jpg")
+    touch(
+        *(
+            root / "bounding_box_train" / f"{p:04}_c1s1_{i:06}_00.jpg"
+            for p in (2, 7)
+            for i in range(2)
+        )
+    )
+    touch(
+        root / "bounding_box_test" / "-1_c1s1_000001_00.jpg",
+        root / "bounding_box_test" / "0000_c2s1_000002_00.jpg",
+    )
     for person in (3, 5, 8):
-        touch(*(root / "bounding_box_test" / f"{person:04}_c{c}s1_{c:06}_01.jpg" for c in (1, 2, 3, 3)))
+        touch(
+            *(
+                root / "bounding_box_test" / f"{person:04}_c{c}s1_{c:06}_01.jpg"
+                for c in (1, 2, 3, 3)
+            )
+        )
         touch(root / "query" / f"{person:04}_c1s1_000009_00.jpg")
     return folder
 
@@ -134,18 +163,33 @@ def market(folder: Path) -> Path:
 def test_people_are_searched_across_cameras(tmp_path: Path) -> None:
     searched = SearchedImages.open(benchmark("market1501/1"), market(tmp_path))
     assert dataset("market1501").open(tmp_path, "train").classes == ("0002", "0007")
-    assert searched.gallery.classes == ("0000", "0003", "0005", "0008")  # junk is left out, distractors are not
+    assert searched.gallery.classes == (
+        "0000",
+        "0003",
+        "0005",
+        "0008",
+    )  # junk is left out, distractors are not
     one, two = versions(searched)
-    people = [[Path(str(path)).name[:4] for path in part.images] for part in (searched.queries, searched.gallery)]
-    cameras = [[int(Path(str(path)).name[6]) for path in part.images] for part in (searched.queries, searched.gallery)]
+    people = [
+        [Path(str(path)).name[:4] for path in part.images]
+        for part in (searched.queries, searched.gallery)
+    ]
+    cameras = [
+        [int(Path(str(path)).name[6]) for path in part.images]
+        for part in (searched.queries, searched.gallery)
+    ]
 
     def mean_precision(queries: Any, gallery: Any) -> float:
         precisions = []
         for q, person in enumerate(people[0]):
             places = np.argsort(-(gallery @ queries[q]), kind="stable")
-            listed = [g for g in places if not (people[1][g] == person and cameras[1][g] == cameras[0][q])]
+            listed = [
+                g for g in places if not (people[1][g] == person and cameras[1][g] == cameras[0][q])
+            ]
             right = [people[1][g] == person for g in listed]
-            precisions.append(np.mean([sum(right[: i + 1]) / (i + 1) for i, hit in enumerate(right) if hit]))
+            precisions.append(
+                np.mean([sum(right[: i + 1]) / (i + 1) for i, hit in enumerate(right) if hit])
+            )
         return float(np.mean(precisions))
 
     assert measured(searched, "map", [one, two]) == pytest.approx(cells(mean_precision, one, two))
@@ -169,7 +213,12 @@ def landmarks(folder: Path) -> Path:
         touch(*(root / part / name[0] / name[1] / name[2] / f"{name}.jpg" for name in names))
     touch(*(root / "index" / "0" / "1" / str(i) / f"01{i}x.jpg" for i in range(10)))
     (root / "train_clean.csv").write_text("landmark_id,images\n17,abc1 abd2\n4,fff3\n")
-    solution = ["id,images,Usage", "aaa1,010x 011x 012x,Public", "bbb2,None,Ignored", "ccc3,015x,Private"]
+    solution = [
+        "id,images,Usage",
+        "aaa1,010x 011x 012x,Public",
+        "bbb2,None,Ignored",
+        "ccc3,015x,Private",
+    ]
     (root / "retrieval_solution_v2.1.csv").write_text("\n".join(solution) + "\n")
     return folder
 
@@ -184,12 +233,16 @@ def test_landmarks_are_found_by_the_solution(tmp_path: Path) -> None:
     def mean_precision(queries: Any, gallery: Any) -> float:
         precisions = []
         for query, wanted in zip(queries, ({0, 1, 2}, {5}), strict=True):
-            right = [g in wanted for g in np.argsort(-(gallery @ query), kind="stable")[:100].tolist()]
+            right = [
+                g in wanted for g in np.argsort(-(gallery @ query), kind="stable")[:100].tolist()
+            ]
             found = [sum(right[: i + 1]) / (i + 1) for i, hit in enumerate(right) if hit]
             precisions.append(sum(found) / min(len(wanted), 100))
         return float(np.mean(precisions))
 
-    assert measured(searched, "map100", [one, two]) == pytest.approx(cells(mean_precision, one, two))
+    assert measured(searched, "map100", [one, two]) == pytest.approx(
+        cells(mean_precision, one, two)
+    )
 
 
 def test_damaged_lists_of_landmarks_are_told(tmp_path: Path) -> None:
@@ -215,18 +268,24 @@ def test_damaged_lists_of_landmarks_are_told(tmp_path: Path) -> None:
 
 def exhibits(folder: Path) -> Path:
     root = folder / "met"
-    database: list[dict[str, Any]] = [{"id": i // 2, "path": f"MET/{i // 2}/{i}.jpg"} for i in range(6)]
+    database: list[dict[str, Any]] = [
+        {"id": i // 2, "path": f"MET/{i // 2}/{i}.jpg"} for i in range(6)
+    ]
     queries: list[dict[str, Any]] = [{"path": f"test_met/{i}.jpg", "MET_id": i} for i in (1, 2)]
     touch(*(root / entry["path"] for entry in (*database, *queries)))
     (root / "ground_truth").mkdir()
     (root / "ground_truth" / "mini_MET_database.json").write_text(json.dumps(database))
-    (root / "ground_truth" / "testset.json").write_text(json.dumps([*queries, {"path": "test_other/0.jpg"}]))
+    (root / "ground_truth" / "testset.json").write_text(
+        json.dumps([*queries, {"path": "test_other/0.jpg"}])
+    )
     return folder
 
 
 def test_exhibits_are_named_by_their_nearest_photograph(tmp_path: Path) -> None:
     searched = SearchedImages.open(benchmark("met/1"), exhibits(tmp_path))
-    assert searched.gallery.classes == searched.queries.classes == ("0", "1", "2")  # nobody took a photograph of 0
+    assert (
+        searched.gallery.classes == searched.queries.classes == ("0", "1", "2")
+    )  # nobody took a photograph of 0
     one, two = versions(searched)
 
     def accuracy(queries: Any, gallery: Any) -> float:
@@ -253,9 +312,13 @@ def celebrities(folder: Path) -> Path:
     root = folder / "celeba"
     names = [f"{i:06}.jpg" for i in range(1, 17)]
     touch(*(root / "img_align_celeba" / name for name in names))
-    (root / "identity_CelebA.txt").write_text("".join(f"{name} {i // 4}\n" for i, name in enumerate(names)))
+    (root / "identity_CelebA.txt").write_text(
+        "".join(f"{name} {i // 4}\n" for i, name in enumerate(names))
+    )
     parts = [0] * 4 + [1] * 4 + [2] * 8
-    (root / "list_eval_partition.txt").write_text("".join(f"{n} {p}\n" for n, p in zip(names, parts, strict=True)))
+    (root / "list_eval_partition.txt").write_text(
+        "".join(f"{n} {p}\n" for n, p in zip(names, parts, strict=True))
+    )
     return folder
 
 
@@ -288,16 +351,26 @@ G1, G2, PROBES = (10, 20), (30,), (11, 21, 31, 40)
 def janus(folder: Path) -> Path:
     meta = folder / "IJBC" / "meta"
     meta.mkdir(parents=True)
-    faces = [(f"{3 * i + k + 1}.jpg", t, 100 * i + k // 2) for i, t in enumerate(PEOPLE) for k in range(3)]
+    faces = [
+        (f"{3 * i + k + 1}.jpg", t, 100 * i + k // 2)
+        for i, t in enumerate(PEOPLE)
+        for k in range(3)
+    ]
     touch(*(folder / "IJBC" / "loose_crop" / name for name, _, _ in faces))
-    (meta / "ijbc_face_tid_mid.txt").write_text("".join(f"{name} {t} {m}\n" for name, t, m in faces))
+    (meta / "ijbc_face_tid_mid.txt").write_text(
+        "".join(f"{name} {t} {m}\n" for name, t, m in faces)
+    )
     pairs = [(a, b) for a in PEOPLE for b in PEOPLE if a < b]
     (meta / "ijbc_template_pair_label.txt").write_text(
         "".join(f"{a} {b} {int(PEOPLE[a] == PEOPLE[b])}\n" for a, b in pairs)
     )
     for name, templates in (("gallery_G1", G1), ("gallery_G2", G2), ("probe_mixed", PROBES)):
-        lines = [f"{t},{PEOPLE[t]},frames/1.png,1,2" for t in templates for _ in range(2)]  # a line per face
-        (meta / f"ijbc_1N_{name}.csv").write_text("\n".join(["TEMPLATE_ID,SUBJECT_ID,FILENAME,X,Y", *lines]) + "\n")
+        lines = [
+            f"{t},{PEOPLE[t]},frames/1.png,1,2" for t in templates for _ in range(2)
+        ]  # a line per face
+        (meta / f"ijbc_1N_{name}.csv").write_text(
+            "\n".join(["TEMPLATE_ID,SUBJECT_ID,FILENAME,X,Y", *lines]) + "\n"
+        )
     return folder
 
 
@@ -314,7 +387,9 @@ def test_templates_are_verified_at_a_false_accept_rate(tmp_path: Path) -> None:
 
     def rate(queries: Any, gallery: Any) -> float:
         scores = {(a, b): float(template(queries, a) @ template(gallery, b)) for a, b in pairs}
-        impostors = sorted((s for (a, b), s in scores.items() if PEOPLE[a] != PEOPLE[b]), reverse=True)
+        impostors = sorted(
+            (s for (a, b), s in scores.items() if PEOPLE[a] != PEOPLE[b]), reverse=True
+        )
         allowed = int(0.1 * len(impostors))
         genuine = [s for (a, b), s in scores.items() if PEOPLE[a] == PEOPLE[b]]
         return float(np.mean([s > impostors[allowed] for s in genuine]))
@@ -327,7 +402,9 @@ def test_templates_are_searched_in_two_galleries(tmp_path: Path) -> None:
     searched = SearchedImages.open(benchmark("imdbface-ijbc/1"), janus(tmp_path))
     one, two = versions(searched)
 
-    def answers(queries: Any, gallery: Any, held: tuple[int, ...]) -> list[tuple[bool, bool, float]]:
+    def answers(
+        queries: Any, gallery: Any, held: tuple[int, ...]
+    ) -> list[tuple[bool, bool, float]]:
         """Of each probe: whether its person is in the gallery, whether it comes first, and its best cosine."""
         found = []
         for probe in PROBES:
@@ -338,7 +415,11 @@ def test_templates_are_searched_in_two_galleries(tmp_path: Path) -> None:
         return found
 
     def rank(queries: Any, gallery: Any) -> float:
-        return float(np.mean([np.mean([a[1] for a in answers(queries, gallery, g) if a[0]]) for g in (G1, G2)]))
+        return float(
+            np.mean(
+                [np.mean([a[1] for a in answers(queries, gallery, g) if a[0]]) for g in (G1, G2)]
+            )
+        )
 
     def open_set(queries: Any, gallery: Any) -> float:
         rates = []
@@ -346,14 +427,20 @@ def test_templates_are_searched_in_two_galleries(tmp_path: Path) -> None:
             found = answers(queries, gallery, held)
             strangers = sorted((cosine for mated, _, cosine in found if not mated), reverse=True)
             limit = strangers[int(0.5 * len(strangers))]
-            rates.append(np.mean([right and cosine > limit for mated, right, cosine in found if mated]))
+            rates.append(
+                np.mean([right and cosine > limit for mated, right, cosine in found if mated])
+            )
         return float(np.mean(rates))
 
     assert measured(searched, "rank1", [one, two]) == pytest.approx(cells(rank, one, two))
-    assert measured(searched, "TPIR@FPIR=0.5", [one, two]) == pytest.approx(cells(open_set, one, two))
+    assert measured(searched, "TPIR@FPIR=0.5", [one, two]) == pytest.approx(
+        cells(open_set, one, two)
+    )
     curve = searched.backfilled(one, two)
     assert len(curve) == 51
-    assert [curve[0], curve[-1]] == pytest.approx(cells(rank, one, two)[1:])  # nothing, then everything re-embedded
+    assert [curve[0], curve[-1]] == pytest.approx(
+        cells(rank, one, two)[1:]
+    )  # nothing, then everything re-embedded
 
 
 def test_wider_features_share_their_first_components(tmp_path: Path) -> None:

@@ -66,10 +66,30 @@ SPOTS: list[tuple[str, str, str, dict[str, str]]] = [
     ("HOC, table 3", "tinyimagenet200-20/31", "er", {"AC": "<0.01", "AA": "19.15", "ACA": "0.05"}),
     ("HOC, table 4", "cub180-20/16", "fd", {"AC": "0.60", "AA": "39.09", "ACA": "24.03"}),
     ("HOC, table 6", "cifar100r-10/31", "hoc", {"AC": "0.65", "AA": "67.40"}),
-    ("HOC, table 8c", "cifar100-10/16:rho=25", "hoc", {"AC": "0.53", "AA": "46.70", "ACA": "26.20"}),
-    ("CL2R, table 3", "cifar100-10-verification/10", "fd", {"AC": "0.44", "BC": "-0.003", "FC": "0.005"}),
-    ("CL2R, table 5", "tinyimagenet200-imagenet20/10", "cl2r-ub", {"AC": "0.62", "BC": "0.005", "FC": "-0.008"}),
-    ("CL2R, table 9", "cifar100-10-verification/10", "simplex-er", {"AC": "0.27", "BC": "-0.078", "FC": "0.003"}),
+    (
+        "HOC, table 8c",
+        "cifar100-10/16:rho=25",
+        "hoc",
+        {"AC": "0.53", "AA": "46.70", "ACA": "26.20"},
+    ),
+    (
+        "CL2R, table 3",
+        "cifar100-10-verification/10",
+        "fd",
+        {"AC": "0.44", "BC": "-0.003", "FC": "0.005"},
+    ),
+    (
+        "CL2R, table 5",
+        "tinyimagenet200-imagenet20/10",
+        "cl2r-ub",
+        {"AC": "0.62", "BC": "0.005", "FC": "-0.008"},
+    ),
+    (
+        "CL2R, table 9",
+        "cifar100-10-verification/10",
+        "simplex-er",
+        {"AC": "0.27", "BC": "-0.078", "FC": "0.003"},
+    ),
     ("CoReS, table 4", "market1501/2", "bct", {"AC": "0.3", "AM": "0.50"}),
     (
         "CoReS, table 9",
@@ -83,7 +103,9 @@ SPOTS: list[tuple[str, str, str, dict[str, str]]] = [
 
 
 @pytest.mark.parametrize(("source", "name", "method", "values"), SPOTS)
-def test_spot_values_read_as_they_are_printed(source: str, name: str, method: str, values: dict[str, str]) -> None:
+def test_spot_values_read_as_they_are_printed(
+    source: str, name: str, method: str, values: dict[str, str]
+) -> None:
     (row,) = [row for row in published(benchmark=name, method=method) if row.source == source]
     assert {key: str(value) for key, value in row.values.items()} == values
 
@@ -127,8 +149,12 @@ def test_every_row_names_a_known_method_and_a_benchmark_of_the_catalogue() -> No
         entry = benchmark(row.benchmark)  # raises if it is not there
         number = row.source if row.table.startswith("section") else row.source.rstrip("abc")
         base = catalogue()[row.benchmark.partition(":")[0]]
-        assert number in base.sources or row.table.startswith("section"), f"{row.source} is not a source of {base.name}"
-        assert row.method is None or row.method in entry.methods, f"{row.method} is not in {entry.name}"
+        assert number in base.sources or row.table.startswith("section"), (
+            f"{row.source} is not a source of {base.name}"
+        )
+        assert row.method is None or row.method in entry.methods, (
+            f"{row.method} is not in {entry.name}"
+        )
 
 
 def test_all_tables_are_there() -> None:
@@ -148,7 +174,11 @@ def test_no_value_is_outside_its_range() -> None:
             for row in of_table(paper, table["table"]):
                 for name, value in row.values.items():
                     low = -1 if name in signed else 0
-                    assert value is None or low <= value.fraction <= 1, (row.source, row.printed, name)
+                    assert value is None or low <= value.fraction <= 1, (
+                        row.source,
+                        row.printed,
+                        name,
+                    )
 
 
 def test_doubtful_values_say_why() -> None:
@@ -167,7 +197,10 @@ def test_doubtful_values_say_why() -> None:
 
 OFF_GRID = {  # printed so; averages of several runs, or mistakes
     ("CL2R, table 3", "cifar100-10-verification/3", "bct-er"),
-    *{("CL2R, table 3", "cifar100-10-verification/5", method) for method in ("er", "lwf", "bic", "lucir", "fan", "fd")},
+    *{
+        ("CL2R, table 3", "cifar100-10-verification/5", method)
+        for method in ("er", "lwf", "bic", "lucir", "fan", "fd")
+    },
 }
 
 
@@ -181,7 +214,13 @@ def test_compatibility_counts_cells() -> None:
     off = set()
     for row in published():
         for name, value in row.values.items():
-            if not name.startswith("AC") or name.startswith("ACA") or value is None or value.below or value.deviation:
+            if (
+                not name.startswith("AC")
+                or name.startswith("ACA")
+                or value is None
+                or value.below
+                or value.deviation
+            ):
                 continue
             total = cells(row.benchmark, name)
             nearest = round(value.fraction * total) / total
@@ -223,7 +262,9 @@ def test_two_tasks_of_cl2r_follow_from_their_tests() -> None:
             if row.compatible is not None:  # the criterion is BC > 0
                 assert row.compatible == (figure(row, "BC").fraction > 0), row
     assert wrong == {("2", "er", "FC"), ("4", "bct", "FC")}
-    doubtful = {(row.table, row.method, name) for row in published("CL2R") for name in row.uncertain}
+    doubtful = {
+        (row.table, row.method, name) for row in published("CL2R") for name in row.uncertain
+    }
     assert wrong <= doubtful
 
 
@@ -237,7 +278,11 @@ def test_the_pairs_of_cores_average_to_its_am() -> None:
     for table, upgrades in (("1", 1), ("2", 2)):
         by_pair = pairs("CoReS", table)
         if upgrades == 1:
-            rows = [by_pair["phi_old", "phi_old"], by_pair["phi_new-CoReS", "phi_old"], by_pair["phi_new", "phi_new"]]
+            rows = [
+                by_pair["phi_old", "phi_old"],
+                by_pair["phi_new-CoReS", "phi_old"],
+                by_pair["phi_new", "phi_new"],
+            ]
         else:
             rows = [row for row in of_table("CoReS", table) if row.method == "cores"]
         expected = published_summary(f"cifar100-10-upgrades/{upgrades}:K=100", "cores")
@@ -250,7 +295,9 @@ def test_the_pairs_of_cores_average_to_its_am() -> None:
 
 def test_the_default_of_cores_has_one_figure_in_all_its_ablations() -> None:
     same = ("selection=no", "initialisation=same", "order=alphabetical")
-    assert [fractions(f"cifar100-10-upgrades/9:{name}", "cores") for name in same] == [{"AC": 0.51, "AM": 0.59}] * 3
+    assert [fractions(f"cifar100-10-upgrades/9:{name}", "cores") for name in same] == [
+        {"AC": 0.51, "AM": 0.59}
+    ] * 3
     assert fractions("cifar100-10-upgrades/9:K=100", "cores") == {"AC": 0.51, "AM": 0.59}
 
 
@@ -315,7 +362,9 @@ def test_update_gains_follow_from_the_pairs(paper: str, table: str, metric: str)
 )
 def test_absolute_gains_follow_from_the_pairs(table: str, metric: str) -> None:
     for row, old, cross, _ in gain_rows("BCT", table, metric):
-        assert cross.fraction - old.fraction == pytest.approx(figure(row, "absolute gain").fraction, abs=1e-9)
+        assert cross.fraction - old.fraction == pytest.approx(
+            figure(row, "absolute gain").fraction, abs=1e-9
+        )
 
 
 def test_marks_follow_from_the_pairs_of_bct() -> None:
@@ -327,14 +376,20 @@ def test_marks_follow_from_the_pairs_of_bct() -> None:
     ):
         rows = of_table("BCT", table)
         for row in (row for row in rows if row.compatible is not None and row.pair is not None):
-            assert row.compatible == (figure(row, metric).fraction > old_test(row, metric).fraction), row
+            assert row.compatible == (
+                figure(row, metric).fraction > old_test(row, metric).fraction
+            ), row
 
 
 @pytest.mark.parametrize(
     ("short", "long", "metric"),
     [
         *(("1b", "8b", "TAR@FAR=1e-4"), ("3b", "7b", "TAR@FAR=1e-4"), ("4b", "9b", "TAR@FAR=1e-4")),
-        *(("1c", "8c", "TPIR@FPIR=1e-2"), ("3c", "7c", "TPIR@FPIR=1e-2"), ("4c", "9c", "TPIR@FPIR=1e-2")),
+        *(
+            ("1c", "8c", "TPIR@FPIR=1e-2"),
+            ("3c", "7c", "TPIR@FPIR=1e-2"),
+            ("4c", "9c", "TPIR@FPIR=1e-2"),
+        ),
         *(("2", "1b", "TAR@FAR=1e-4"), ("2", "1c", "TPIR@FPIR=1e-2")),
     ],
 )
@@ -342,7 +397,9 @@ def test_the_appendix_of_bct_repeats_its_tables(short: str, long: str, metric: s
     one, other = pairs("BCT", short), pairs("BCT", long)
     shared = one.keys() & other.keys()
     assert len(shared) >= 2
-    assert {p: str(one[p].values[metric]) for p in shared} == {p: str(other[p].values[metric]) for p in shared}
+    assert {p: str(one[p].values[metric]) for p in shared} == {
+        p: str(other[p].values[metric]) for p in shared
+    }
 
 
 def test_curves_rise_with_the_rate_that_they_allow() -> None:

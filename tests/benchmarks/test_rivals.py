@@ -36,7 +36,9 @@ def images(classes: int = 4, each: int = 8, seed: int = 0) -> ImageSet:
     rng = np.random.default_rng(seed)
     names = [f"class {i // each}" for i in range(classes * each)]
     base = rng.integers(0, 200, (classes, 1, 1, 3))
-    pixels = np.concatenate([base[i] + rng.integers(0, 56, (each, 32, 32, 3)) for i in range(classes)])
+    pixels = np.concatenate(
+        [base[i] + rng.integers(0, 56, (each, 32, 32, 3)) for i in range(classes)]
+    )
     return from_arrays(pixels.astype(np.uint8), names)
 
 

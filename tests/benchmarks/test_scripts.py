@@ -50,7 +50,9 @@ def test_another_folder_is_refused_in_one_line(
     assert message in line
 
 
-def test_an_unknown_method_is_refused_before_anything_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_method_is_refused_before_anything_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     line = refused(monkeypatch, "methods.py", "missing", "--methods", "er, hco")
     assert line.startswith("methods.py: unknown method 'hco'; did you mean 'hoc'? Known: ")
@@ -77,12 +79,16 @@ def saved_models(folder: Path, each: int = 16) -> None:
 
 
 def test_a_missing_file_of_pairs_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    line = refused(monkeypatch, "change_model.py", str(tmp_path), "--out", str(tmp_path / "out.json"))
+    line = refused(
+        monkeypatch, "change_model.py", str(tmp_path), "--out", str(tmp_path / "out.json")
+    )
     assert line.startswith("change_model.py: ")
     check_wording(line)
 
 
-def test_items_that_judge_are_of_classes_that_are_not_fitted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_items_that_judge_are_of_classes_that_are_not_fitted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.syspath_prepend(SCRIPTS)
     change_model = importlib.import_module("change_model")
     labels = np.repeat(["a", "b", "c", "d", ""], 10)
@@ -109,7 +115,12 @@ def test_figures_of_a_change_are_kept_and_not_measured_again(
     monkeypatch.setattr(sys, "argv", [*usual, "--seeds", "2", "--sizes", "40,500,all"])
     change_model.main()
     runs = json.loads(out.read_text())["runs"]
-    assert [(run["size"], run["seed"]) for run in runs] == [("all", 0), ("all", 1), ("40", 0), ("40", 1)]
+    assert [(run["size"], run["seed"]) for run in runs] == [
+        ("all", 0),
+        ("all", 1),
+        ("40", 0),
+        ("40", 1),
+    ]
     assert [run["pairs"] for run in runs] == [96, 96, 40, 40]
     for run in runs:
         ways = run["ways"]
@@ -125,7 +136,10 @@ def test_figures_of_a_change_are_kept_and_not_measured_again(
     assert json.loads(out.read_text())["runs"] == runs
     mean = np.mean([run["ways"]["all re-embedded"]["difference"] for run in runs[:2]])
     change = change_model.CHANGES[0]
-    assert change_model.difference(change_model.runs_of(runs, change, "all"), "all re-embedded")[0] == 100 * mean
+    assert (
+        change_model.difference(change_model.runs_of(runs, change, "all"), "all re-embedded")[0]
+        == 100 * mean
+    )
 
 
 def test_runs_on_items_alone_stay_beside_those_of_today_and_are_marked(
@@ -135,7 +149,16 @@ def test_runs_on_items_alone_stay_beside_those_of_today_and_are_marked(
     monkeypatch.syspath_prepend(SCRIPTS)
     change_model = importlib.import_module("change_model")
     out = tmp_path / "out.json"
-    usual = ["change_model.py", str(tmp_path), "--only", "banking77", "--out", str(out), "--seeds", "2"]
+    usual = [
+        "change_model.py",
+        str(tmp_path),
+        "--only",
+        "banking77",
+        "--out",
+        str(out),
+        "--seeds",
+        "2",
+    ]
     monkeypatch.setattr(sys, "argv", [*usual, "--sizes", "100,all"])
     monkeypatch.setattr(change_model, "enough", lambda *_: True)
     change_model.main()
@@ -177,20 +200,36 @@ def test_what_was_tried_is_measured_on_queries_and_items_that_are_not_fitted(
     assert split.both.weights[-1] == pytest.approx(3 * split.both.weights[0])
     # the first row, by slow code
     items = tried.read_items(tmp_path, change)
-    label = {tuple(row): name for row, name in zip(items.old.tolist(), items.labels.tolist(), strict=True)}
+    label = {
+        tuple(row): name
+        for row, name in zip(items.old.tolist(), items.labels.tolist(), strict=True)
+    }
     forward = tried.fit_map("ridge", split.items).map
     stored = split.gallery[0]
     mapped = forward(stored)
     right = []
     for old, new in zip(*split.queries, strict=True):
-        scores = [0.6 * new @ ahead + 0.4 * old @ z for ahead, z in zip(mapped, stored, strict=True)]
+        scores = [
+            0.6 * new @ ahead + 0.4 * old @ z for ahead, z in zip(mapped, stored, strict=True)
+        ]
         right.append(label[tuple(stored[np.argmax(scores)].tolist())] == label[tuple(old.tolist())])
     assert split.finds(tried.WAYS["items: ridge"](split)) == np.mean(right)
     drawn = np.random.default_rng(0).normal(size=(3, 5))
     for row, given in zip(tried.standardised(drawn), drawn, strict=True):
-        np.testing.assert_allclose(row, [(score - np.mean(given)) / np.std(given) for score in given])
+        np.testing.assert_allclose(
+            row, [(score - np.mean(given)) / np.std(given) for score in given]
+        )
     out = tmp_path / "out.json"
-    usual = ["maps_tried.py", str(tmp_path), "--only", "banking77", "--seeds", "2", "--out", str(out)]
+    usual = [
+        "maps_tried.py",
+        str(tmp_path),
+        "--only",
+        "banking77",
+        "--seeds",
+        "2",
+        "--out",
+        str(out),
+    ]
     monkeypatch.setattr(sys, "argv", usual)
     tried.main()
     runs = json.loads(out.read_text())["runs"]
@@ -223,7 +262,9 @@ def saved_texts(folder: Path) -> None:
             np.savez(folder / "scifact" / f"{model}_{part}.npz", vectors=vectors, ids=ids)
     lines = [f"queries {row}\tdocs {row}\t1" for row in range(60)]
     lines += [f"queries {row}\tdocs {row + 100}\t1" for row in range(0, 60, 5)]
-    (folder / "scifact" / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\n" + "\n".join(lines) + "\n")
+    (folder / "scifact" / "qrels.tsv").write_text(
+        "query-id\tcorpus-id\tscore\n" + "\n".join(lines) + "\n"
+    )
 
 
 def test_a_missing_file_of_texts_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,7 +281,9 @@ def test_tools_get_the_pairs_that_are_fitted_and_are_measured_on_the_same_querie
     scifact = importlib.import_module("scifact")
     change = scifact.CHANGES[0]
     monkeypatch.setattr(scifact, "CHANGES", (change,))
-    monkeypatch.setattr(scifact, "DEPTH", 400)  # of all documents, so that re-ranking is re-embedding
+    monkeypatch.setattr(
+        scifact, "DEPTH", 400
+    )  # of all documents, so that re-ranking is re-embedding
     texts = scifact.read_texts(tmp_path, change)
     drawn = scifact.draw(texts, 1)
     assert not set(drawn.fitted.tolist()) & set(drawn.gallery.tolist())
@@ -248,12 +291,16 @@ def test_tools_get_the_pairs_that_are_fitted_and_are_measured_on_the_same_querie
     assert len(drawn.fitted) == (400 - 72) // 2
     assert len(drawn.judging) == 30
     tools = tmp_path / "tools"
-    monkeypatch.setattr(sys, "argv", ["scifact.py", str(tmp_path), "--seeds", "1", "--write", str(tools)])
+    monkeypatch.setattr(
+        sys, "argv", ["scifact.py", str(tmp_path), "--seeds", "1", "--write", str(tools)]
+    )
     scifact.main()
     folder = tools / "wordllama-minilm-0"
     fitted = scifact.draw(texts, 0).fitted
     np.testing.assert_array_equal(np.load(folder / "new.npy"), texts.new[fitted])
-    exact = np.pad(texts.new[scifact.draw(texts, 0).gallery], ((0, 0), (0, 2)))  # wider, as from a tool that pads
+    exact = np.pad(
+        texts.new[scifact.draw(texts, 0).gallery], ((0, 0), (0, 2))
+    )  # wider, as from a tool that pads
     np.savez(folder / "0.npz", name="some tool: exact", vectors=exact)
     out = tmp_path / "out.json"
     usual = ["scifact.py", str(tmp_path), "--seeds", "1", "--tools", str(tools), "--out", str(out)]
@@ -281,7 +328,10 @@ def test_a_tool_that_is_not_installed_is_named(
     for name in ("old", "new", "stored"):
         np.save(tmp_path / "a" / f"{name}.npy", np.eye(3))
     rival_maps = importlib.import_module("rival_maps")
-    tools = {"absent: ridge": rival_maps.of_isotrieve("Absent"), "here: itself": lambda _old, _new, stored: stored}
+    tools = {
+        "absent: ridge": rival_maps.of_isotrieve("Absent"),
+        "here: itself": lambda _old, _new, stored: stored,
+    }
     monkeypatch.setattr(rival_maps, "TOOLS", tools)
     monkeypatch.setattr(sys, "argv", ["rival_maps.py", str(tmp_path)])
     rival_maps.main()
@@ -291,7 +341,9 @@ def test_a_tool_that_is_not_installed_is_named(
     assert rival_maps.padded(np.eye(3), 0).shape == (3, 3)
 
 
-def test_what_traffic_meets_is_embedded_in_the_order_in_which_it_is_met(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_traffic_meets_is_embedded_in_the_order_in_which_it_is_met(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.syspath_prepend(SCRIPTS)
     read_through = importlib.import_module("read_through")
     search = read_through.Search.__new__(read_through.Search)

@@ -16,12 +16,21 @@ from fixstar.research.benchmarks import benchmark, tables
 from fixstar.research.benchmarks.comparison import Comparison, Line, compare, read_results
 from fixstar.research.benchmarks.plan import Run
 from fixstar.research.benchmarks.result import RunResult, measured
-from fixstar.research.benchmarks.tables import draw, markdown, put_section, table_of, tables_of, what_differs
+from fixstar.research.benchmarks.tables import (
+    draw,
+    markdown,
+    put_section,
+    table_of,
+    tables_of,
+    what_differs,
+)
 
 SEVEN = benchmark("cifar100-10/7")
 
 
-def invented(run: Run, level: float, protocols: tuple[str, ...] = ("template", "image")) -> RunResult:
+def invented(
+    run: Run, level: float, protocols: tuple[str, ...] = ("template", "image")
+) -> RunResult:
     """A result as a run would write it; cross-tests lie 0.01 above the old self-test."""
     T = run.benchmark.tasks.count
     matrix = np.add.outer(np.zeros(T), level + 0.02 * np.arange(T)) + 0.01
@@ -31,7 +40,10 @@ def invented(run: Run, level: float, protocols: tuple[str, ...] = ("template", "
     return RunResult(
         benchmark=run.benchmark.name,
         method=run.method,
-        settings={"method": {"name": method.name, "options": dict(method.options)}, **settings.to_json()},
+        settings={
+            "method": {"name": method.name, "options": dict(method.options)},
+            **settings.to_json(),
+        },
         tasks=run.benchmark.tasks.sizes,
         class_order=run.class_order,
         seed=run.seed,
@@ -61,7 +73,12 @@ def seven() -> Comparison:
     return compare(SEVEN, runs)
 
 
-ORDERS = [*((name, 1) for name in ("er", "cvs", "fd", "lce-er")), ("fan", 2), ("bct-er", 2), ("hoc", 2)]
+ORDERS = [
+    *((name, 1) for name in ("er", "cvs", "fd", "lce-er")),
+    ("fan", 2),
+    ("bct-er", 2),
+    ("hoc", 2),
+]
 
 
 def line(comparison: Comparison, label: str) -> Line:
@@ -80,7 +97,9 @@ def test_runs_that_differ_in_order_and_seed_alone_are_one_line(seven: Comparison
     assert line(seven, "er").epochs == 40
 
 
-def test_published_figures_stand_beside_ours_and_methods_without_a_run_stay(seven: Comparison) -> None:
+def test_published_figures_stand_beside_ours_and_methods_without_a_run_stay(
+    seven: Comparison,
+) -> None:
     hoc, cvs = line(seven, "hoc"), line(seven, "cvs")
     assert hoc.printed is not None
     assert cvs.printed is not None
@@ -95,8 +114,12 @@ def test_published_figures_stand_beside_ours_and_methods_without_a_run_stay(seve
 
 def test_the_table_has_both_protocols_and_marks_the_best(seven: Comparison) -> None:
     (_, head, body), (_, others, _) = tables_of(seven)
-    assert head[3:] == [f"{who}: {name}" for who in ("paper", "template", "image") for name in ("AC", "AA", "ACA")]
-    assert others[3:] == [f"{who}: {name}" for who in ("template", "image") for name in ("BC", "FC")]
+    assert head[3:] == [
+        f"{who}: {name}" for who in ("paper", "template", "image") for name in ("AC", "AA", "ACA")
+    ]
+    assert others[3:] == [
+        f"{who}: {name}" for who in ("template", "image") for name in ("BC", "FC")
+    ]
     rows = {row[0]: row[1:] for row in body}
     assert rows["hoc"][:5] == ["2", "70", "**0.86**", "48.21", "**42.41**"]
     assert rows["cvs"][:5] == ["—", "—", "0.29", "**51.69**", "12.70"]
@@ -126,36 +149,54 @@ def test_markdown_says_how_it_was_made_and_what_differs(seven: Comparison, tmp_p
     assert "The class order is not stated." in differs
     assert "Epochs per version: 40 instead of 70" in differs
     assert "hoc: lam=0.25, K=1000 instead of the paper's" in differs
-    assert "ours are means over class orders (1) and seeds (0); class orders (1, 2) and seeds (0) for hoc." in differs
+    assert (
+        "ours are means over class orders (1) and seeds (0); class orders (1, 2) and seeds (0) for hoc."
+        in differs
+    )
     assert "Not run here: fan, bct-er, lce-er, advbct-er, cvs, fd." in differs
 
 
 def test_the_datasets_own_order_is_one_order_and_not_averaged_with_draws() -> None:
-    comparison = compare(SEVEN, [invented(Run(SEVEN, "hoc", order), 0.3 + 0.1 * order) for order in (0, 1, 2)])
+    comparison = compare(
+        SEVEN, [invented(Run(SEVEN, "hoc", order), 0.3 + 0.1 * order) for order in (0, 1, 2)]
+    )
     assert len(line(comparison, "hoc").runs) == 2
     own = line(comparison, "hoc (own class order)")
     assert [run.class_order for run in own.runs] == [0]
     assert own.ours["template"]["AA"].mean < line(comparison, "hoc").ours["template"]["AA"].mean
     assert "--method hoc --order 0 --seeds 1" in _commands(comparison)[-1]
-    asked = benchmark("cifar100-10-upgrades/9:order=alphabetical")  # where it is the one asked for: nothing to say
+    asked = benchmark(
+        "cifar100-10-upgrades/9:order=alphabetical"
+    )  # where it is the one asked for: nothing to say
     assert asked.orders == (None,)
-    other = compare(asked, [invented(Run(asked, "cores", order), 0.6, ("verification",)) for order in (0, 1, 2)])
-    assert [len(line(other, label).runs) for label in ("cores", "cores (shuffled classes)")] == [1, 2]
+    other = compare(
+        asked, [invented(Run(asked, "cores", order), 0.6, ("verification",)) for order in (0, 1, 2)]
+    )
+    assert [len(line(other, label).runs) for label in ("cores", "cores (shuffled classes)")] == [
+        1,
+        2,
+    ]
 
 
 def test_the_best_is_found_among_the_lines_with_most_runs() -> None:
     runs = [Run(SEVEN, name, order) for name in ("er", "fan") for order in (1, 2)]
     results = [invented(run, 0.3 + 0.1 * (run.method == "fan")) for run in runs]
     comparison = compare(SEVEN, [*results, invented(Run(SEVEN, "hoc", 1), 0.6)])
-    best = {entry.label for entry in comparison.lines if comparison.is_best(entry, "template", "AA")}
+    best = {
+        entry.label for entry in comparison.lines if comparison.is_best(entry, "template", "AA")
+    }
     assert best == {"fan"}  # one run of HOC is higher, and is one run
-    assert comparison.is_best(line(comparison, "cvs"), None, "AA")  # among the printed figures all count
+    assert comparison.is_best(
+        line(comparison, "cvs"), None, "AA"
+    )  # among the printed figures all count
     assert "lines with 2 or more runs are compared" in markdown(comparison)
 
 
 def test_queries_by_two_models_have_a_table_of_their_own() -> None:
     both = ("template", "template, two models")
-    comparison = compare(SEVEN, [invented(Run(SEVEN, "hoc", 1), 0.6, both), invented(Run(SEVEN, "er", 1), 0.5)])
+    comparison = compare(
+        SEVEN, [invented(Run(SEVEN, "hoc", 1), 0.6, both), invented(Run(SEVEN, "er", 1), 0.5)]
+    )
     *_, (title, head, body) = tables_of(comparison)
     check_wording(title)
     assert head[3:] == [f"template, two models: {name}" for name in ("AC", "AA", "ACA")]
@@ -170,21 +211,31 @@ def test_runs_from_before_a_protocol_was_there_stay_in_the_table(tmp_path: Path)
     comparison = compare(entry, [*runs, invented(Run(entry, "er", 1), 0.4, both[:1])])
     fd = line(comparison, "fd")
     assert fd.ours["verification"]["AA"].mean < fd.ours["verification-published"]["AA"].mean
-    assert np.allclose(fd.matrices["verification-published"], runs[1].matrix("verification-published"), equal_nan=True)
+    assert np.allclose(
+        fd.matrices["verification-published"],
+        runs[1].matrix("verification-published"),
+        equal_nan=True,
+    )
     head, body = table_of(comparison, ["AC"])
     assert head[-2:] == ["verification: AC", "verification-published: AC"]
     assert {row[0]: row[-1] for row in body}["er"] == "—"
     assert len(draw(comparison, tmp_path)) == 6
-    assert "Runs that were not judged by verification-published: 1 of er, 1 of fd." in what_differs(comparison)
+    assert "Runs that were not judged by verification-published: 1 of er, 1 of fd." in what_differs(
+        comparison
+    )
 
 
 def test_settings_of_a_method_stand_in_one_sentence() -> None:
     runs = [Run(SEVEN, "hoc", 1, options={"lam": lam}) for lam in (0.2, 0.3)]
-    comparison = compare(SEVEN, [invented(run, 0.3) for run in (*runs, Run(SEVEN, "hoc", 1), Run(SEVEN, "er", 1))])
+    comparison = compare(
+        SEVEN, [invented(run, 0.3) for run in (*runs, Run(SEVEN, "hoc", 1), Run(SEVEN, "er", 1))]
+    )
     assert "hoc: lam=0.2; lam=0.3 instead of the paper's." in what_differs(comparison)
     runs_of_two = compare(SEVEN, [invented(Run(SEVEN, name, order), 0.3) for name, order in ORDERS])
     assert any(
-        sentence.endswith("(1) and seeds (0); class orders (2) and seeds (0) for fan, bct-er and hoc.")
+        sentence.endswith(
+            "(1) and seeds (0); class orders (2) and seeds (0) for fan, bct-er and hoc."
+        )
         for sentence in what_differs(runs_of_two)
     )
 
@@ -230,7 +281,9 @@ def test_pairs_of_cores_become_cells_and_am_is_aa() -> None:
     assert bct is not None
     assert (bct.values["C[3,1]"].fraction, bct.values["AC"].fraction) == (0.58, 0.33)
     assert two.printed_columns[-1] == "C[3,3]"
-    nine = line(compare(benchmark("cifar100-10-upgrades/9:initialisation=fresh"), []), "cores").printed
+    nine = line(
+        compare(benchmark("cifar100-10-upgrades/9:initialisation=fresh"), []), "cores"
+    ).printed
     assert nine is not None
     assert str(nine.values["AA"]) == "0.60 ± 0.11"
 
@@ -241,7 +294,8 @@ def test_pictures_of_every_line_and_the_curves(tmp_path: Path) -> None:
     comparison = compare(entry, [invented(run, 0.5, ("verification",)) for run in runs])
     drawn = draw(comparison, tmp_path / "pictures")
     stems = [
-        path.name.removeprefix("cifar100-10-verification_3__").removesuffix("__verification.png") for path in drawn
+        path.name.removeprefix("cifar100-10-verification_3__").removesuffix("__verification.png")
+        for path in drawn
     ]
     assert stems == ["matrices", "AA", "BC"]
     assert all(Image.open(path).format == "PNG" for path in drawn)
@@ -253,7 +307,10 @@ def test_more_curves_than_colours_are_drawn_in_one_panel_per_method(
 ) -> None:
     entry = replace(SEVEN, protocols=("template",))
     special = [Run(entry, "hoc", 1, options={"lam": lam / 100}) for lam in range(11, 17)]
-    runs = [invented(run, 0.3, ("template",)) for run in (*special, Run(entry, "er", 1), Run(entry, "fan", 1))]
+    runs = [
+        invented(run, 0.3, ("template",))
+        for run in (*special, Run(entry, "er", 1), Run(entry, "fan", 1))
+    ]
     few, many = tmp_path / "few", tmp_path / "many"
     monkeypatch.setattr(tables, "side_by_side", lambda *_: None)
     draw(compare(entry, runs), few)

@@ -16,7 +16,10 @@ from fixstar.workspace import catalogue
 from fixstar.workspace.deployment import Move, Rollout
 from fixstar.workspace.registry import Registry
 
-MOST = {"query": (19, 118), "check": (48, 484)}  # files and functions; lower these when less is passed
+MOST = {
+    "query": (19, 118),
+    "check": (48, 484),
+}  # files and functions; lower these when less is passed
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "trace.py"
 
 
@@ -46,13 +49,17 @@ def test_functions_of_fixstar_are_counted_once_in_all_threads(trace: ModuleType)
     assert trace.counts(["a.py:f", "a.py:g", "b.py:f"]) == {"a.py": 2, "b.py": 1}
 
 
-def test_a_query_and_a_check_pass_no_more_of_fixstar_than_they_did(trace: ModuleType, tmp_path: Path) -> None:
+def test_a_query_and_a_check_pass_no_more_of_fixstar_than_they_did(
+    trace: ModuleType, tmp_path: Path
+) -> None:
     found = trace.traced(tmp_path)
     passed = {name: (len(trace.counts(names)), len(names)) for name, names in found.items()}
     assert passed.keys() == MOST.keys() == trace.TARGETS.keys()
     for name, (files, functions) in passed.items():
         assert trace.TARGETS[name][0] <= files <= MOST[name][0], f"{name} passes {files} files"
-        assert trace.TARGETS[name][1] <= functions <= MOST[name][1], f"{name} passes {functions} functions"
+        assert trace.TARGETS[name][1] <= functions <= MOST[name][1], (
+            f"{name} passes {functions} functions"
+        )
 
 
 def test_a_warm_query_reads_the_deployment_once(
@@ -68,7 +75,9 @@ def test_a_warm_query_reads_the_deployment_once(
         space.search([image], k=2)
 
         names = trace.passed(lambda: space.search([image], k=2))
-        assert "translation/translation.py:Translation.asks" in names  # v1's vectors are asked through a translation
+        assert (
+            "translation/translation.py:Translation.asks" in names
+        )  # v1's vectors are asked through a translation
 
         history = Rollout.history
 
@@ -77,6 +86,8 @@ def test_a_warm_query_reads_the_deployment_once(
             return history(rollout)
 
         monkeypatch.setattr(Rollout, "history", watched)
-        monkeypatch.setattr(Registry, "newest", lambda _: pytest.fail("versions are listed only to load a model"))
+        monkeypatch.setattr(
+            Registry, "newest", lambda _: pytest.fail("versions are listed only to load a model")
+        )
         space.search([image], k=2)
         assert read == ["deployment"]  # once per query: all of it is answered by one deployment

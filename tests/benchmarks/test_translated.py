@@ -28,7 +28,9 @@ from fixstar.research.benchmarks.tables import tables_of, what_differs
 from fixstar.research.benchmarks.translations import read_translation, translation_file
 from fixstar.translation import fit_map
 
-SMALL = replace(SEARCH, capacity=120, ours={"vega": MethodChoice("vega", {"longer": 1.0}, epochs=1)})
+SMALL = replace(
+    SEARCH, capacity=120, ours={"vega": MethodChoice("vega", {"longer": 1.0}, epochs=1)}
+)
 NAMES = {
     "template",
     "image",
@@ -76,7 +78,9 @@ def unit(vectors: Any) -> Any:
 
 
 @pytest.mark.parametrize("which", ["held", "free"])
-def test_cells_are_the_weighted_sums_of_both_cosines(which: str, data: Path, request: pytest.FixtureRequest) -> None:
+def test_cells_are_the_weighted_sums_of_both_cosines(
+    which: str, data: Path, request: pytest.FixtureRequest
+) -> None:
     """Both models on disk and the translation between them, by plain products of full features."""
     result, folder = request.getfixturevalue(which)
     assert set(result.protocols) == NAMES
@@ -93,19 +97,28 @@ def test_cells_are_the_weighted_sums_of_both_cosines(which: str, data: Path, req
         stored = models[k].encode(images.gallery.images, form="short")
         old = models[k].encode(images.queries.images, form="short")
         if way.backward is None:
-            full = models[t].encode(images.queries.images) @ models[k].encode(images.gallery.images).T
+            full = (
+                models[t].encode(images.queries.images) @ models[k].encode(images.gallery.images).T
+            )
         else:
             full = way.backward(new) @ stored.T
         ahead = new @ way.forward(stored).T
         for how, back in (("translated", full), ("translated, two models", old @ stored.T)):
             found = labels[(0.6 * ahead + 0.4 * back).argmax(axis=1)] == truth
-            assert result.matrix(f"image, {how}")[t, k] == pytest.approx(found.mean(), abs=0.012)  # a tie of 90 queries
+            assert result.matrix(f"image, {how}")[t, k] == pytest.approx(
+                found.mean(), abs=0.012
+            )  # a tie of 90 queries
     for name in ("image", "template"):
-        plain, one, two = (result.matrix(f"{name}{how}") for how in ("", ", translated", ", translated, two models"))
+        plain, one, two = (
+            result.matrix(f"{name}{how}")
+            for how in ("", ", translated", ", translated, two models")
+        )
         assert np.array_equal(np.diag(plain), np.diag(one))
         assert np.array_equal(np.diag(plain), np.diag(two))
         assert not np.array_equal(np.tril(plain), np.tril(one))
-        assert summary(np.nan_to_num(two)) == pytest.approx(result.metrics(f"{name}, translated, two models"))
+        assert summary(np.nan_to_num(two)) == pytest.approx(
+            result.metrics(f"{name}, translated, two models")
+        )
 
 
 def test_templates_are_means_of_the_long_vectors(held: tuple[RunResult, Path], data: Path) -> None:
@@ -116,13 +129,17 @@ def test_templates_are_means_of_the_long_vectors(held: tuple[RunResult, Path], d
     assert way.forward is not None
     stored = old.encode(images.gallery.images, form="short")
     both = np.hstack([way.forward(stored), stored])
-    means = unit(np.stack([both[images.gallery.labels == label].mean(axis=0) for label in range(10)]))
+    means = unit(
+        np.stack([both[images.gallery.labels == label].mean(axis=0) for label in range(10)])
+    )
     asked = [
         0.6 * new.encode(images.queries.images, form="short"),
         0.4 * old.encode(images.queries.images, form="short"),
     ]
     found = (np.hstack(asked) @ means.T).argmax(axis=1) == images.queries.labels
-    assert result.matrix("template, translated, two models")[2, 0] == pytest.approx(found.mean(), abs=0.012)
+    assert result.matrix("template, translated, two models")[2, 0] == pytest.approx(
+        found.mean(), abs=0.012
+    )
 
 
 def test_a_result_says_that_it_was_translated(held: tuple[RunResult, Path]) -> None:
@@ -130,9 +147,14 @@ def test_a_result_says_that_it_was_translated(held: tuple[RunResult, Path]) -> N
     assert result.settings["translation"] == {"weight": 0.6, "views": 3}
     assert all(version["seconds_translating"] >= 0 for version in result.versions)
     assert not (folder / "features").exists()
-    assert sorted(path.name for path in (folder / "translations" / "v3").iterdir()) == ["v1.npz", "v2.npz"]
+    assert sorted(path.name for path in (folder / "translations" / "v3").iterdir()) == [
+        "v1.npz",
+        "v2.npz",
+    ]
     about = read_translation(folder, 1, 2).about
-    assert about["pairs"] == 4 * (3 * 6 + 4 * 2)  # the task's images and the memory, each four times
+    assert about["pairs"] == 4 * (
+        3 * 6 + 4 * 2
+    )  # the task's images and the memory, each four times
 
 
 def test_only_the_tasks_images_and_the_memory_before_it_are_fitted_on(
@@ -224,9 +246,18 @@ def test_the_chosen_setting_of_the_lifelong_protocol_has_a_name() -> None:
         assert run.name == f"cifar100-10_{tasks}__polaris-translated__order1__seed0"
         options = {"hold": 3.0, "contrast": 2.0, "rate": 1.0, "fade": 0.0}
         assert options.items() <= run.create().options.items()
-        assert (run.settings().capacity, run.recipe.epochs, run.translated, run.weight) == (10_000, 40, True, 0.6)
-        assert setting_of(run)["method"] == "polaris"  # looks at set-aside orders are of the method itself
-    assert "polaris-translated" not in {run.method for run in plan(benchmark("cifar100-10/7"))}  # only if it is named
+        assert (run.settings().capacity, run.recipe.epochs, run.translated, run.weight) == (
+            10_000,
+            40,
+            True,
+            0.6,
+        )
+        assert (
+            setting_of(run)["method"] == "polaris"
+        )  # looks at set-aside orders are of the method itself
+    assert "polaris-translated" not in {
+        run.method for run in plan(benchmark("cifar100-10/7"))
+    }  # only if it is named
     shorter = Run(benchmark("cifar100-10/7"), "polaris-translated", 1, epochs=20, capacity=500)
     assert shorter.name == "cifar100-10_7__polaris-translated__K=500__order1__seed0__e20"
 
@@ -253,14 +284,20 @@ def test_where_nothing_is_searched_there_is_nothing_to_translate() -> None:
 def test_translated_rows_have_a_table_that_says_what_they_see(
     held: tuple[RunResult, Path], free: tuple[RunResult, Path]
 ) -> None:
-    other = replace(held[0], settings={**held[0].settings, "translation": {"weight": 0.7, "views": 3}})
+    other = replace(
+        held[0], settings={**held[0].settings, "translation": {"weight": 0.7, "views": 3}}
+    )
     comparison = compare(SMALL, [held[0], free[0], other])
     labels = [line.label for line in comparison.lines if line.runs]
     assert labels == ["hoc translated", "hoc translated w=0.7", "vega"]
     title, head, body = next(found for found in tables_of(comparison) if "translated" in found[0])
     assert "every older model" in title
     assert "no other image" in title
-    assert head[3:6] == ["template, translated: AC", "template, translated: AA", "template, translated: ACA"]
+    assert head[3:6] == [
+        "template, translated: AC",
+        "template, translated: AA",
+        "template, translated: ACA",
+    ]
     assert len(head) == 3 + 4 * 3
     assert [row[0] for row in body] == labels
     assert not any("slerp" in found[0] for found in tables_of(comparison))

@@ -53,27 +53,46 @@ def unit_rows(rng: np.random.Generator, *shape: int) -> Any:
 
 
 def small(upgrades: ModuleType, **changes: Any) -> Any:
-    sizes = {"old": 3, "new": 3, "images": (4, 4), "searched": 3, "gallery": 4, "queries": 4, "epochs": 1}
+    sizes = {
+        "old": 3,
+        "new": 3,
+        "images": (4, 4),
+        "searched": 3,
+        "gallery": 4,
+        "queries": 4,
+        "epochs": 1,
+    }
     return upgrades.Case("faces", **{**sizes, "batch_size": 8, **changes})
 
 
-def test_images_are_drawn_by_the_seed_and_searched_classes_are_never_learnt(upgrades: ModuleType, data: Path) -> None:
+def test_images_are_drawn_by_the_seed_and_searched_classes_are_never_learnt(
+    upgrades: ModuleType, data: Path
+) -> None:
     case = small(upgrades, more=True)
     drawn, again, other = (upgrades.draw_images("one", case, seed, data) for seed in (1, 1, 2))
     assert [part.fingerprint() for part in drawn] == [part.fingerprint() for part in again]
     assert drawn.first.fingerprint() != other.first.fingerprint()
-    assert (len(drawn.first.classes), len(drawn.later.classes), len(drawn.gallery.classes)) == (3, 6, 3)
+    assert (len(drawn.first.classes), len(drawn.later.classes), len(drawn.gallery.classes)) == (
+        3,
+        6,
+        3,
+    )
     assert not set(drawn.later.classes) & set(drawn.gallery.classes)
     assert drawn.gallery.classes == drawn.queries.classes
     together = np.concatenate([part.images.reshape(len(part), -1) for part in drawn])
-    assert len(np.unique(together, axis=0)) == len(together) == 12 + 24 + 12 + 12  # no image is used twice
+    assert (
+        len(np.unique(together, axis=0)) == len(together) == 12 + 24 + 12 + 12
+    )  # no image is used twice
     with refuses(DataError):
         upgrades.draw_images("one", small(upgrades, images=(9, 9), more=True), 1, data)
 
 
 @pytest.mark.parametrize(
     ("changes", "method", "options"),
-    [({"images": (6, 6)}, "hoc", {}), ({"old": 4, "new": 0, "more": True}, "vega", {"rotated": False, "longer": 1.0})],
+    [
+        ({"images": (6, 6)}, "hoc", {}),
+        ({"old": 4, "new": 0, "more": True}, "vega", {"rotated": False, "longer": 1.0}),
+    ],
     ids=["new classes, held", "more images, free"],
 )
 def test_one_run_trains_upgrades_checks_and_searches(
@@ -88,7 +107,9 @@ def test_one_run_trains_upgrades_checks_and_searches(
     for protocol in ("image", "template"):
         found = result[protocol]
         wanted = (
-            {*upgrades.HEADLINE, *upgrades.DETAILS} - {"unsure"} - ({"scaled"} if protocol == "template" else set())
+            {*upgrades.HEADLINE, *upgrades.DETAILS}
+            - {"unsure"}
+            - ({"scaled"} if protocol == "template" else set())
         )
         assert wanted <= found.keys()  # few pairs say nothing about uncertainty
         assert found["one - v1"] == pytest.approx(found["one"] - found["v1"])
@@ -111,7 +132,14 @@ def translation(seed: int = 1, width: int = 6, shared: bool = False) -> Translat
     slope = rng.normal(size=width).astype(np.float32)
     uncertain = Uncertainty(slope, 1.0)
     return Translation(
-        "v1", "v2", forward, None if shared else backward, one=0.7, two=0.4, shared=shared, uncertainty=uncertain
+        "v1",
+        "v2",
+        forward,
+        None if shared else backward,
+        one=0.7,
+        two=0.4,
+        shared=shared,
+        uncertainty=uncertain,
     )
 
 
@@ -121,7 +149,9 @@ def test_figures_agree_with_slow_searches(upgrades: ModuleType, shared: bool) ->
     found = upgrades.measure(searched, way)
     assert "rotation" not in found["image"]  # rivals need pairs
     old, new, labels = searched.old, searched.new, searched.query_labels
-    q, z = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (new.queries, old.gallery))
+    q, z = (
+        rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (new.queries, old.gallery)
+    )
     own = old.queries / np.linalg.norm(old.queries, axis=1, keepdims=True)
     assert way.forward is not None
     back = q if way.backward is None else way.backward(q)
@@ -132,14 +162,20 @@ def test_figures_agree_with_slow_searches(upgrades: ModuleType, shared: bool) ->
         "two": 0.4 * q @ way.forward(z).T + 0.6 * own @ z.T,
     }
     for kind, each in scores.items():
-        assert found["image"][kind] == pytest.approx((labels[each.argmax(axis=1)] == labels).mean(), abs=1e-5), kind
+        assert found["image"][kind] == pytest.approx(
+            (labels[each.argmax(axis=1)] == labels).mean(), abs=1e-5
+        ), kind
     for kind, search in (("image", image_search), ("template", template_search)):
         expected = search(new.queries, labels, new.gallery, labels).mean()
         assert found[kind]["v2"] == pytest.approx(expected, abs=1e-5)
-    means = np.stack([np.hstack([way.forward(z), z])[labels == label].mean(axis=0) for label in range(5)])
+    means = np.stack(
+        [np.hstack([way.forward(z), z])[labels == label].mean(axis=0) for label in range(5)]
+    )
     means /= np.linalg.norm(means, axis=1, keepdims=True)
     asked = np.hstack([0.7 * q, 0.3 * back])
-    assert found["template"]["one"] == pytest.approx(((asked @ means.T).argmax(axis=1) == labels).mean(), abs=1e-5)
+    assert found["template"]["one"] == pytest.approx(
+        ((asked @ means.T).argmax(axis=1) == labels).mean(), abs=1e-5
+    )
 
 
 @pytest.mark.parametrize("protocol", ["image", "template"])
@@ -150,7 +186,10 @@ def test_a_half_re_embedded_gallery_is_one_ranking(upgrades: ModuleType, protoco
     figures = upgrades.measure(searched, way)[protocol]
     assert [found[0], found[-1]] == pytest.approx([figures["one"], figures["v2"]], abs=1e-5)
     old, new, labels = searched.old, searched.new, searched.query_labels
-    q, z, own = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (new.queries, old.gallery, new.gallery))
+    q, z, own = (
+        rows / np.linalg.norm(rows, axis=1, keepdims=True)
+        for rows in (new.queries, old.gallery, new.gallery)
+    )
     assert way.forward is not None
     assert way.backward is not None
     scores = 0.7 * q @ way.forward(z).T + 0.3 * way.backward(q) @ z.T
@@ -167,7 +206,9 @@ def test_a_half_re_embedded_gallery_is_one_ranking(upgrades: ModuleType, protoco
         for label in range(5):
             mine = (labels == label) & renewed
             others = (labels == label) & ~renewed
-            length = np.sqrt((own[mine].sum(axis=0) ** 2).sum() + (long[others].sum(axis=0) ** 2).sum())
+            length = np.sqrt(
+                (own[mine].sum(axis=0) ** 2).sum() + (long[others].sum(axis=0) ** 2).sum()
+            )
             right_of.append(scores[:, labels == label].sum(axis=1) / length)
         right = np.argmax(right_of, axis=0) == labels
     assert found[upgrades.HALF] == pytest.approx(right.mean(), abs=1e-5)
@@ -205,7 +246,9 @@ def test_rivals_map_the_query_and_nothing_else(upgrades: ModuleType) -> None:
     found = upgrades.measure(searched, way, pairs)["image"]
     q = searched.new.queries / np.linalg.norm(searched.new.queries, axis=1, keepdims=True)
     z = searched.old.gallery / np.linalg.norm(searched.old.gallery, axis=1, keepdims=True)
-    hits = searched.gallery_labels[(maps["rotation"](q) @ z.T).argmax(axis=1)] == searched.query_labels
+    hits = (
+        searched.gallery_labels[(maps["rotation"](q) @ z.T).argmax(axis=1)] == searched.query_labels
+    )
     assert found["rotation"] == pytest.approx(hits.mean(), abs=1e-5)
     assert {"fastfill", "unsure"} <= found.keys()
 
@@ -225,7 +268,9 @@ def test_a_map_of_low_rank_is_the_best_of_its_rank(upgrades: ModuleType) -> None
         assert np.allclose(layer.W, W @ V @ V.T, atol=1e-3)
         assert np.linalg.matrix_rank(layer.W, tol=1e-4) == min(rank, 2)
     chosen = upgrades.low_rank(pairs).layers[0].W
-    assert np.linalg.matrix_rank(chosen, tol=1e-4) == 2  # more is no better, and the smaller one is taken
+    assert (
+        np.linalg.matrix_rank(chosen, tol=1e-4) == 2
+    )  # more is no better, and the smaller one is taken
 
 
 def test_fastfill_takes_vectors_first_that_the_map_gets_wrong(upgrades: ModuleType) -> None:
@@ -263,8 +308,12 @@ def test_rivals_and_controls_have_names(upgrades: ModuleType) -> None:
         assert upgrades.create_method(way.method, **way.options).name == way.method
     free = upgrades.create_method("vega", **upgrades.WAYS["free"].options)
     assert "old model" not in free.needs
-    assert str(replace(upgrades.WAYS["free"], replay=True)).endswith(f"K={upgrades.CAPACITY} replay")
-    setting = upgrades.setting_of(replace(upgrades.WAYS["vega"], replay=True), upgrades.CASES["photos-30+30"])
+    assert str(replace(upgrades.WAYS["free"], replay=True)).endswith(
+        f"K={upgrades.CAPACITY} replay"
+    )
+    setting = upgrades.setting_of(
+        replace(upgrades.WAYS["vega"], replay=True), upgrades.CASES["photos-30+30"]
+    )
     assert setting["replay"] is True
 
 
@@ -279,13 +328,22 @@ def test_tables_fit_into_80_columns(upgrades: ModuleType) -> None:
     kinds = (*upgrades.HEADLINE, *upgrades.DETAILS)
     figures = dict.fromkeys(kinds, 0.876) | {"one - v1": -0.0456, "two - v1": -0.0123}
     gate = {"held out": "missing evidence", "labelled": "refuse"}
-    run = {"case": max(upgrades.CASES, key=len), "image": figures, "template": figures, "gate": gate}
+    run = {
+        "case": max(upgrades.CASES, key=len),
+        "image": figures,
+        "template": figures,
+        "gate": gate,
+    }
     text = upgrades.tables(upgrades.summarise([{**run, "seconds": [1234.5, 2345.6]}] * 10))
     assert max(map(len, text.splitlines())) <= 80
     assert "87.6  -4.6 [-4.6 -4.6]" in text
     assert "0/10/0      0/0/10" in text
-    unknown = {kind: value for kind, value in figures.items() if kind not in ("direct", "one", "one - v1")}
-    fewer = upgrades.tables(upgrades.summarise([{**run, "image": unknown, "template": unknown, "seconds": [1.0, 2.0]}]))
+    unknown = {
+        kind: value for kind, value in figures.items() if kind not in ("direct", "one", "one - v1")
+    }
+    fewer = upgrades.tables(
+        upgrades.summarise([{**run, "image": unknown, "template": unknown, "seconds": [1.0, 2.0]}])
+    )
     assert "     -" in fewer
 
 
@@ -297,15 +355,38 @@ def test_finished_runs_are_not_repeated_and_missing_data_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     case, way = small(upgrades), upgrades.Way("hoc", 50, {"lam": 0.5})
-    monkeypatch.setattr(upgrades, "CASES", {"one": case, "two": upgrades.Case(**{**vars(case), "source": "birds"})})
+    monkeypatch.setattr(
+        upgrades, "CASES", {"one": case, "two": upgrades.Case(**{**vars(case), "source": "birds"})}
+    )
     out, picture = tmp_path / "results" / "upgrades.json", tmp_path / "upgrades.png"
     figures = upgrades.measure(pair(upgrades), translation())
-    facts = {"gate": {"held out": "pass", "labelled": "refuse"}, "seconds": [1.0, 2.0], "definition": case.described()}
-    results = {seed: {"case": "one", "seed": seed, "way": str(way), **figures, **facts} for seed in (1, 2)}
+    facts = {
+        "gate": {"held out": "pass", "labelled": "refuse"},
+        "seconds": [1.0, 2.0],
+        "definition": case.described(),
+    }
+    results = {
+        seed: {"case": "one", "seed": seed, "way": str(way), **figures, **facts} for seed in (1, 2)
+    }
     out.parent.mkdir()
-    keyed = {f"one seed={seed} hoc lam=0.5 K=50 epochs=1": result for seed, result in results.items()}
+    keyed = {
+        f"one seed={seed} hoc lam=0.5 K=50 epochs=1": result for seed, result in results.items()
+    }
     out.write_text(json.dumps({"runs": keyed}))
-    words = ["--data", data, "--out", out, "--seeds", 2, "--capacity", 50, "--option", "lam=0.5", "--picture", picture]
+    words = [
+        "--data",
+        data,
+        "--out",
+        out,
+        "--seeds",
+        2,
+        "--capacity",
+        50,
+        "--option",
+        "lam=0.5",
+        "--picture",
+        picture,
+    ]
     assert upgrades.main([str(word) for word in [*words, "--method", "hoc"]]) == 0
     printed = capsys.readouterr().out
     assert "skipped two: no CUB_200_2011/images in" in printed
@@ -326,12 +407,16 @@ def test_searched_classes_and_cases_set_aside(upgrades: ModuleType) -> None:
         assert 1000 <= case.searched * case.queries <= (5000 if case.learnt else 2000)
 
 
-def test_other_images_of_learnt_classes_are_searched_where_the_case_says_so(upgrades: ModuleType, data: Path) -> None:
+def test_other_images_of_learnt_classes_are_searched_where_the_case_says_so(
+    upgrades: ModuleType, data: Path
+) -> None:
     case = small(upgrades, images=(4, 4), gallery=2, queries=2, searched=6, learnt=True)
     drawn = upgrades.draw_images("one", case, 1, data)
     assert set(drawn.gallery.classes) == {*drawn.first.classes, *drawn.later.classes}
     together = np.concatenate([part.images.reshape(len(part), -1) for part in drawn])
-    assert len(np.unique(together, axis=0)) == len(together) == 12 + 12 + 12 + 12  # no image is used twice
+    assert (
+        len(np.unique(together, axis=0)) == len(together) == 12 + 12 + 12 + 12
+    )  # no image is used twice
 
 
 def test_a_rival_is_measured_at_once_embedded_again_and_on_the_way(upgrades: ModuleType) -> None:
@@ -348,7 +433,9 @@ def test_a_rival_is_measured_at_once_embedded_again_and_on_the_way(upgrades: Mod
     assert 0.25 < found["one area"] < 0.75
 
 
-def test_a_template_of_old_and_new_vectors_attracts_queries_of_other_classes(upgrades: ModuleType) -> None:
+def test_a_template_of_old_and_new_vectors_attracts_queries_of_other_classes(
+    upgrades: ModuleType,
+) -> None:
     """Both versions make the same vectors, so whatever is lost on the way is lost by the template alone."""
     rng = np.random.default_rng(0)
     labels = np.repeat(np.arange(20), 10)
@@ -359,7 +446,9 @@ def test_a_template_of_old_and_new_vectors_attracts_queries_of_other_classes(upg
     way = Translation.between_shared("v1", "v2")
     place = np.arange(200) % 10
     alike = np.argsort(place, kind="stable")  # one item of every class, then the next
-    uneven = np.argsort(place + 5 * (labels % 2), kind="stable")  # classes with even labels are half done first
+    uneven = np.argsort(
+        place + 5 * (labels % 2), kind="stable"
+    )  # classes with even labels are half done first
     for order, lost in ((alike, False), (uneven, True)):
         curve = searched.curve(way, order, "template")
         assert curve[-1] == curve[0]
@@ -372,7 +461,13 @@ def test_the_table_of_orders_counts_cases_in_which_random_is_best(upgrades: Modu
     def one(way: str, case: str) -> dict[str, Any]:
         figures = dict.fromkeys(("one", "fastfill", "v2"), 0.2) | {"area": 0.4, "unsure": 0.3}
         worse = figures | {"fastfill": 0.4 if case == "birds-60+60" else 0.2}
-        return {"way": str(upgrades.WAYS[way]), "case": case, "seed": 1, "image": figures, "template": worse}
+        return {
+            "way": str(upgrades.WAYS[way]),
+            "case": case,
+            "seed": 1,
+            "image": figures,
+            "template": worse,
+        }
 
     runs = [one(way, case) for way in upgrades.WAYS for case in upgrades.ORDINARY]
     by_image = "20.0 | 40.0 | 30.0 | 20.0 | 20.0"
@@ -383,11 +478,23 @@ def test_the_table_of_orders_counts_cases_in_which_random_is_best(upgrades: Modu
 
 def test_the_tables_of_rivals_are_means_over_cases(upgrades: ModuleType) -> None:
     def one(way: str, case: str, seed: int, base: float) -> dict[str, Any]:
-        kinds = {kind for row in upgrades.RIVALS for kind in (row.at_once, row.area, row.again, "v1") if kind}
+        kinds = {
+            kind
+            for row in upgrades.RIVALS
+            for kind in (row.at_once, row.area, row.again, "v1")
+            if kind
+        }
         figures = dict.fromkeys(kinds, base) | {"v1": 0.1}
         gate = {"labelled": "pass", "held out": "missing evidence"}
         named = str(upgrades.WAYS[way])
-        return {"way": named, "case": case, "seed": seed, "image": figures, "template": figures, "gate": gate}
+        return {
+            "way": named,
+            "case": case,
+            "seed": seed,
+            "image": figures,
+            "template": figures,
+            "gate": gate,
+        }
 
     runs = [
         one(way, case, seed, 0.2 if case == "birds-60+60" else 0.5)
@@ -396,8 +503,12 @@ def test_the_tables_of_rivals_are_means_over_cases(upgrades: ModuleType) -> None
         for seed in (1, 2)
     ]
     mean = (13 * 50 + 20) / 14
-    assert upgrades.level(upgrades.runs_of(runs, "bct", upgrades.ORDINARY), "direct", "image") == pytest.approx(mean)
+    assert upgrades.level(
+        upgrades.runs_of(runs, "bct", upgrades.ORDINARY), "direct", "image"
+    ) == pytest.approx(mean)
     assert f"| BCT | 28 | 10.0 | {mean:.1f} |" in upgrades.rivals_table(runs)
     assert f"| BCT | +{mean - 10:.1f} |" in upgrades.short_table(runs)
     assert "| BCT | +40.0 (+40.0), then +40.0 (+40.0) |" in upgrades.gains_table(runs)
-    assert "| birds-60+60, set aside | 2 | 10.0 (10.0) | +10.0 (+10.0) |" in upgrades.vega_table(runs)
+    assert "| birds-60+60, set aside | 2 | 10.0 (10.0) | +10.0 (+10.0) |" in upgrades.vega_table(
+        runs
+    )

@@ -62,7 +62,9 @@ class Watched:
         page.on("dialog", self._dialog)
 
     def _console(self, message: Any) -> None:
-        expected = "Failed to load resource" in message.text  # answers such as 401 and 409, which the page explains
+        expected = (
+            "Failed to load resource" in message.text
+        )  # answers such as 401 and 409, which the page explains
         if message.type in ("error", "warning") and not expected:
             self.errors.append(message.text)
 

@@ -37,7 +37,9 @@ def label_of(character: str) -> str:
 def characters(per_class: int, seed: int) -> ImageSet:
     """Images of the characters, labelled."""
     pixels, labels = glyph_pixels(CHARACTERS, per_class, size=64, seed=seed)
-    return from_arrays(np.repeat(pixels, 3, axis=3), labels, [label_of(one) for one in CHARACTERS], "glyphs")
+    return from_arrays(
+        np.repeat(pixels, 3, axis=3), labels, [label_of(one) for one in CHARACTERS], "glyphs"
+    )
 
 
 def glyph_shop(path: Path) -> Workspace:
@@ -52,7 +54,11 @@ def glyph_shop(path: Path) -> Workspace:
         else:
             encoder.load_state_dict(made[parent].state_dict())
             _disturb(encoder, NOISE[name])
-        encoder.about = {"version": name, "parent": parent, "method": {"name": "hoc", "options": {}}}
+        encoder.about = {
+            "version": name,
+            "parent": parent,
+            "method": {"name": "hoc", "options": {}},
+        }
         encoder.save(path / "versions" / name)
         made[name] = encoder
     keep_held_out(path, "v1", characters(HELD_OUT, seed=2), made["v1"].preprocessing)
@@ -68,7 +74,9 @@ def _teach(encoder: Encoder, images: ImageSet, steps: int = 60) -> None:
     """Enough to tell the characters apart more often than not."""
     small = images.load(encoder.preprocessing).images
     pixels = torch.from_numpy(np.asarray(small.images)).permute(0, 3, 1, 2).contiguous()
-    targets = torch.tensor(encoder.slots.of([images.classes[label] for label in images.labels.tolist()]))
+    targets = torch.tensor(
+        encoder.slots.of([images.classes[label] for label in images.labels.tolist()])
+    )
     optimiser = torch.optim.Adam(encoder.parameters(), lr=3e-3)
     encoder.train()
     for _ in range(steps):
@@ -84,12 +92,16 @@ def _disturb(encoder: Encoder, noise: float) -> None:
     """Every weight moves by a share of its tensor's spread."""
     with torch.no_grad():
         for weight in encoder.parameters():
-            weight.add_(noise * weight.std(unbiased=False).clamp_min(0.01) * torch.randn_like(weight))
+            weight.add_(
+                noise * weight.std(unbiased=False).clamp_min(0.01) * torch.randn_like(weight)
+            )
 
 
 def _items(space: Workspace, images: ImageSet) -> list[CatalogueItem]:
     items = []
-    for number, (pixels, label) in enumerate(zip(images.images, images.labels.tolist(), strict=True)):
+    for number, (pixels, label) in enumerate(
+        zip(images.images, images.labels.tolist(), strict=True)
+    ):
         name = images.classes[label]
         nasty = number == 0
         item = f"greek/{name.replace(' ', '-')}-{number % GALLERY}.png"

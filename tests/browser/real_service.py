@@ -45,7 +45,9 @@ def serving(workspace: Path, *options: str) -> Iterator[str]:
     log = workspace.with_name(f"{workspace.name}-serve.log")
     with log.open("w") as errors:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment
+        )
         try:
             yield _address(process, log)
         finally:

@@ -65,7 +65,9 @@ def take_all(browser: Browser, address: str, query: Path, out: Path) -> None:
     page = opened(browser, f"{address}/#versions", WIDE, "dark")
     read_matrix(page)
     keep(page, out / "versions-dark.png")
-    page = opened(browser, address, PHONE, "light", is_mobile=True, has_touch=True, device_scale_factor=1.5)
+    page = opened(
+        browser, address, PHONE, "light", is_mobile=True, has_touch=True, device_scale_factor=1.5
+    )
     search(page, query)
     keep(page, out / "phone.png")
     page = opened(browser, f"{address}/#versions", WIDE, "light")
@@ -75,13 +77,19 @@ def take_all(browser: Browser, address: str, query: Path, out: Path) -> None:
 
 def turned_image(address: str, path: Path) -> Path:
     """A gallery image, turned by some degrees, as a query."""
-    items = patient.get(f"{address}/v1/items", params={"limit": 500}).raise_for_status().json()["items"]
+    items = (
+        patient.get(f"{address}/v1/items", params={"limit": 500}).raise_for_status().json()["items"]
+    )
     item = [one for one in items if one["thumbnail"]][len(items) // 3]
-    content = patient.get(f"{address}/v1/item/image", params={"id": item["id"], "size": 256}).raise_for_status().content
+    content = (
+        patient.get(f"{address}/v1/item/image", params={"id": item["id"], "size": 256})
+        .raise_for_status()
+        .content
+    )
     with Image.open(io.BytesIO(content)) as image:
-        image.convert("RGB").rotate(7, Image.Resampling.BICUBIC, fillcolor=image.convert("RGB").getpixel((2, 2))).save(
-            path
-        )
+        image.convert("RGB").rotate(
+            7, Image.Resampling.BICUBIC, fillcolor=image.convert("RGB").getpixel((2, 2))
+        ).save(path)
     return path
 
 
@@ -133,9 +141,9 @@ def keep(shown: Any, path: Path, whole: bool = False) -> None:
     """Write a screenshot with few colours."""
     content = shown.screenshot(full_page=True) if whole else shown.screenshot()
     with Image.open(io.BytesIO(content)) as image:
-        image.convert("RGB").quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
-            path, optimize=True
-        )
+        image.convert("RGB").quantize(
+            COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE
+        ).save(path, optimize=True)
     print(f"{path} {path.stat().st_size / 1000:.0f} kB")
 
 

@@ -77,10 +77,15 @@ def test_a_rollback_lands_where_its_dialog_said_or_nowhere(upgraded: str, visit:
     assert "The deployment has moved" in problem
     assert "v2 is deployed now, not v3" in problem
     assert told(upgraded, "status")["deployed"] == "v2"
-    until(second, "document.querySelector('#roll-back').textContent.includes('v1')")  # the board shows what is so now
+    until(
+        second, "document.querySelector('#roll-back').textContent.includes('v1')"
+    )  # the board shows what is so now
     second.keyboard.press("Escape")
     assert second.locator("#announce").inner_text() == ""
-    until(second, "document.activeElement.id === 'overview' || document.activeElement.id === 'roll-back'")
+    until(
+        second,
+        "document.activeElement.id === 'overview' || document.activeElement.id === 'roll-back'",
+    )
 
 
 def test_a_deployment_that_another_page_overtook_is_not_made(upgraded: str, visit: Visit) -> None:
@@ -94,15 +99,26 @@ def test_a_deployment_that_another_page_overtook_is_not_made(upgraded: str, visi
     assert told(upgraded, "status")["deployed"] == "v3"
 
 
-def test_after_a_rollback_no_backfill_is_offered_that_would_do_nothing(upgraded: str, visit: Visit) -> None:
+def test_after_a_rollback_no_backfill_is_offered_that_would_do_nothing(
+    upgraded: str, visit: Visit
+) -> None:
     page = visit(upgraded, "#versions")
     page.wait_for_selector("#budget")
-    assert "82 vectors of older versions could be re-embedded with v2" in page.locator("#backfill").inner_text()
+    assert (
+        "82 vectors of older versions could be re-embedded with v2"
+        in page.locator("#backfill").inner_text()
+    )
     page.locator("#roll-back").click()
     assert "14 vectors made by v2 are then searched unchecked" in words(page)
     press(page, "Roll back to v1")
-    until(page, "document.querySelector('#announce').textContent.includes('14 vectors of v2 are searched unchecked')")
-    until(page, "document.querySelector('#backfill').textContent.includes('There is nothing to re-embed with v1')")
+    until(
+        page,
+        "document.querySelector('#announce').textContent.includes('14 vectors of v2 are searched unchecked')",
+    )
+    until(
+        page,
+        "document.querySelector('#backfill').textContent.includes('There is nothing to re-embed with v1')",
+    )
     seen = page.locator("#backfill").inner_text()
     assert "14 vectors of v2 are newer and stay as they are" in seen
     assert "Last plan: to v2" in seen
@@ -111,11 +127,15 @@ def test_after_a_rollback_no_backfill_is_offered_that_would_do_nothing(upgraded:
     assert page.locator("#budget").count() == 0
 
 
-def test_what_a_move_puts_out_of_reach_is_said_before_and_after(upgraded: str, tmp_path: Path, visit: Visit) -> None:
+def test_what_a_move_puts_out_of_reach_is_said_before_and_after(
+    upgraded: str, tmp_path: Path, visit: Visit
+) -> None:
     with Workspace(tmp_path / "shop", "cpu") as space:
         foreign(space)
         back = Map.linear(np.eye(space.gallery.space("v2").width, 5))
-        space.translations.keep(Translation("other", "v2", backward=back, one=0.0, about={"fit": "test"}))
+        space.translations.keep(
+            Translation("other", "v2", backward=back, one=0.0, about={"fit": "test"})
+        )
     page = visit(upgraded, "#versions")
     page.locator("#roll-back").click()
     says = words(page)
@@ -129,10 +149,15 @@ def test_what_a_move_puts_out_of_reach_is_said_before_and_after(upgraded: str, t
     assert "2 vectors made by other are not searched: nothing connects them with v3." in says
     page.fill("#reason", "test")
     press(page, "Deploy anyway")
-    until(page, "document.querySelector('#announce').textContent.includes('2 vectors made by other are not searched')")
+    until(
+        page,
+        "document.querySelector('#announce').textContent.includes('2 vectors made by other are not searched')",
+    )
 
 
-def test_no_rollback_is_offered_to_a_version_that_was_retired(upgraded: str, tmp_path: Path, visit: Visit) -> None:
+def test_no_rollback_is_offered_to_a_version_that_was_retired(
+    upgraded: str, tmp_path: Path, visit: Visit
+) -> None:
     asked(upgraded, "deploy", version="v3", force="test")
     asked(upgraded, "backfill", budget="all", order="oldest", anyway=True)
     wait_for_jobs(upgraded)
@@ -147,7 +172,9 @@ def test_no_rollback_is_offered_to_a_version_that_was_retired(upgraded: str, tmp
     assert page.locator("#roll-back").count() == 0
 
 
-def test_imported_vectors_without_images_are_told_and_not_promised(shop: Path, tmp_path: Path, visit: Visit) -> None:
+def test_imported_vectors_without_images_are_told_and_not_promised(
+    shop: Path, tmp_path: Path, visit: Visit
+) -> None:
     copy = tmp_path / "shop"
     shutil.copytree(shop, copy)
     with Workspace(copy, "cpu") as space:
@@ -172,7 +199,9 @@ def test_a_backfill_says_what_it_replaces_and_costs_and_asks(upgraded: str, visi
     assert "41 of 82 older vectors are replaced by ones that v2 makes" in says
     assert "The old vectors are not kept" in says
     assert "41 images are read and embedded: about" in says  # the last backfill was measured
-    assert page.evaluate("document.activeElement.textContent") == "Cancel"  # Enter, pressed twice, replaces nothing
+    assert (
+        page.evaluate("document.activeElement.textContent") == "Cancel"
+    )  # Enter, pressed twice, replaces nothing
     page.keyboard.press("Escape")
     page.fill("#rate", "2")
     page.locator("button", has_text="Start backfill").click()
@@ -181,15 +210,24 @@ def test_a_backfill_says_what_it_replaces_and_costs_and_asks(upgraded: str, visi
     assert told(upgraded, "status")["vectors"]["v2"] == 14  # nothing happened so far
     press(page, "Replace 41 vectors")
     page.wait_for_selector("#backfill progress")
-    assert page.evaluate("document.activeElement.id") == "backfill"  # the focus does not fall off the page
+    assert (
+        page.evaluate("document.activeElement.id") == "backfill"
+    )  # the focus does not fall off the page
     page.locator("#roll-back").click()
     assert "The backfill that is under way ends" in words(page)
     press(page, "Roll back to v1")
     until(page, "document.querySelector('#announce').textContent.includes('The backfill ends.')")
     page.wait_for_selector("#jobs .chip.cancelled")
-    until(page, "document.querySelector('#announce').textContent.includes('The backfill job ended: cancelled.')")
-    said = page.locator("#announce p").all_text_contents()  # neither is cut off by the other, whichever came first
-    assert any(one.startswith("Rolled back to v1.") and one.endswith("The backfill ends.") for one in said)
+    until(
+        page,
+        "document.querySelector('#announce').textContent.includes('The backfill job ended: cancelled.')",
+    )
+    said = page.locator(
+        "#announce p"
+    ).all_text_contents()  # neither is cut off by the other, whichever came first
+    assert any(
+        one.startswith("Rolled back to v1.") and one.endswith("The backfill ends.") for one in said
+    )
 
 
 @pytest.mark.parametrize(
@@ -203,7 +241,9 @@ def test_a_backfill_says_what_it_replaces_and_costs_and_asks(upgraded: str, visi
         ("", "Nothing is written there"),
     ],
 )
-def test_a_wrong_budget_is_told_where_it_was_written(site: str, visit: Visit, budget: str, says: str) -> None:
+def test_a_wrong_budget_is_told_where_it_was_written(
+    site: str, visit: Visit, budget: str, says: str
+) -> None:
     page = visit(site)
     page.route("**/v1/backfill", as_if_there_were_older_ones)
     page.goto(f"{site}/#versions")
@@ -219,7 +259,14 @@ def test_a_wrong_budget_is_told_where_it_was_written(site: str, visit: Visit, bu
 
 def as_if_there_were_older_ones(route: Any) -> None:
     answer = route.fetch()
-    outlook = {"version": "v1", "could": 9, "older": 9, "newer": {}, "looked_at": 9, "without_image": 0}
+    outlook = {
+        "version": "v1",
+        "could": 9,
+        "older": 9,
+        "newer": {},
+        "looked_at": 9,
+        "without_image": 0,
+    }
     route.fulfill(response=answer, json={**answer.json(), "outlook": outlook})
 
 
@@ -235,7 +282,10 @@ def test_an_emptied_gallery_is_drawn_as_empty(shop: Path, tmp_path: Path, visit:
         assert "v1: 100 % at first. The gallery is empty now" in label
         assert "The gallery is empty now." in page.locator("#history").inner_text()
         assert "%\xa0now" not in page.locator("#history").inner_text().replace(" ", "\xa0")
-        assert "The gallery is empty: there is nothing to re-embed." in page.locator("#backfill").inner_text()
+        assert (
+            "The gallery is empty: there is nothing to re-embed."
+            in page.locator("#backfill").inner_text()
+        )
         assert "NaN" not in page.locator("#history").inner_html()
 
 
@@ -273,7 +323,10 @@ def test_a_version_is_deployed_with_queries_by_two_models(
         assert hit.locator(".scale").inner_text() == "score"
         page.locator("#roll-back").click()
         press(page, "Roll back to v1")
-        until(page, "!document.querySelector('#overview').textContent.includes('one more forward pass')")
+        until(
+            page,
+            "!document.querySelector('#overview').textContent.includes('one more forward pass')",
+        )
         assert told(address, "status")["searched_by"] == {"v1": ["v1"]}
 
 
@@ -288,7 +341,10 @@ def test_a_refused_version_is_deployed_with_old_queries_for_old_vectors(
         card.locator("button", has_text="Deploy, old queries …").click()
         says = words(page)
         assert "Deploy v3, and keep old queries for old vectors?" in says
-        assert "they find what they find now. Once items have new vectors, that costs one more forward pass" in says
+        assert (
+            "they find what they find now. Once items have new vectors, that costs one more forward pass"
+            in says
+        )
         press(page, "Deploy v3")
         until(page, "document.querySelector('#announce').textContent.startsWith('v3 is deployed.')")
         seen = told(address, "status")
@@ -301,33 +357,51 @@ def test_next_steps_of_a_check_are_buttons_where_the_page_can_do_them(
 ) -> None:
     found = last_check(tmp_path / "shop", "v4")
     assert found is not None
-    steps = NextStep("check", {"version": "v4", "tolerance": 0.2}), NextStep("check", {"version": "v4", "data": ...})
+    steps = (
+        NextStep("check", {"version": "v4", "tolerance": 0.2}),
+        NextStep("check", {"version": "v4", "data": ...}),
+    )
     save_check(tmp_path / "shop", replace(found, next_steps=steps))
     page = visit(upgraded, "#versions")
     card = page.locator("article[aria-label='Version v4']")
     card.locator("summary", has_text="What the check found").click()
     until(page, "document.querySelector('.steps button') !== null")
     assert card.locator(".steps li").count() == 2
-    assert card.locator(".steps button").all_inner_texts() == ["Check v4 (tolerance 0.2)"]  # the other needs files
+    assert card.locator(".steps button").all_inner_texts() == [
+        "Check v4 (tolerance 0.2)"
+    ]  # the other needs files
     assert "the operator can do this" in card.locator(".steps li").last.inner_text()
     with page.expect_request(lambda request: request.method == "POST") as sent:
         card.locator(".steps button").click()
     assert sent.value.url == f"{upgraded}/v1/versions/v4/check"
     assert sent.value.post_data_json == {"tolerance": 0.2}
-    until(page, "document.querySelector('#announce').textContent.includes('The check of v4 was started.')")
+    until(
+        page,
+        "document.querySelector('#announce').textContent.includes('The check of v4 was started.')",
+    )
     wait_for_jobs(upgraded)
 
 
 def test_an_upgrade_is_trained_from_the_board(tmp_path: Path, visit: Visit) -> None:
-    settings = Settings("tiny", capacity=64, recipe=Recipe(epochs=1, milestones=(), batch_size=8), device="cpu")
+    settings = Settings(
+        "tiny", capacity=64, recipe=Recipe(epochs=1, milestones=(), batch_size=8), device="cpu"
+    )
     with Workspace.create(tmp_path / "shop", device="cpu") as space:
-        space.train(open_images(pictures(tmp_path / "photos")), settings, create_method("polaris"), progress=False)
+        space.train(
+            open_images(pictures(tmp_path / "photos")),
+            settings,
+            create_method("polaris"),
+            progress=False,
+        )
         space.index(catalogue(tmp_path / "photos"))
     with serving(tmp_path / "shop") as address:
         page = visit(address, "#versions")
         page.locator("#upgrade button").click()
         assert "trained from v1" in words(page)
         press(page, "Train")
-        until(page, "document.querySelector('#announce').textContent.includes('The upgrade job ended: done.')")
+        until(
+            page,
+            "document.querySelector('#announce').textContent.includes('The upgrade job ended: done.')",
+        )
         page.wait_for_selector("[aria-label='Version v2']")
         assert told(address, "status")["deployed"] == "v1"

@@ -54,7 +54,9 @@ def test_every_verdict_of_the_matrix_has_its_shape_and_its_words(site: str, visi
         box = cell(page, query, "v1")
         assert box.get_attribute("aria-label").endswith(f", {verdict}")
         assert box.locator(f"svg.mark.{verdict.replace(' ', '-')}").is_visible()
-    shapes = {cell(page, query, "v1").locator("path").get_attribute("d") for query in ("v2", "v3", "v4")}
+    shapes = {
+        cell(page, query, "v1").locator("path").get_attribute("d") for query in ("v2", "v3", "v4")
+    }
     assert len(shapes) == 3
     assert page.locator(".matrix td.none").count() == 9
 
@@ -83,8 +85,12 @@ def test_negative_flips_are_shown_as_pictures(site: str, visit: Visit) -> None:
     page.locator(".flips").first.scroll_into_view_if_needed()
     until(page, "document.querySelector('.flips li').querySelectorAll('img').length === 3")
     first = page.locator(".flips li").first
-    assert first.locator(".asked strong").inner_text() == first.locator(".right strong").inner_text()
-    assert first.locator(".asked strong").inner_text() != first.locator(".wrong strong").inner_text()
+    assert (
+        first.locator(".asked strong").inner_text() == first.locator(".right strong").inner_text()
+    )
+    assert (
+        first.locator(".asked strong").inner_text() != first.locator(".wrong strong").inner_text()
+    )
     told = page.locator("#flips").inner_text()
     cell = patient.get(f"{site}/v1/versions/v3/check").json()["cells"][0]
     assert f"Get worse: {cell['negative_flips']} of 64 searches on vectors of v1" in told
@@ -96,15 +102,22 @@ def test_negative_flips_are_shown_as_pictures(site: str, visit: Visit) -> None:
     assert f"loses {worst['lost']} of {worst['queries']}" in hardest
     better = page.locator(".flips").last.locator("li").first
     assert cell["positive_flips"] > 0
-    assert better.locator(".asked strong").inner_text() == better.locator(".right strong").inner_text()
+    assert (
+        better.locator(".asked strong").inner_text() == better.locator(".right strong").inner_text()
+    )
     assert "v3" in better.locator(".right figcaption").inner_text()
 
 
-def test_a_check_that_passes_by_its_tolerance_does_not_claim_a_gain(site: str, visit: Visit) -> None:
+def test_a_check_that_passes_by_its_tolerance_does_not_claim_a_gain(
+    site: str, visit: Visit
+) -> None:
     def tolerant(route: Any) -> None:
         answer = route.fetch()
         check = answer.json()
-        check |= {"tolerance": 0.05, "cells": [{**check["cells"][0], "difference": 0.02, "low": -0.04, "high": 0.08}]}
+        check |= {
+            "tolerance": 0.05,
+            "cells": [{**check["cells"][0], "difference": 0.02, "low": -0.04, "high": 0.08}],
+        }
         route.fulfill(response=answer, json=check)
 
     page = visit(site, "#versions")
@@ -122,21 +135,32 @@ def test_a_sentence_says_first_what_the_upgrade_does(site: str, visit: Visit) ->
     page.select_option("#upgrade-version", "v2")
     said = "document.querySelector('#verdict .sentence')?.textContent"
     wins = "v2 wins 10 of 100 searches on stored vectors; re-embedding everything gains 20 points."
-    until(page, f"words => {said} === words", wins)  # 50 % by itself, 60 % crossed, 70 % re-embedded
-    assert "between +5.0 and +15.0 points against v1's own queries" in page.locator("#verdict").inner_text()
+    until(
+        page, f"words => {said} === words", wins
+    )  # 50 % by itself, 60 % crossed, 70 % re-embedded
+    assert (
+        "between +5.0 and +15.0 points against v1's own queries"
+        in page.locator("#verdict").inner_text()
+    )
     page.select_option("#upgrade-version", "v3")
     until(page, f"{said}?.startsWith('v3 loses ')")
     cross, old = (cell(page, name, "v1").locator("span").inner_text() for name in ("v3", "v1"))
     lost = float(old) - float(cross)
-    shown = float(page.locator("#verdict .sentence").inner_text().split(" loses ")[1].split(" of 100")[0])
+    shown = float(
+        page.locator("#verdict .sentence").inner_text().split(" loses ")[1].split(" of 100")[0]
+    )
     assert abs(shown - lost) < 0.11  # the matrix says the same, rounded
     assert "check refused it" in page.locator("#verdict").inner_text()
 
 
-def test_understanding_comes_before_operating_and_a_link_leads_over(site: str, visit: Visit) -> None:
+def test_understanding_comes_before_operating_and_a_link_leads_over(
+    site: str, visit: Visit
+) -> None:
     page = visit(site, "#versions")
     page.wait_for_selector(".cell")
-    understand, operate = (page.locator(f"section[aria-labelledby={name}-title]") for name in ("understand", "operate"))
+    understand, operate = (
+        page.locator(f"section[aria-labelledby={name}-title]") for name in ("understand", "operate")
+    )
     assert understand.locator("h3").all_inner_texts()[0] == "What the upgrade does"
     assert understand.locator("button", has_text="Deploy").count() == 0
     assert operate.locator("button", has_text="Deploy").count() > 0
@@ -191,12 +215,16 @@ def test_what_the_check_refused_needs_a_reason(own: str, visit: Visit) -> None:
     assert reason in page.locator("#deployments").inner_text()
 
 
-def test_where_the_gate_refuses_meanwhile_the_dialog_says_so_and_asks_for_a_reason(own: str, visit: Visit) -> None:
+def test_where_the_gate_refuses_meanwhile_the_dialog_says_so_and_asks_for_a_reason(
+    own: str, visit: Visit
+) -> None:
     page = visit(own)
 
     def as_if_passed(route: Any) -> None:
         answer = route.fetch()
-        versions = [{**one, "check": "pass"} if one["name"] == "v4" else one for one in answer.json()]
+        versions = [
+            {**one, "check": "pass"} if one["name"] == "v4" else one for one in answer.json()
+        ]
         route.fulfill(response=answer, body=json.dumps(versions))
 
     page.route("**/v1/versions", as_if_passed)
@@ -220,7 +248,10 @@ class SlowJob:
         answer = route.fetch()
         jobs = answer.json()
         if not self.may_end:
-            jobs = [{**job, "state": "running", "ended": None, "message": "", "error": None} for job in jobs]
+            jobs = [
+                {**job, "state": "running", "ended": None, "message": "", "error": None}
+                for job in jobs
+            ]
         route.fulfill(response=answer, body=json.dumps(jobs))
 
 
@@ -236,18 +267,28 @@ def test_a_check_runs_as_a_job_and_its_outcome_appears(own: str, visit: Visit) -
     page.wait_for_selector("#jobbar progress")
     assert page.locator("#jobbar strong").inner_text() == "check v2"
     page.goto(f"{own}/#search")
-    bottom = page.locator("#jobbar").evaluate("bar => window.innerHeight - bar.getBoundingClientRect().bottom")
+    bottom = page.locator("#jobbar").evaluate(
+        "bar => window.innerHeight - bar.getBoundingClientRect().bottom"
+    )
     assert bottom == 0  # it stays in view
     page.goto(f"{own}/#versions")
     slow.may_end = True
     page.wait_for_selector("#jobs .chip.done")
-    until(page, "document.querySelector('#announce').textContent.includes('The check job ended: done.')")
+    until(
+        page,
+        "document.querySelector('#announce').textContent.includes('The check job ended: done.')",
+    )
     assert page.locator(".notice", has_text="The check job ended").is_visible()
     while page.locator(".notice").count():
         page.locator(".notice button").last.click()
-    assert "The check job ended" in page.locator("#announce").inner_text()  # still there for a screen reader
+    assert (
+        "The check job ended" in page.locator("#announce").inner_text()
+    )  # still there for a screen reader
     until(page, "document.querySelector('#jobbar').hidden && !document.querySelector('.busy')")
-    until(page, "!document.querySelector(\"article[aria-label='Version v2'] header\").textContent.includes('passed')")
+    until(
+        page,
+        "!document.querySelector(\"article[aria-label='Version v2'] header\").textContent.includes('passed')",
+    )
 
 
 def test_a_backfill_shows_its_progress_and_its_end(own: str, visit: Visit) -> None:
@@ -263,9 +304,14 @@ def test_a_backfill_shows_its_progress_and_its_end(own: str, visit: Visit) -> No
     page.wait_for_selector("#backfill progress")
     assert page.locator("#budget").count() == 0  # one at a time
     until(
-        page, "/^[1-9][0-9]* of 96$/.test(document.querySelector('#backfill .progress span')?.textContent)", seconds=60
+        page,
+        "/^[1-9][0-9]* of 96$/.test(document.querySelector('#backfill .progress span')?.textContent)",
+        seconds=60,
     )
-    page.screenshot(path=Path(__file__).parents[2] / "build" / "screenshots" / "backfill-under-way.png", full_page=True)
+    page.screenshot(
+        path=Path(__file__).parents[2] / "build" / "screenshots" / "backfill-under-way.png",
+        full_page=True,
+    )
     page.wait_for_selector("#jobs .chip.done")
     until(page, "document.querySelector('#overview').textContent.includes('96 (100 %)')")
     assert page.locator("#overview .legend .badge").all_text_contents() == ["v2"]
@@ -290,7 +336,9 @@ def test_a_backfill_can_be_cancelled(own: str, visit: Visit) -> None:
     page.wait_for_selector("#jobs .chip.cancelled")
 
 
-def test_a_service_with_keys_asks_for_one_and_shows_what_the_role_may(shop: Path, tmp_path: Path, visit: Visit) -> None:
+def test_a_service_with_keys_asks_for_one_and_shows_what_the_role_may(
+    shop: Path, tmp_path: Path, visit: Visit
+) -> None:
     copy = tmp_path / "shop"
     shutil.copytree(shop, copy)
     keys = {role: _key(copy, role) for role in ("read", "admin")}
@@ -303,7 +351,9 @@ def test_a_service_with_keys_asks_for_one_and_shows_what_the_role_may(shop: Path
         page.fill("#key", keys["read"])
         page.keyboard.press("Enter")
         page.wait_for_selector(".hit")
-        until(page, "[...document.querySelectorAll('.hit img')].some(i => i.naturalWidth > 0)")  # as blobs
+        until(
+            page, "[...document.querySelectorAll('.hit img')].some(i => i.naturalWidth > 0)"
+        )  # as blobs
         assert page.evaluate("document.querySelector('.hit img').src").startswith("blob:")
         page.goto(f"{address}/#versions")
         page.wait_for_selector(".version")
@@ -319,11 +369,24 @@ def test_a_service_with_keys_asks_for_one_and_shows_what_the_role_may(shop: Path
 
 
 def _key(workspace: Path, role: str) -> str:
-    command = [sys.executable, "-m", "fixstar", "keys", "add", f"a-{role}", "--role", role, "-w", str(workspace)]
+    command = [
+        sys.executable,
+        "-m",
+        "fixstar",
+        "keys",
+        "add",
+        f"a-{role}",
+        "--role",
+        role,
+        "-w",
+        str(workspace),
+    ]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
-def test_a_service_that_went_away_is_told(shop: Path, tmp_path: Path, visit: Visit, query: Path) -> None:
+def test_a_service_that_went_away_is_told(
+    shop: Path, tmp_path: Path, visit: Visit, query: Path
+) -> None:
     copy = tmp_path / "shop"
     shutil.copytree(shop, copy)
     with serving(copy) as address:

@@ -34,7 +34,9 @@ def fits(page: Any) -> bool:
     return found
 
 
-def test_a_folder_is_added_with_its_folders_as_labels(own_site: str, visit: Visit, tmp_path: Path) -> None:
+def test_a_folder_is_added_with_its_folders_as_labels(
+    own_site: str, visit: Visit, tmp_path: Path
+) -> None:
     folder = tmp_path / "catalogue"
     for name, character in (("eta", 6), ("theta", 7)):
         (folder / name).mkdir(parents=True)
@@ -58,7 +60,10 @@ def test_a_folder_is_added_with_its_folders_as_labels(own_site: str, visit: Visi
     page.fill("#add-label", "greek")
     page.locator("#add-go").click()
     page.wait_for_selector("#add-state >> text=1 image added.")
-    assert patient.get(f"{own_site}/v1/item", params={"id": "greek/new.png"}).json()["label"] == "greek"
+    assert (
+        patient.get(f"{own_site}/v1/item", params={"id": "greek/new.png"}).json()["label"]
+        == "greek"
+    )
 
 
 def test_a_drop_on_the_adding_view_adds_and_does_not_search(site: str, visit: Visit) -> None:
@@ -80,7 +85,9 @@ def test_a_drop_on_the_adding_view_adds_and_does_not_search(site: str, visit: Vi
     page.wait_for_selector("#search-view:not([hidden])")
 
 
-def test_further_examples_change_what_is_found(site: str, visit: Visit, query: Path, tmp_path: Path) -> None:
+def test_further_examples_change_what_is_found(
+    site: str, visit: Visit, query: Path, tmp_path: Path
+) -> None:
     page = visit(site)
     page.set_input_files("#file", query)
     page.wait_for_selector(SCORED)
@@ -101,14 +108,20 @@ def test_further_examples_change_what_is_found(site: str, visit: Visit, query: P
     assert answer.value.request.post_data_json["negative"]["ids"] == [rejected]
     page.wait_for_selector("#examples li.negative")
     assert page.locator("#examples li").count() == 2
-    until(page, "id => ![...document.querySelectorAll('.hit')].some(hit => hit.dataset.id === id)", rejected)
+    until(
+        page,
+        "id => ![...document.querySelectorAll('.hit')].some(hit => hit.dataset.id === id)",
+        rejected,
+    )
     for _ in range(2):
         page.locator("#examples button").first.click()
     until(page, "document.querySelectorAll('#examples li').length === 0")
     until(page, "id => document.querySelector('.hit')?.dataset.id === id", before[0])
 
 
-def test_a_part_of_the_query_is_searched(site: str, visit: Visit, query: Path, tmp_path: Path) -> None:
+def test_a_part_of_the_query_is_searched(
+    site: str, visit: Visit, query: Path, tmp_path: Path
+) -> None:
     """The character in the lower right corner of a larger picture."""
     large = Image.new("RGB", (256, 256), "white")
     with Image.open(query) as small:
@@ -125,8 +138,17 @@ def test_a_part_of_the_query_is_searched(site: str, visit: Visit, query: Path, t
         page.locator(f"#crop-{side}").fill(value)
     page.locator("#crop button.primary").click()
     until(page, "document.querySelector('#query-name').textContent === 'part of large.png'")
-    assert page.locator("#preview img").evaluate("image => image.decode().then(() => image.naturalWidth)") == 128
-    until(page, "label => document.querySelector('.hit .label')?.textContent === label", label_of(CHARACTERS[5]))
+    assert (
+        page.locator("#preview img").evaluate(
+            "image => image.decode().then(() => image.naturalWidth)"
+        )
+        == 128
+    )
+    until(
+        page,
+        "label => document.querySelector('.hit .label')?.textContent === label",
+        label_of(CHARACTERS[5]),
+    )
 
 
 def test_a_rectangle_is_drawn_with_the_pointer(site: str, visit: Visit, query: Path) -> None:
@@ -139,7 +161,10 @@ def test_a_rectangle_is_drawn_with_the_pointer(site: str, visit: Visit, query: P
     page.mouse.down()
     page.mouse.move(box["x"] + box["width"] * 0.7, box["y"] + box["height"] * 0.9, steps=4)
     page.mouse.up()
-    values = {side: float(page.locator(f"#crop-{side}").input_value()) for side in ("left", "top", "width", "height")}
+    values = {
+        side: float(page.locator(f"#crop-{side}").input_value())
+        for side in ("left", "top", "width", "height")
+    }
     assert values == pytest.approx({"left": 10, "top": 20, "width": 60, "height": 70}, abs=2)
     page.keyboard.press("Escape")
     assert page.locator("#query-name").inner_text() == "phi.png"
@@ -149,7 +174,9 @@ def test_labels_are_suggested_with_their_counts(site: str, visit: Visit) -> None
     page = visit(site)
     page.locator("#label").focus()
     page.wait_for_selector("#labels option", state="attached")
-    offered = page.locator("#labels option").evaluate_all("all => all.map(one => [one.value, one.label])")
+    offered = page.locator("#labels option").evaluate_all(
+        "all => all.map(one => [one.value, one.label])"
+    )
     assert len(offered) == len(CHARACTERS) + 1  # one image has a label of its own
     assert dict(offered)[label_of(CHARACTERS[5])] == f"{GALLERY} items"
 
@@ -157,7 +184,10 @@ def test_labels_are_suggested_with_their_counts(site: str, visit: Visit) -> None
 def test_the_drift_map_opens_items_and_lists_a_region(site: str, visit: Visit) -> None:
     page = visit(site, "#versions")
     page.wait_for_selector("#drift-draw")
-    assert (page.locator("#drift-old").input_value(), page.locator("#drift-new").input_value()) == ("v1", "v4")
+    assert (page.locator("#drift-old").input_value(), page.locator("#drift-new").input_value()) == (
+        "v1",
+        "v4",
+    )
     page.select_option("#drift-new", "v3")
     page.locator("#drift-draw").click()
     page.wait_for_selector(".point")
@@ -179,7 +209,9 @@ def test_the_drift_map_opens_items_and_lists_a_region(site: str, visit: Visit) -
     assert page.locator(".drifted li").count() >= 2
     page.locator(".drift svg").scroll_into_view_if_needed()
     box = page.locator(".drift svg").bounding_box()
-    page.mouse.move(box["x"] + 8, box["y"] + 8)  # within the rounded corner, which newer browsers take for outside
+    page.mouse.move(
+        box["x"] + 8, box["y"] + 8
+    )  # within the rounded corner, which newer browsers take for outside
     page.mouse.down()
     page.mouse.move(box["x"] + box["width"] - 8, box["y"] + box["height"] - 8, steps=3)
     page.mouse.up()
@@ -203,7 +235,9 @@ def test_a_flip_is_searched_with(site: str, visit: Visit) -> None:
     assert page.url.endswith("#search")
 
 
-def test_the_page_of_one_of_several_galleries(shop: Path, tmp_path: Path, visit: Visit, query: Path) -> None:
+def test_the_page_of_one_of_several_galleries(
+    shop: Path, tmp_path: Path, visit: Visit, query: Path
+) -> None:
     for name in ("greek", "other"):
         shutil.copytree(shop, tmp_path / name)
     key = Keys(tmp_path / "other").add("ann", "read")
@@ -266,7 +300,9 @@ def test_on_a_phone_the_gallery_has_its_name_and_cards_stand_apart(site: str, vi
     assert min(gaps) >= 12
 
 
-def test_an_upgrade_learns_from_a_folder_that_the_operator_allows(shop: Path, tmp_path: Path, visit: Visit) -> None:
+def test_an_upgrade_learns_from_a_folder_that_the_operator_allows(
+    shop: Path, tmp_path: Path, visit: Visit
+) -> None:
     shutil.copytree(shop, tmp_path / "shop")
     for number in range(2):
         (tmp_path / "sets" / "autumn" / "eta").mkdir(parents=True, exist_ok=True)
@@ -276,7 +312,11 @@ def test_an_upgrade_learns_from_a_folder_that_the_operator_allows(shop: Path, tm
         page = visit(address, "#versions")
         page.locator("#upgrade button").click()
         choice = page.locator("#upgrade-images option").all_text_contents()
-        assert choice == ["the stored items that have a label and an image", "the folder autumn", "the folder spring"]
+        assert choice == [
+            "the stored items that have a label and an image",
+            "the folder autumn",
+            "the folder spring",
+        ]
         page.select_option("#upgrade-images", "autumn")
         sent: list[Any] = []
 
@@ -322,7 +362,11 @@ def test_one_leads_from_a_gallery_to_another(shop: Path, tmp_path: Path, visit: 
         address = found.partition("/g/")[0]
         page = visit(address, "g/greek/#versions", **PHONE)
         page.wait_for_selector("#gallery")
-        assert page.locator("#gallery option").all_text_contents() == ["greek", "second", "All galleries …"]
+        assert page.locator("#gallery option").all_text_contents() == [
+            "greek",
+            "second",
+            "All galleries …",
+        ]
         assert page.locator("#gallery").input_value() == "/g/greek/"
         assert fits(page)
         page.select_option("#gallery", label="second")

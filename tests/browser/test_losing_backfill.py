@@ -39,7 +39,9 @@ def drawn(shop: Path, tmp_path: Path) -> Iterator[str]:
         encoder.save(copy / "versions" / "v5")
         keep_held_out(copy, "v1", held, encoder.preprocessing)
     with serving(copy) as address:
-        patient.post(f"{address}/v1/deploy", json={"version": "v5", "force": "test"}).raise_for_status()
+        patient.post(
+            f"{address}/v1/deploy", json={"version": "v5", "force": "test"}
+        ).raise_for_status()
         yield address
 
 
@@ -61,7 +63,10 @@ def test_a_predicted_loss_stops_and_is_done_only_all_the_same(drawn: str, visit:
     problem = page.wait_for_selector("#backfill .problem").inner_text()
     assert "Predicted to lower the accuracy" in problem
     assert "of 128 queries, and the old vectors" in problem
-    until(page, "document.querySelector('#announce').textContent.includes('The backfill job ended: failed.')")
+    until(
+        page,
+        "document.querySelector('#announce').textContent.includes('The backfill job ended: failed.')",
+    )
     assert "Started with the same settings it says so" in page.locator("#backfill").inner_text()
     assert page.locator("#backfill figure").is_visible()  # the curve that was predicted
     assert patient.get(f"{drawn}/v1/status").json()["vectors"]["v5"] == 0
@@ -71,12 +76,16 @@ def test_a_predicted_loss_stops_and_is_done_only_all_the_same(drawn: str, visit:
     predicted = patient.get(f"{drawn}/v1/backfill").json()["predicted"]
     half = np.interp(0.5, predicted["shares"], predicted["planned"])
     told = page.locator("#share-words").inner_text()
-    assert told.startswith(f"48 vectors, predicted: {100 * half:.1f} % of queries find their class, ")
+    assert told.startswith(
+        f"48 vectors, predicted: {100 * half:.1f} % of queries find their class, "
+    )
     assert page.locator("#backfill .marker").count() == 1
     page.fill("#budget", "24")
     assert page.locator("#share").input_value() == "25"
 
-    page.locator("#backfill .problem button", has_text="Backfill (anyway true)").click()  # a next step of the problem
+    page.locator(
+        "#backfill .problem button", has_text="Backfill (anyway true)"
+    ).click()  # a next step of the problem
     says = page.wait_for_selector("#confirm[open]").inner_text()
     assert "Searches are predicted to become worse by it" in says
     assert page.locator("#confirm .steps").count() == 0  # a dialog is about one thing
@@ -100,6 +109,9 @@ def test_a_predicted_loss_stops_and_is_done_only_all_the_same(drawn: str, visit:
         "deployed": "v5",
         "anyway": True,
     }
-    until(page, "document.querySelector('#announce').textContent.includes('The backfill job ended: done.')")
+    until(
+        page,
+        "document.querySelector('#announce').textContent.includes('The backfill job ended: done.')",
+    )
     assert patient.get(f"{drawn}/v1/status").json()["vectors"]["v5"] == 10
     assert "anyway" not in start(page)  # what comes next is another plan

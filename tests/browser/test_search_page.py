@@ -39,7 +39,9 @@ def give(page: Any, event: str, target: str, query: Path) -> None:
     page.evaluate(_GIVE, [event, target, base64.b64encode(query.read_bytes()).decode()])
 
 
-def test_a_chosen_file_is_searched_and_shown_with_score_label_and_version(site: str, visit: Visit, query: Path) -> None:
+def test_a_chosen_file_is_searched_and_shown_with_score_label_and_version(
+    site: str, visit: Visit, query: Path
+) -> None:
     page = visit(site)
     page.set_input_files("#file", query)
     page.wait_for_selector(SCORED)
@@ -95,7 +97,9 @@ def test_what_is_probably_not_in_the_catalogue_stands_apart(site: str, visit: Vi
     page.select_option("#count", "6")
     until(page, "document.querySelectorAll('.hit').length === 6")
     assert "run a check" not in page.locator("#results-note").inner_text()
-    assert not page.locator(".group").count()  # the best hit reaches the threshold: the others may be right as well
+    assert not page.locator(
+        ".group"
+    ).count()  # the best hit reaches the threshold: the others may be right as well
     unlikely.update(range(12))
     page.select_option("#count", "12")
     page.wait_for_selector(".group")
@@ -113,7 +117,9 @@ def test_versions_that_are_not_searched_are_named(site: str, visit: Visit) -> No
         answer = route.fetch()
         route.fulfill(response=answer, body=json.dumps({**answer.json(), "left_out": ["foreign"]}))
 
-    page.route("**/v1/item/similar?*", as_if_one_was_left_out)  # a file that is sent cannot be sent on from here
+    page.route(
+        "**/v1/item/similar?*", as_if_one_was_left_out
+    )  # a file that is sent cannot be sent on from here
     page.locator(".hit").first.click()
     page.wait_for_selector(SCORED)
     note = page.locator("#results-note").inner_text()
@@ -125,7 +131,10 @@ def test_pictures_of_results_load(site: str, visit: Visit, query: Path) -> None:
     page = visit(site)
     page.set_input_files("#file", query)
     page.wait_for_selector(SCORED)
-    until(page, "[...document.querySelectorAll('.hit img')].filter(i => i.naturalWidth > 0).length >= 12")
+    until(
+        page,
+        "[...document.querySelectorAll('.hit img')].filter(i => i.naturalWidth > 0).length >= 12",
+    )
 
 
 def test_dropping_anywhere_searches_and_shows_where(site: str, visit: Visit, query: Path) -> None:
@@ -139,7 +148,9 @@ def test_dropping_anywhere_searches_and_shows_where(site: str, visit: Visit, que
     assert not page.locator("#veil").evaluate("veil => veil.classList.contains('shown')")
 
 
-def test_pasting_an_image_searches_and_pasting_text_does_not(site: str, visit: Visit, query: Path) -> None:
+def test_pasting_an_image_searches_and_pasting_text_does_not(
+    site: str, visit: Visit, query: Path
+) -> None:
     page = visit(site)
     page.wait_for_selector(".hit")
     left_alone = page.evaluate(
@@ -176,7 +187,9 @@ def test_more_like_this_by_keyboard_and_back(site: str, visit: Visit, query: Pat
     until(page, "document.querySelector('#query-name').textContent === 'phi.png'")
 
 
-def test_arrows_move_by_rows_and_only_one_result_is_in_the_tab_order(site: str, visit: Visit) -> None:
+def test_arrows_move_by_rows_and_only_one_result_is_in_the_tab_order(
+    site: str, visit: Visit
+) -> None:
     page = visit(site)
     page.locator(".hit").first.focus()
     columns = page.evaluate(
@@ -286,9 +299,13 @@ def test_ids_and_labels_with_markup_are_text(site: str, visit: Visit) -> None:
     assert hit.get_attribute("data-id") == NASTY_ID
     shown, whole = (hit.locator(part).first.bounding_box() for part in (".id", ".id bdi"))
     assert whole["width"] > shown["width"]
-    assert abs(whole["x"] + whole["width"] - shown["x"] - shown["width"]) < 2  # the end of a long id is seen
+    assert (
+        abs(whole["x"] + whole["width"] - shown["x"] - shown["width"]) < 2
+    )  # the end of a long id is seen
     hit.click()
-    until(page, "id => document.querySelector('#query-note').textContent.includes(id)", arg=NASTY_ID)
+    until(
+        page, "id => document.querySelector('#query-note').textContent.includes(id)", arg=NASTY_ID
+    )
     page.wait_for_selector(SCORED)
     assert page.locator("#query-name").inner_text() == NASTY_LABEL
     assert page.locator("main b, main script").count() == 0
@@ -304,7 +321,9 @@ def test_a_broken_image_says_what_to_do(site: str, visit: Visit, tmp_path: Path)
     assert page.locator("#results .empty").is_visible()
 
 
-def test_a_format_that_cannot_be_searched_gets_one_message(site: str, visit: Visit, tmp_path: Path) -> None:
+def test_a_format_that_cannot_be_searched_gets_one_message(
+    site: str, visit: Visit, tmp_path: Path
+) -> None:
     drawing = tmp_path / "logo.svg"
     drawing.write_text("<svg xmlns='http://www.w3.org/2000/svg'/>")
     page = visit(site)
@@ -346,7 +365,9 @@ def test_an_item_is_shown_large_beside_the_query_and_can_be_deleted(
         item = page.locator("#item")
         assert item.locator("h2").inner_text() == label
         until(page, "document.querySelectorAll('#item img').length === 2")
-        until(page, "[...document.querySelectorAll('#item img')].every(one => one.naturalWidth > 0)")
+        until(
+            page, "[...document.querySelectorAll('#item img')].every(one => one.naturalWidth > 0)"
+        )
         assert item.locator("#item-id").input_value() == name
         frame, inner = (item.locator(part).bounding_box() for part in (".picture", ".picture img"))
         assert frame == inner  # nothing of the picture is cut
@@ -362,7 +383,11 @@ def test_an_item_is_shown_large_beside_the_query_and_can_be_deleted(
         assert [button.inner_text() for button in buttons][-2:] == ["Close", "Delete …"]
         item.locator("button", has_text="Delete").click()
         page.locator("#confirm button", has_text="Delete").click()
-        until(page, "id => !document.querySelector(`.hit[data-id='${id}']`) && document.querySelector('.hit')", name)
+        until(
+            page,
+            "id => !document.querySelector(`.hit[data-id='${id}']`) && document.querySelector('.hit')",
+            name,
+        )
         assert f"{name} was deleted." in page.locator("#announce").inner_text()
         assert patient.get(f"{address}/v1/item", params={"id": name}).status_code == 404
 
@@ -380,11 +405,20 @@ def test_two_versions_answer_one_query_side_by_side(site: str, visit: Visit, que
     )
     assert deployed == alone
     with query.open("rb") as file:
-        answer = patient.post(f"{site}/v1/search", params={"version": "v3", "k": 12}, files={"image": file}).json()
+        answer = patient.post(
+            f"{site}/v1/search", params={"version": "v3", "k": 12}, files={"image": file}
+        ).json()
     assert (answer["version"], [hit["id"] for hit in answer["hits"]]) == ("v3", other)
-    assert page.locator("#compared section").last.locator(".only").count() == len(set(other) - set(deployed)) > 0
+    assert (
+        page.locator("#compared section").last.locator(".only").count()
+        == len(set(other) - set(deployed))
+        > 0
+    )
     page.select_option("#against", "")
-    until(page, "!document.querySelector('#compared section') && document.querySelectorAll('.hit').length === 12")
+    until(
+        page,
+        "!document.querySelector('#compared section') && document.querySelectorAll('.hit').length === 12",
+    )
 
 
 def test_an_item_that_is_gone_is_a_sentence_not_a_blank_page(site: str, visit: Visit) -> None:
@@ -410,12 +444,16 @@ def test_colours_follow_the_system_and_the_choice_is_kept(site: str, visit: Visi
     assert ground(page) == dark
 
 
-def test_a_phone_shows_two_columns_large_targets_and_nothing_sticks_out(site: str, visit: Visit, query: Path) -> None:
+def test_a_phone_shows_two_columns_large_targets_and_nothing_sticks_out(
+    site: str, visit: Visit, query: Path
+) -> None:
     page = visit(site, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
     assert page.locator("label:has(#camera)").is_visible()
     page.set_input_files("#camera", query)
     page.wait_for_selector(SCORED)
-    assert not page.locator("label:has(#camera)").is_visible()  # the query folds, results come first
+    assert not page.locator(
+        "label:has(#camera)"
+    ).is_visible()  # the query folds, results come first
     assert page.locator(".hit").first.bounding_box()["y"] < 844 / 2
     page.locator("#unfold").click()
     assert page.locator("#unfold").get_attribute("aria-expanded") == "true"

@@ -25,7 +25,10 @@ def notes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with Workspace.create(folder / "notes", device="cpu") as space:
         space.add_version(f"hf:{bert_folder(folder / 'bert')}")
         texts = [*topic_texts(5), (LONG, "rain"), (HOSTILE, "bread")]
-        space.index(text_item(f"note-{row}", text, {"label": label}) for row, (text, label) in enumerate(texts))
+        space.index(
+            text_item(f"note-{row}", text, {"label": label})
+            for row, (text, label) in enumerate(texts)
+        )
         space.add_version(f"hf:{bert_folder(folder / 'other', seed=1)}")
     with serving(folder / "notes") as address:
         yield address
@@ -75,12 +78,16 @@ def test_texts_are_added_by_writing_and_by_file_and_what_cannot_be_read_is_named
     page.wait_for_selector(".hit .passage")
     page.locator("#tab-add").click()
     assert page.locator("#add-title").inner_text() == "Add texts"
-    (tmp_path / "sourdough.md").write_text("# Sourdough\nflour, water and patience", encoding="utf-8")
+    (tmp_path / "sourdough.md").write_text(
+        "# Sourdough\nflour, water and patience", encoding="utf-8"
+    )
     (tmp_path / "latin.txt").write_bytes("caf\xe9".encode("latin-1"))
     (tmp_path / "photo.png").write_bytes(b"no text")
     page.fill("#add-words", "a storm is coming over the hills")
     page.fill("#add-label", "sky")
-    page.set_input_files("#add-files", [tmp_path / name for name in ("sourdough.md", "latin.txt", "photo.png")])
+    page.set_input_files(
+        "#add-files", [tmp_path / name for name in ("sourdough.md", "latin.txt", "photo.png")]
+    )
     assert "3 texts chosen. 1 file left out" in page.locator("#add-chosen").inner_text()
     page.locator("#add-go").click()
     page.wait_for_selector("#add-state li")

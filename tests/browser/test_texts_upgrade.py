@@ -32,22 +32,32 @@ def board(tmp_path: Path, own_settings: None) -> Iterator[str]:  # noqa: ARG001
             space.add_version(old.url())
             space.index(text_catalogue(write_jsonl(tmp_path / "notes.jsonl", topic_texts(20))))
             space.add_version(new.url("better"), price=1000.0)
-            space.pin_images("tickets", write_jsonl(tmp_path / "tickets.jsonl", topic_texts(120, seed=7)))
+            space.pin_images(
+                "tickets", write_jsonl(tmp_path / "tickets.jsonl", topic_texts(120, seed=7))
+            )
         with serving(tmp_path / "notes") as address:
             yield address
 
 
-def test_texts_are_checked_deployed_and_backfilled_for_money_on_the_page(board: str, visit: Visit) -> None:
+def test_texts_are_checked_deployed_and_backfilled_for_money_on_the_page(
+    board: str, visit: Visit
+) -> None:
     page = visit(board, "#versions")
     card = page.locator("article[aria-label='Version v2']")
     card.locator("button", has_text="Check").click()
-    until(page, "document.querySelector(\"article[aria-label='Version v2'] header\")?.textContent.includes('passed')")
+    until(
+        page,
+        "document.querySelector(\"article[aria-label='Version v2'] header\")?.textContent.includes('passed')",
+    )
     assert "image" not in card.inner_text()
     card.locator("text=Deploy …").click()
     page.locator("#confirm button", has_text="Deploy v2").click()
     page.wait_for_selector("#budget")
     assert page.locator("#budget-words").inner_text() == "10%, 5000, $2.50 or all"
-    for wrong, said in (("$0.001", "less than one item costs"), ("$5%", "neither money nor a share")):
+    for wrong, said in (
+        ("$0.001", "less than one item costs"),
+        ("$5%", "neither money nor a share"),
+    ):
         page.fill("#budget", wrong)
         page.locator("button", has_text="Start backfill").click()
         assert said in page.wait_for_selector(".backfill-form .problem").inner_text()

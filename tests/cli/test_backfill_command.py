@@ -19,18 +19,35 @@ def test_the_story_of_a_backfill(tmp_path: Path) -> None:
         space.deploy("v2")
     (photos / "hat" / "0.png").unlink()
 
-    only = typed("backfill", "--budget", "50%", "--order", "random", "--plan-only", "--data", photos, "-w", path)
+    only = typed(
+        "backfill",
+        "--budget",
+        "50%",
+        "--order",
+        "random",
+        "--plan-only",
+        "--data",
+        photos,
+        "-w",
+        path,
+    )
     assert only.code == 0, only.err
     assert "9 of 18 items with older vectors, order: random, with v2" in only.out
     assert "<- this plan" in only.out
     assert "Nothing was embedded" in only.out
     assert (path / "state" / "backfill" / "curve.png").read_bytes()[:4] == b"\x89PNG"
 
-    done = typed("backfill", "--budget", "all", "--rate", "500", "--data", photos, "-w", path, "--json")
+    done = typed(
+        "backfill", "--budget", "all", "--rate", "500", "--data", photos, "-w", path, "--json"
+    )
     assert done.code == 0, done.err
     answer = done.json
     assert (answer["version"], answer["planned"], answer["done"]["done"]) == ("v2", 17, 17)
-    assert (answer["without_image"], answer["done"]["without_image"], answer["done"]["kept"]) == (1, 1, [])
+    assert (answer["without_image"], answer["done"]["without_image"], answer["done"]["kept"]) == (
+        1,
+        1,
+        [],
+    )
     assert answer["order"] in ("gain", "classes", "certain")
     assert len(answer["predicted"]["planned"]) == len(answer["predicted"]["shares"])
     assert answer["done"]["measured"][-1]["share"] == 17 / 18

@@ -46,16 +46,40 @@ def bench(*words: str | Path) -> Result:
 
 
 def places(data: Path, folder: Path) -> list[str | Path]:
-    return ["--data", data, "--work", folder / "work", "--results", folder / "results", "--device", "cpu"]
+    return [
+        "--data",
+        data,
+        "--work",
+        folder / "work",
+        "--results",
+        folder / "results",
+        "--device",
+        "cpu",
+    ]
 
 
 def test_jobs_run_apart_and_one_that_fails_stops_no_other(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two at a time; the second finds foreign files in its run directory."""
-    site = small_benchmark.site(tmp_path / "site")  # the jobs are processes that know the small benchmarks too
+    site = small_benchmark.site(
+        tmp_path / "site"
+    )  # the jobs are processes that know the small benchmarks too
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), str(SOURCE)]))
-    words = ["run", "small/3", "--method", "er", "--method", "hoc", "--orders", "1", "--epochs", "1", "--jobs", "2"]
+    words = [
+        "run",
+        "small/3",
+        "--method",
+        "er",
+        "--method",
+        "hoc",
+        "--orders",
+        "1",
+        "--epochs",
+        "1",
+        "--jobs",
+        "2",
+    ]
     foreign = tmp_path / "work" / "small_3__hoc__order1__seed0__e1" / "run" / "foreign.txt"
     foreign.parent.mkdir(parents=True)
     foreign.write_text("not ours")
@@ -66,8 +90,14 @@ def test_jobs_run_apart_and_one_that_fails_stops_no_other(
     assert "holds other files" in first.stderr
     assert "Traceback" not in first.stderr
     states = {row["run"]: row["state"] for row in json.loads(first.stdout)}
-    assert states == {"small_3__er__order1__seed0__e1": "done", "small_3__hoc__order1__seed0__e1": "failed"}
-    assert "training v1" in (tmp_path / "work" / "small_3__er__order1__seed0__e1" / "log.txt").read_text()
+    assert states == {
+        "small_3__er__order1__seed0__e1": "done",
+        "small_3__hoc__order1__seed0__e1": "failed",
+    }
+    assert (
+        "training v1"
+        in (tmp_path / "work" / "small_3__er__order1__seed0__e1" / "log.txt").read_text()
+    )
     result = tmp_path / "results" / "small_3__er__order1__seed0__e1.json"
     written = result.read_bytes()
     foreign.unlink()
@@ -90,7 +120,9 @@ def killed_bench(*words: str) -> None:
     bench(*words)
 
 
-def test_after_kill_9_the_same_command_ends_with_the_same_figures(data: Path, tmp_path: Path) -> None:
+def test_after_kill_9_the_same_command_ends_with_the_same_figures(
+    data: Path, tmp_path: Path
+) -> None:
     words = ["run", "small/3", "--method", "hoc", "--order", "2", "--epochs", "2"]
     cut = places(data, tmp_path / "cut")
     folder = tmp_path / "cut" / "work" / "small_3__hoc__order2__seed0__e2"
@@ -116,7 +148,12 @@ def test_the_table_shows_ours_and_writes_text_and_pictures(data: Path, tmp_path:
     for order in ("2", "1"):
         assert bench("run", "small/3", *words, order, *places(data, tmp_path)).exit_code == 0
     where: list[str | Path] = ["--results", tmp_path / "results"]
-    written: list[str | Path] = ["--markdown", tmp_path / "small.md", "--pictures", tmp_path / "pictures"]
+    written: list[str | Path] = [
+        "--markdown",
+        tmp_path / "small.md",
+        "--pictures",
+        tmp_path / "pictures",
+    ]
     shown = bench("table", "small/3", *where, *written)
     assert shown.exit_code == 0, shown.output
     assert "class orders (1, 2) and seeds (5)" in " ".join(shown.output.split())
@@ -132,7 +169,9 @@ def test_the_table_shows_ours_and_writes_text_and_pictures(data: Path, tmp_path:
 
 def test_a_file_that_holds_no_text_is_left_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "picture.md").write_bytes(b"\xff\xfe")
-    refused = bench("table", "cifar100-10/7", "--results", tmp_path, "--markdown", tmp_path / "picture.md")
+    refused = bench(
+        "table", "cifar100-10/7", "--results", tmp_path, "--markdown", tmp_path / "picture.md"
+    )
     assert refused.exit_code == 1
     assert "not UTF-8 text" in str(refused.exception)
     assert (tmp_path / "picture.md").read_bytes() == b"\xff\xfe"
@@ -155,7 +194,9 @@ def test_the_list_says_what_can_be_run_and_what_is_missing(data: Path, tmp_path:
     assert rows["cifar100-10/7"]["needs"] == ["CIFAR-100", "CIFAR-10"]
     listed = bench("list", "--data", tmp_path).output
     assert "cifar100-10/31" in listed
-    assert max(len(line) for line in listed.splitlines() if str(tmp_path) not in line) <= 80  # a path is not cut
+    assert (
+        max(len(line) for line in listed.splitlines() if str(tmp_path) not in line) <= 80
+    )  # a path is not cut
     one = bench("list", "cifar100-10/16", "--data", tmp_path).output
     assert "https://www.cs.toronto.edu/~kriz/cifar.html" in one
     assert "cifar-100-binary/train.bin: no such file" in one
@@ -184,8 +225,20 @@ def test_mistakes_say_what_to_do(words: list[str], message: str) -> None:
     assert message in str(result.exception)
 
 
-def test_a_result_from_before_a_protocol_was_there_is_kept_and_told(data: Path, tmp_path: Path) -> None:
-    words = ["run", "small-pairs/3", "--method", "itm", "--order", "1", "--epochs", "1", *places(data, tmp_path)]
+def test_a_result_from_before_a_protocol_was_there_is_kept_and_told(
+    data: Path, tmp_path: Path
+) -> None:
+    words = [
+        "run",
+        "small-pairs/3",
+        "--method",
+        "itm",
+        "--order",
+        "1",
+        "--epochs",
+        "1",
+        *places(data, tmp_path),
+    ]
     assert bench(*words).exit_code == 0
     assert "not by" not in bench(*words, "--dry-run").output
     (path,) = (tmp_path / "results").glob("*.json")
@@ -195,7 +248,10 @@ def test_a_result_from_before_a_protocol_was_there_is_kept_and_told(data: Path, 
     assert "done, without verification-published" in bench(*words, "--dry-run").output
     again = bench(*words)
     assert again.exit_code == 0
-    assert f"without verification-published, which was added later: remove {path} to run it again" in again.output
+    assert (
+        f"without verification-published, which was added later: remove {path} to run it again"
+        in again.output
+    )
     assert json.loads(path.read_text()) == result
 
 
@@ -210,24 +266,37 @@ def test_a_result_from_before_a_protocol_was_there_is_kept_and_told(data: Path, 
         (["--order", "4", "--seed", "7", "--seed", "2"], ["order4__seed7", "order4__seed2"]),
     ],
 )
-def test_orders_and_seeds_are_asked_for_by_number_or_one_by_one(words: list[str], planned: list[str]) -> None:
+def test_orders_and_seeds_are_asked_for_by_number_or_one_by_one(
+    words: list[str], planned: list[str]
+) -> None:
     shown = bench("run", "cifar100-10/7", "--method", "er", *words, "--dry-run")
-    assert [line.split()[-1].removeprefix("cifar100-10_7__er__") for line in shown.output.splitlines()] == planned
+    assert [
+        line.split()[-1].removeprefix("cifar100-10_7__er__") for line in shown.output.splitlines()
+    ] == planned
 
 
 @pytest.mark.parametrize("verb", ["list", "run", "table"])
 def test_every_verb_has_help_with_an_example(verb: str) -> None:
-    assert f"fixstar bench {verb}" in " ".join(bench(verb, "--help").output.split("Example")[-1].split())
+    assert f"fixstar bench {verb}" in " ".join(
+        bench(verb, "--help").output.split("Example")[-1].split()
+    )
 
 
 @pytest.mark.parametrize("columns", [80, 100, 240])
-def test_no_window_is_too_narrow_for_names_and_figures(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_window_is_too_narrow_for_names_and_figures(
+    columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    listed, table = bench("list").output, bench("table", "cifar100-10/7", "--results", RESULTS).output
+    listed, table = (
+        bench("list").output,
+        bench("table", "cifar100-10/7", "--results", RESULTS).output,
+    )
     assert "…" not in listed + table
     assert all(name in listed.split() for name in catalogue())
     benchmark = catalogue()["cifar100-10/7"]
-    lines = [line for line in compare(benchmark, read_results(benchmark, RESULTS)).lines if line.runs]
+    lines = [
+        line for line in compare(benchmark, read_results(benchmark, RESULTS)).lines if line.runs
+    ]
     assert len(lines) > 8
     for line in lines:
         assert f"{100 * line.ours['image']['AA'].mean:.2f}" in table

@@ -24,9 +24,14 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     labels = rng.integers(30, size=900)
     content = rng.standard_normal((30, 12))[labels] + 0.3 * rng.standard_normal((900, 12))
     turn = np.linalg.qr(rng.standard_normal((12, 12)))[0]
-    ids, names = np.array([f"item {row}" for row in range(900)]), np.array([f"class {label}" for label in labels])
+    ids, names = (
+        np.array([f"item {row}" for row in range(900)]),
+        np.array([f"class {label}" for label in labels]),
+    )
     for name, noise in (("poor", 2.0), ("good", 0.1)):
-        vectors = unit(content + noise * rng.standard_normal(content.shape)) @ (turn if name == "good" else np.eye(12))
+        vectors = unit(content + noise * rng.standard_normal(content.shape)) @ (
+            turn if name == "good" else np.eye(12)
+        )
         np.savez(folder / f"{name}.npz", vectors=vectors, ids=ids, labels=names)
         np.save(folder / f"{name}.npy", vectors)
     return folder
@@ -44,11 +49,19 @@ def test_a_better_model_is_written_and_applied(files: Path, tmp_path: Path) -> N
     assert "Use it: both sides, " in done.out
     for word in ("old model", "the one to beat", "stored mapped forward", "query mapped back"):
         assert word in done.out
-    for word in ("both sides, one model", "both sides, two models", "all re-embedded", "compatible"):
+    for word in (
+        "both sides, one model",
+        "both sides, two models",
+        "all re-embedded",
+        "compatible",
+    ):
         assert word in done.out
     made = load_translation(out)
     maps = made.about["maps"]
-    for word in (f"Maps: {maps['forward']} forward, {maps['backward']} backward, fitted on 540 pairs", "card.json"):
+    for word in (
+        f"Maps: {maps['forward']} forward, {maps['backward']} backward, fitted on 540 pairs",
+        "card.json",
+    ):
         assert word in done.out
     assert (made.source, made.target) == ("poor", "good")
     assert made.about["outcome"] == "pass"
@@ -58,7 +71,10 @@ def test_a_better_model_is_written_and_applied(files: Path, tmp_path: Path) -> N
     assert words[:2] == ["migrate", "plan"]
     planned = typed(*[str(tmp_path / word) if word == "TRANSLATED.npz" else word for word in words])
     assert planned.code == 0, planned.err
-    assert "Next: the same command with --out FILE.npz" in bridge(files / "poor.npz", files / "good.npz").out
+    assert (
+        "Next: the same command with --out FILE.npz"
+        in bridge(files / "poor.npz", files / "good.npz").out
+    )
     again = bridge(files / "poor.npz", files / "good.npz", "--out", out)
     assert again.code == 1
     assert "never overwritten" in again.err
@@ -72,19 +88,45 @@ def test_vectors_of_both_sides_are_mapped(files: Path, tmp_path: Path) -> None:
     for side, (mapped, space, part) in sides.items():
         assert part is not None
         into = tmp_path / f"{side}.npz"
-        words = ("bridge", files / "poor.npz", files / "good.npz", "--use", out, "--side", side, "--out", into)
+        words = (
+            "bridge",
+            files / "poor.npz",
+            files / "good.npz",
+            "--use",
+            out,
+            "--side",
+            side,
+            "--out",
+            into,
+        )
         used = typed(*words, "--json")
         assert used.json == {"file": str(into), "vectors": 900, "width": 12, "space": space}
         with np.load(into) as written, np.load(files / f"{mapped}.npz") as given:
             assert written["ids"].tolist() == given["ids"].tolist()
             np.testing.assert_allclose(written["vectors"], part(given["vectors"]), atol=1e-6)
         check_wording(typed(*words).err)
-    plain = ("bridge", files / "poor.npz", files / "good.npz", "--use", out, "--out", tmp_path / "default.npz")
+    plain = (
+        "bridge",
+        files / "poor.npz",
+        files / "good.npz",
+        "--use",
+        out,
+        "--out",
+        tmp_path / "default.npz",
+    )
     check_wording(typed(*plain).out)
 
 
 def test_one_model_per_query(files: Path) -> None:
-    done = typed("bridge", files / "poor.npz", files / "good.npz", "--kinds", "ridge", "--one-model", "--json")
+    done = typed(
+        "bridge",
+        files / "poor.npz",
+        files / "good.npz",
+        "--kinds",
+        "ridge",
+        "--one-model",
+        "--json",
+    )
     assert done.json["chosen"] == "both sides, one model"
     assert "both sides, two models" not in done.json["measured"]
 
@@ -124,11 +166,27 @@ def test_nothing_is_wider_than_80_columns(files: Path, label: str) -> None:
 def test_mistakes_are_one_line(files: Path, tmp_path: Path) -> None:
     cases: list[tuple[list[str | Path], str]] = [
         ([files / "absent.npz", files / "good.npz"], "absent.npz"),
-        (["mysql://host/db?table=x", files / "good.npz"], "postgresql://, qdrant://, chroma://, lancedb://"),
-        ([files / "poor.npz", files / "good.npz", "--out", tmp_path / "bridge.onnx"], "saved as FILE.npz"),
-        ([files / "poor.npz", files / "good.npz", "--use", files / "good.npz"], "name the file to write"),
         (
-            [files / "poor.npz", files / "good.npz", "--use", files / "good.npz", "--out", tmp_path / "mapped.npz"],
+            ["mysql://host/db?table=x", files / "good.npz"],
+            "postgresql://, qdrant://, chroma://, lancedb://",
+        ),
+        (
+            [files / "poor.npz", files / "good.npz", "--out", tmp_path / "bridge.onnx"],
+            "saved as FILE.npz",
+        ),
+        (
+            [files / "poor.npz", files / "good.npz", "--use", files / "good.npz"],
+            "name the file to write",
+        ),
+        (
+            [
+                files / "poor.npz",
+                files / "good.npz",
+                "--use",
+                files / "good.npz",
+                "--out",
+                tmp_path / "mapped.npz",
+            ],
             "it has no card.json",
         ),
         ([files / "poor.npz", "new.onnx"], "is a model: give images or texts"),
@@ -159,8 +217,17 @@ def test_relevant_items_in_a_file_of_qrels(files: Path, tmp_path: Path) -> None:
             np.savez(tmp_path / f"{name}.npz", vectors=whole["vectors"][300:], ids=ids[300:])
             np.save(tmp_path / f"{name}-queries.npy", whole["vectors"][:300])
         words.append(tmp_path / f"{name}.npz")
-    (tmp_path / "queries.jsonl").write_text("".join(f'{{"_id": "q {row}", "text": "?"}}\n' for row in range(300)))
-    words += ["--kinds", "ridge,rotation", "--relevant", qrels, "--queries-old", tmp_path / "poor-queries.npy"]
+    (tmp_path / "queries.jsonl").write_text(
+        "".join(f'{{"_id": "q {row}", "text": "?"}}\n' for row in range(300))
+    )
+    words += [
+        "--kinds",
+        "ridge,rotation",
+        "--relevant",
+        qrels,
+        "--queries-old",
+        tmp_path / "poor-queries.npy",
+    ]
     lacking = typed(*words)
     assert lacking.code == 1
     check_wording(lacking.err)
@@ -190,22 +257,32 @@ def test_the_table_stays_one_at_80_columns(files: Path) -> None:
 def text_models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     """Two small models of texts that never met."""
     folder = tmp_path_factory.mktemp("models")
-    return f"hf:{bert_folder(folder / 'old')}", f"st:{bert_folder(folder / 'new', seed=1, pooling='mean_tokens')}"
+    return (
+        f"hf:{bert_folder(folder / 'old')}",
+        f"st:{bert_folder(folder / 'new', seed=1, pooling='mean_tokens')}",
+    )
 
 
-def test_models_of_texts_embed_a_file_of_texts(text_models: tuple[str, str], tmp_path: Path) -> None:
+def test_models_of_texts_embed_a_file_of_texts(
+    text_models: tuple[str, str], tmp_path: Path
+) -> None:
     notes = write_jsonl(tmp_path / "notes.jsonl", topic_texts(60))
     with notes.open("a") as file:
         file.write('{"id": "cut\n')
     done = bridge(*text_models, "--images", notes, "--json")
     assert done.code in (0, 2, 3), done.err
     found = json.loads(done.out)
-    assert (found["fitted_on"], found["evidence"]) == ("144 pairs and 24 queries", "labels")  # 60 % of 240 texts
+    assert (found["fitted_on"], found["evidence"]) == (
+        "144 pairs and 24 queries",
+        "labels",
+    )  # 60 % of 240 texts
     assert "1 text left out, such as" in done.err
     assert "line 241" in done.err
 
 
-def test_a_folder_of_texts_is_labelled_by_its_folders(text_models: tuple[str, str], tmp_path: Path) -> None:
+def test_a_folder_of_texts_is_labelled_by_its_folders(
+    text_models: tuple[str, str], tmp_path: Path
+) -> None:
     for row, (text, label) in enumerate(topic_texts(20)):
         (tmp_path / label).mkdir(exist_ok=True)
         (tmp_path / label / f"{row}.txt").write_text(text)

@@ -24,12 +24,16 @@ from fixstar.models import Encoder
 from fixstar.workspace import Workspace
 from fixstar.workspace.held_out import held_out_images
 
-TINY = shlex.split("--backbone tiny --method hoc --capacity 20 --batch-size 8 --replay 2 --epochs 1")
+TINY = shlex.split(
+    "--backbone tiny --method hoc --capacity 20 --batch-size 8 --replay 2 --epochs 1"
+)
 
 
 def fixstar(*words: str | Path, code: int = 0) -> str:
     """Standard output; expected errors come out as they were raised."""
-    result = CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "200"}, catch_exceptions=False)
+    result = CliRunner().invoke(
+        app, [str(word) for word in words], env={"COLUMNS": "200"}, catch_exceptions=False
+    )
     assert result.exit_code == code, result.output
     return result.stdout
 
@@ -73,17 +77,26 @@ def answer(*words: str | Path, code: int = 0) -> Any:
     return json.loads(fixstar("check", *words, "--json", code=code))
 
 
-def test_named_images_are_those_of_all_later_checks_and_must_not_change(space: Path, shop: Path) -> None:
+def test_named_images_are_those_of_all_later_checks_and_must_not_change(
+    space: Path, shop: Path
+) -> None:
     folder = Path(shutil.copytree(shop / "more", space.parent / "autumn"))
     named = answer("v2", "-w", space, "--data", folder, "--name", "autumn", "--no-report", code=3)
     later = answer("v3", "-w", space, "--no-report", code=2)
     assert named["data"] == later["data"]
-    assert (later["data"]["name"], later["data"]["source"], later["data"]["images"]) == ("autumn", "named", 120)
+    assert (later["data"]["name"], later["data"]["source"], later["data"]["images"]) == (
+        "autumn",
+        "named",
+        120,
+    )
     assert "autumn" in fixstar("check", "v3", "--history", "-w", space)
     held_out = answer("v2", "-w", space, "--name", "held-out", "--no-report", code=3)
     assert held_out["data"]["source"] == "held out"
     assert answer("v2", "-w", space, "--no-report", code=3)["data"] == held_out["data"]
-    assert answer("v2", "-w", space, "--name", "autumn", "--no-report", code=3)["data"] == named["data"]
+    assert (
+        answer("v2", "-w", space, "--name", "autumn", "--no-report", code=3)["data"]
+        == named["data"]
+    )
     image = folder / "u" / "0.png"
     content = image.read_bytes()
     image.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))  # of the same size
@@ -114,7 +127,10 @@ def test_a_workspace_that_cannot_be_written_is_refused_before_the_work(
     monkeypatch.setattr(os, "access", access)
     monkeypatch.setattr(Workspace, "features", embed)
     monkeypatch.setattr(ImageSet, "fingerprint", embed)
-    for words, folder in (([], "checks"), (["--data", str(shop / "more"), "--name", "autumn"], "held-out")):
+    for words, folder in (
+        ([], "checks"),
+        (["--data", str(shop / "more"), "--name", "autumn"], "held-out"),
+    ):
         with pytest.raises(FixstarError, match=rf"space/{folder} cannot be written"):
             fixstar("check", "v2", "-w", space, *words)
     assert "never checked" in fixstar("check", "v2", "--history", "-w", space)
@@ -132,14 +148,21 @@ def test_a_search_lists_what_is_probably_not_in_the_catalogue(space: Path, shop:
     check_wording(told)
     assert "fixstar check v1 --data" in told  # a check of what is held out measures too little
     checked = answer("v1", "-w", space, "--data", shop / "more", "--no-report")
-    assert 0 < checked["thresholds"]["v1"]["false_alarms"] <= 0.05 < checked["thresholds"]["v1"]["detected"]
+    assert (
+        0
+        < checked["thresholds"]["v1"]["false_alarms"]
+        <= 0.05
+        < checked["thresholds"]["v1"]["detected"]
+    )
     noise = space.parent / "noise.png"
     pixels = np.kron(np.eye(2), np.ones((10, 10)))[..., None] * [255, 0, 0]
     Image.fromarray(pixels.astype(np.uint8)).save(noise)
     told = json.loads(fixstar("search", image, noise, "-k", "30", "-w", space, "--json"))
     least = told["thresholds"]["v1"]
     for query in told["queries"]:
-        assert [hit["unlikely"] for hit in query["hits"]] == [hit["score"] < least for hit in query["hits"]]
+        assert [hit["unlikely"] for hit in query["hits"]] == [
+            hit["score"] < least for hit in query["hits"]
+        ]
     assert not told["queries"][0]["hits"][0]["unlikely"]
     for query, picture in zip(told["queries"], (image, noise), strict=True):
         unlikely = all(hit["unlikely"] for hit in query["hits"])
@@ -150,7 +173,9 @@ def test_a_search_lists_what_is_probably_not_in_the_catalogue(space: Path, shop:
 
 def test_no_word_and_no_figure_of_the_table_is_cut_at_80_columns(space: Path, shop: Path) -> None:
     words = ["check", "v3", "-w", str(space), "--data", str(shop / "more"), "--no-report"]
-    wide, narrow = (CliRunner().invoke(app, words, env={"COLUMNS": columns}).stdout for columns in ("200", "80"))
+    wide, narrow = (
+        CliRunner().invoke(app, words, env={"COLUMNS": columns}).stdout for columns in ("200", "80")
+    )
     assert "incompatible" in wide
     assert "…" not in narrow
     table = next(line for line in wide.splitlines() if "incompatible" in line)
@@ -187,9 +212,19 @@ def test_no_difference_is_no_gain_unless_a_tolerance_allows_it(space: Path, shop
     assert again
     assert all(arguments["data"] is ... for arguments in again)  # not those that training held out
     found = answer("v2", "-w", space, "--data", shop / "more", "--tolerance", "0.1", "--no-report")
-    assert (found["outcome"], found["queries"], found["gallery"], found["tolerance"]) == ("pass", 60, 60, 0.1)
+    assert (found["outcome"], found["queries"], found["gallery"], found["tolerance"]) == (
+        "pass",
+        60,
+        60,
+        0.1,
+    )
     (cell,) = found["cells"]
-    assert (cell["version"], cell["differing"], cell["negative_flips"], cell["verdict"]) == ("v1", 0, 0, "compatible")
+    assert (cell["version"], cell["differing"], cell["negative_flips"], cell["verdict"]) == (
+        "v1",
+        0,
+        0,
+        "compatible",
+    )
     assert found["data"]["source"] == "given"
     assert len(found["data"]["fingerprint"]) == 64
     assert json.loads((space / "checks" / "v2.json").read_text())["outcome"] == "pass"
@@ -232,7 +267,10 @@ def test_a_translation_is_fitted_on_images_and_judged_by_queries_that_did_not_ch
     assert (found["queries"], cell["negative_flips"]) == (30, 0)  # the other 30 chose
     assert plain["negative_flips"] > 0
     given = answer(*words, "--weight", "0.5", code=3)
-    assert (given["queries"], given["cells"][0]["weight"]) == (60, 0.5)  # there was nothing to choose
+    assert (given["queries"], given["cells"][0]["weight"]) == (
+        60,
+        0.5,
+    )  # there was nothing to choose
     shown = fixstar("check", *words, "--weight", "0.5", "--tolerance", "0.1")
     assert "v1's vectors are asked by v3 and v1: one more forward pass per query" in shown
     assert f"fixstar deploy v3 -w {space}\n" in shown
@@ -240,7 +278,9 @@ def test_a_translation_is_fitted_on_images_and_judged_by_queries_that_did_not_ch
     assert moved["translations"].keys() == {"v1"}
 
 
-def test_a_refusal_without_a_translation_does_not_outweigh_a_check_with_one(space: Path, shop: Path) -> None:
+def test_a_refusal_without_a_translation_does_not_outweigh_a_check_with_one(
+    space: Path, shop: Path
+) -> None:
     words: list[str | Path] = ["v3", "-w", space, "--data", shop / "more", "--no-report"]
     assert answer(*words, code=2)["queries"] == 60
     found = answer(*words, "--images", shop / "first", "--tolerance", "0.2")
@@ -286,7 +326,9 @@ def test_without_images_it_says_what_to_type(space: Path, tmp_path: Path) -> Non
     shutil.rmtree(space / "held-out")
     shown = fixstar("check", "v2", "-w", space, code=3)
     assert "fixstar check v2 --data LABELLED_IMAGES" in " ".join(shown.split())
-    assert answer("v1", "-w", space)["outcome"] == "pass"  # there is nothing else to be compatible with
+    assert (
+        answer("v1", "-w", space)["outcome"] == "pass"
+    )  # there is nothing else to be compatible with
     found = answer("v2", "-w", space, "--data", draw(tmp_path / "single", "pq", 1), code=3)
     check_wording(found["reasons"][0])
     assert (found["self_test"], found["queries"]) == (None, 0)

@@ -24,7 +24,9 @@ from fixstar.cli.app import GROUPS, app
 from fixstar.models import Encoder
 from fixstar.wording import percent
 
-TRAIN = shlex.split("--backbone tiny --method hoc --capacity 20 --batch-size 8 --replay 3 --learning-rate 0.01")
+TRAIN = shlex.split(
+    "--backbone tiny --method hoc --capacity 20 --batch-size 8 --replay 3 --learning-rate 0.01"
+)
 
 
 def draw(folder: Path, names: str, per_class: int = 8) -> Path:
@@ -47,7 +49,9 @@ def shop(tmp_path: Path) -> Path:
 
 def test_from_folders_of_images_to_a_measured_upgrade(shop: Path, tmp_path: Path) -> None:
     """init, train, upgrade, evaluate: the story as far as it goes."""
-    first, second, held_out = (draw(tmp_path / n, names) for n, names in (("a", "abc"), ("b", "de"), ("c", "xyz")))
+    first, second, held_out = (
+        draw(tmp_path / n, names) for n, names in (("a", "abc"), ("b", "de"), ("c", "xyz"))
+    )
     trained = typed("train", first, "-w", shop, *TRAIN, "--epochs", "2")
     assert trained.code == 0, trained.err
     assert "v1 is in" in trained.out
@@ -55,7 +59,9 @@ def test_from_folders_of_images_to_a_measured_upgrade(shop: Path, tmp_path: Path
     upgraded = typed("upgrade", second, "-w", shop, "--json")
     assert upgraded.code == 0, upgraded.err
     assert upgraded.json["version"] == "v2"
-    evaluated = typed("evaluate", held_out, "-w", shop, "--json", "--picture", tmp_path / "matrix.png")
+    evaluated = typed(
+        "evaluate", held_out, "-w", shop, "--json", "--picture", tmp_path / "matrix.png"
+    )
     assert evaluated.code == 0, evaluated.err
     result = evaluated.json
     assert result["versions"] == ["v1", "v2"]
@@ -80,7 +86,9 @@ def test_after_kill_9_the_same_command_ends_with_the_same_weights(tmp_path: Path
     assert not (tmp_path / "cut" / "versions").exists()
     resumed = typed(*words, "-w", tmp_path / "cut")
     assert resumed.code == 0, resumed.err
-    a, b = (Encoder.load(tmp_path / name / "versions" / "v1").state_dict() for name in ("whole", "cut"))
+    a, b = (
+        Encoder.load(tmp_path / name / "versions" / "v1").state_dict() for name in ("whole", "cut")
+    )
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
@@ -96,7 +104,9 @@ def test_ctrl_c_says_how_to_resume(shop: Path, tmp_path: Path) -> None:
     assert "32 images of 4 classes: a, b, c, d" in errors
 
 
-def test_a_retried_upgrade_makes_no_second_version_and_a_lost_one_is_noticed(shop: Path, tmp_path: Path) -> None:
+def test_a_retried_upgrade_makes_no_second_version_and_a_lost_one_is_noticed(
+    shop: Path, tmp_path: Path
+) -> None:
     first, second = draw(tmp_path / "a", "ab"), draw(tmp_path / "b", "cd")
     assert typed("train", first, "-w", shop, *TRAIN, "--epochs", "1").code == 0
     assert typed("upgrade", second, "-w", shop).code == 0
@@ -136,7 +146,9 @@ def test_a_retried_upgrade_makes_no_second_version_and_a_lost_one_is_noticed(sho
         (["init", "/proc/nowhere"], "No such file or directory"),
     ],
 )
-def test_mistakes_get_one_line_that_says_what_to_do(shop: Path, tmp_path: Path, words: list[str], message: str) -> None:
+def test_mistakes_get_one_line_that_says_what_to_do(
+    shop: Path, tmp_path: Path, words: list[str], message: str
+) -> None:
     images = draw(tmp_path / "images", "abc", per_class=3)
     filled = [word.format(images=images, shop=shop, tmp=tmp_path) for word in words]
     result = typed(*filled)
@@ -160,15 +172,23 @@ def test_a_broken_image_is_named_and_can_be_left_out(shop: Path, tmp_path: Path)
     assert "--bad-images skip" in typed("evaluate", images, "-w", shop).err
     measured = typed("evaluate", images, "-w", shop, "--bad-images", "skip", "--json")
     assert len(measured.json["matrix"]) == 1
-    for wrong, message in (("matrix.xyz", ".png"), ("nodir/matrix.png", "no directory"), ("m.png", "two versions")):
-        refused = typed("evaluate", images, "-w", shop, "--bad-images", "skip", "--picture", tmp_path / wrong)
+    for wrong, message in (
+        ("matrix.xyz", ".png"),
+        ("nodir/matrix.png", "no directory"),
+        ("m.png", "two versions"),
+    ):
+        refused = typed(
+            "evaluate", images, "-w", shop, "--bad-images", "skip", "--picture", tmp_path / wrong
+        )
         assert refused.code == 1
         assert message in refused.err
     alone = typed("upgrade", draw(tmp_path / "more", "xy"), "-w", shop, "--method", "cores")
     assert "3 classes of v1 are not among these" in alone.err
 
 
-def test_a_first_version_can_stay_compatible_with_vectors_of_another_system(shop: Path, tmp_path: Path) -> None:
+def test_a_first_version_can_stay_compatible_with_vectors_of_another_system(
+    shop: Path, tmp_path: Path
+) -> None:
     images, file = draw(tmp_path / "a", "abc"), tmp_path / "old.npz"
     vectors = np.eye(3, 8, dtype=np.float32)[[0, 0, 1, 2]]
     np.savez(file, vectors=vectors, classes=np.array(["a", "a", "b", "gone"]))

@@ -63,10 +63,16 @@ def test_status_of_a_workspace_before_and_after_training(path: Path, tmp_path: P
     assert shown[3] == ["v3", "v2", made[2], "hoc", "tiny", "3", "0", "not", "checked"]
     assert shown[4] == ["v1", "is", "deployed"]
     status = typed("status", "-w", path, "--json").json
-    assert (status["deployed"], status["previous"], status["checks"]) == ("v1", None, {"v2": "pass"})
+    assert (status["deployed"], status["previous"], status["checks"]) == (
+        "v1",
+        None,
+        {"v2": "pass"},
+    )
     assert status["vectors"]["v1"] == 24
     other = {"source": "given", "name": "autumn", "fingerprint": "autumn"}
-    save_check(path, Check("v3", "refuse", (), (), 0.4, 500, 500, 0.95, 0.0, other, when="2026-01-01"))
+    save_check(
+        path, Check("v3", "refuse", (), (), 0.4, 500, 500, 0.95, 0.0, other, when="2026-01-01")
+    )
     mixed = typed("status", "-w", path).out
     assert "Figures of one set of images (autumn)" in mixed
     rows = [line.split() for line in mixed.splitlines()]
@@ -90,7 +96,9 @@ def test_deploy_search_and_roll_back(path: Path, photos: Path) -> None:
     assert back.code == 0
     check_wording(back.out)
     assert "8 vectors made by v2" in back.out
-    assert f"fixstar deploy v2 -w {path}   # back to v2\n      fixstar check v1 -w {path}" in back.out
+    assert (
+        f"fixstar deploy v2 -w {path}   # back to v2\n      fixstar check v1 -w {path}" in back.out
+    )
     again = typed("rollback", "-w", path)
     assert (again.code, again.out) == (1, "")
     check_wording(again.err)
@@ -115,13 +123,20 @@ def test_a_forced_deployment_is_marked(path: Path) -> None:
     assert "v3 *" in shown
     assert "v3 is deployed since 2" in shown
     assert "FORCED, without a passed check: agreed with the search team" in shown
-    assert typed("status", "-w", path, "--json").json["deployment"]["reason"] == "agreed with the search team"
+    assert (
+        typed("status", "-w", path, "--json").json["deployment"]["reason"]
+        == "agreed with the search team"
+    )
 
 
-def test_a_rollback_does_not_call_unchecked_what_is_not_searched(path: Path, tmp_path: Path) -> None:
+def test_a_rollback_does_not_call_unchecked_what_is_not_searched(
+    path: Path, tmp_path: Path
+) -> None:
     with Workspace(path) as space:
         width = space.registry.encoder("v1").feature_dim
-    np.savez(tmp_path / "other.npz", ids=np.array(["a", "b"]), vectors=np.eye(2, width, dtype=np.float32))
+    np.savez(
+        tmp_path / "other.npz", ids=np.array(["a", "b"]), vectors=np.eye(2, width, dtype=np.float32)
+    )
     assert typed("gallery", "import", tmp_path / "other.npz", "--as", "other", "-w", path).code == 0
     typed("deploy", "v2", "--force", "test", "-w", path)
     back = typed("rollback", "-w", path)
@@ -135,7 +150,9 @@ def test_what_a_move_puts_out_of_reach_is_told(path: Path) -> None:
     with Workspace(path, "cpu") as space:
         foreign(space)
         back = Map.linear(np.eye(7, 5))
-        space.translations.keep(Translation("other", "v2", backward=back, one=0.0, about={"fit": "test"}))
+        space.translations.keep(
+            Translation("other", "v2", backward=back, one=0.0, about={"fit": "test"})
+        )
     assert typed("deploy", "v2", "--force", "test", "-w", path, "--json").json["left_out"] == {}
     rolled = typed("rollback", "-w", path)
     assert rolled.out == (
@@ -209,7 +226,9 @@ def test_pairs_let_imported_vectors_be_searched(path: Path, tmp_path: Path) -> N
     check_wording(before.err)
     unsure = typed("check", "v1", "--pairs", tmp_path / "pairs.npz", "-w", path)
     assert unsure.code == 3, unsure.err
-    assert "MISSING EVIDENCE: v1 is neither passed nor refused" in unsure.out  # pairs without labels judge nothing
+    assert (
+        "MISSING EVIDENCE: v1 is neither passed nor refused" in unsure.out
+    )  # pairs without labels judge nothing
     assert "old-system's vectors are asked by v1 alone" in typed("status", "-w", path).out
     like = typed("search", "--like", "hat/1.png", "-k", "40", "-w", path, "--json").json
     scores = {hit["id"]: hit["score"] for hit in like["queries"][0]["hits"]}
@@ -227,7 +246,11 @@ def test_room_for_more_classes(path: Path) -> None:
     shown = typed("grow", "10", "-w", path)
     assert shown.code == 0, shown.err
     check_wording(shown.out)
-    assert typed("grow", "5", "-w", path, "--json").json == {"added": [10, 5], "capacity": 23, "classes": 3}
+    assert typed("grow", "5", "-w", path, "--json").json == {
+        "added": [10, 5],
+        "capacity": 23,
+        "classes": 3,
+    }
     few = typed("grow", "1", "-w", path)
     assert (few.code, few.out) == (1, "")
     assert typed("grow", "--json", "-w", path).code == 64  # how many is missing
@@ -237,7 +260,9 @@ def test_room_for_more_classes(path: Path) -> None:
 def test_only_a_simplex_is_promised_to_grow(tmp_path: Path) -> None:
     Workspace.create(tmp_path)
     assert typed("grow", "10", "-w", tmp_path).code == 1  # there is no version yet
-    Encoder.create("tiny", classes=["a"], classifier="orthoplex", capacity=8).save(tmp_path / "versions" / "v1")
+    Encoder.create("tiny", classes=["a"], classifier="orthoplex", capacity=8).save(
+        tmp_path / "versions" / "v1"
+    )
     refused = typed("grow", "10", "-w", tmp_path)
     assert (refused.code, (tmp_path / "growth.json").exists()) == (1, False)
     check_wording(refused.err)
@@ -257,7 +282,11 @@ def test_rotated_classes_are_not_promised_room_in_a_second_simplex(tmp_path: Pat
 def test_who_owns_which_slot(path: Path, tmp_path: Path) -> None:
     shown = typed("slots", "-w", path)
     check_wording(shown.out)
-    assert [line.split() for line in shown.out.splitlines()[1:]] == [["0", "bag"], ["1", "hat"], ["2", "shoe"]]
+    assert [line.split() for line in shown.out.splitlines()[1:]] == [
+        ["0", "bag"],
+        ["1", "hat"],
+        ["2", "shoe"],
+    ]
     written = typed("slots", "-w", path, "--out", tmp_path / "new" / "slots.json")
     assert f"written: {tmp_path / 'new' / 'slots.json'}" in written.out
     kept = json.loads((tmp_path / "new" / "slots.json").read_text())
@@ -288,7 +317,9 @@ def filled(command: list[str], photos: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("way", ["index", "gallery"])
-def test_each_way_that_a_refused_drop_suggests_leads_to_the_drop(path: Path, photos: Path, way: str) -> None:
+def test_each_way_that_a_refused_drop_suggests_leads_to_the_drop(
+    path: Path, photos: Path, way: str
+) -> None:
     """v3 was tried on a part of the gallery, and v1 is deployed again."""
     with Workspace(path, "cpu") as space:
         passed_with_two_models(space, "v3")
@@ -305,10 +336,16 @@ def test_each_way_that_a_refused_drop_suggests_leads_to_the_drop(path: Path, pho
     assert dropped.code == 0, dropped.err
 
 
-def test_a_version_that_a_rollback_needs_goes_after_the_steps_that_are_named(path: Path, photos: Path) -> None:
+def test_a_version_that_a_rollback_needs_goes_after_the_steps_that_are_named(
+    path: Path, photos: Path
+) -> None:
     typed("deploy", "v2", "--force", "a test", "-w", path)
     commands = suggested(typed("drop", "v1", "-w", path))
-    assert [command[:2] for command in commands] == [["deploy", "v3"], ["backfill", "--budget"], ["gallery", "delete"]]
+    assert [command[:2] for command in commands] == [
+        ["deploy", "v3"],
+        ["backfill", "--budget"],
+        ["gallery", "delete"],
+    ]
     for command in commands[:2]:
         done = typed(*filled(command, photos))
         assert done.code == 0, done.err
@@ -360,7 +397,10 @@ def test_only_what_nothing_needs_is_retired(path: Path) -> None:
 
 def test_a_retired_version_and_a_refusal_say_what_is_next(path: Path) -> None:
     assert f"Next: fixstar status -w {path}" in typed("retire", "v2", "-w", path).out
-    assert f'Next: fixstar deploy v3 --force "REASON" -w {path}' in typed("retire", "v1", "-w", path).err
+    assert (
+        f'Next: fixstar deploy v3 --force "REASON" -w {path}'
+        in typed("retire", "v1", "-w", path).err
+    )
     typed("deploy", "v3", "--force", "a test", "-w", path)
     for verb in ("retire", "drop"):
         refused = typed(verb, "v1", "-w", path)
@@ -386,7 +426,9 @@ def test_queries_by_two_models_are_deployed_shown_and_taken_back(path: Path, pho
     assert typed("status", "-w", path, "--json").json["searched_by"] == {"v1": ["v2", "v1"]}
     found = typed("search", photos / "hat" / "1.png", "-k", "1", "-w", path, "--json").json
     assert (found["version"], found["models"]) == ("v2", ["v2", "v1"])
-    off = typed("deploy", "v2", "--queries", "one", "--force", "too slow", "-w", path, "--json").json
+    off = typed(
+        "deploy", "v2", "--queries", "one", "--force", "too slow", "-w", path, "--json"
+    ).json
     assert (off["version"], off["searched_by"]) == ("v2", {"v1": ["v2"]})
     back = typed("rollback", "-w", path)
     assert back.out.startswith("v2 is deployed again\n" + told)

@@ -120,10 +120,14 @@ def pairs(width: int) -> None:
         for name in names:
             np.savez(name, vectors=vectors, ids=ids)
         letter = names[1].removeprefix("docs-")
-        np.savez(f"queries-{letter}", vectors=vectors[:200:5], ids=np.char.add("query-", ids[:200:5]))
+        np.savez(
+            f"queries-{letter}", vectors=vectors[:200:5], ids=np.char.add("query-", ids[:200:5])
+        )
     labels = [f"{item},{label}" for item, label in zip(ids, classes, strict=True)]
     Path("labels.csv").write_text("\n".join(["id,label", *labels]) + "\n")
-    asked = ids[:200:5]  # items that are relevant to a query are not fitted on: half of the classes are not asked for
+    asked = ids[
+        :200:5
+    ]  # items that are relevant to a query are not fitted on: half of the classes are not asked for
     relevant = [
         f"query-{query}\t{item}\t1"
         for query, label in zip(asked, classes[:200:5], strict=True)
@@ -193,7 +197,11 @@ LEFT_OUT = {  # beginnings of lines that are not typed, and why
 # --- typing
 
 
-ANSWERS = {"check": (0, 2, 3), "bridge": (0, 3), "judge": (0, 2, 3)}  # exit codes that are no errors
+ANSWERS = {
+    "check": (0, 2, 3),
+    "bridge": (0, 3),
+    "judge": (0, 2, 3),
+}  # exit codes that are no errors
 SHORT = {
     "train": "--epochs 1 --batch-size 8 --capacity 100",
     "upgrade": "--epochs 1 --try off",
@@ -228,7 +236,9 @@ def run(line: str) -> None:
     """Type a line of a page. What is not an answer is a failure."""
     verb, *words = shortened(line)
     ended = typed(verb, *words)
-    assert ended.code in ANSWERS.get(verb, (0,)), f"{line} -> {ended.code}\n{ended.out[-1500:]}{ended.err[-1500:]}"
+    assert ended.code in ANSWERS.get(verb, (0,)), (
+        f"{line} -> {ended.code}\n{ended.out[-1500:]}{ended.err[-1500:]}"
+    )
     assert "Traceback" not in ended.err, line
     if verb == "check":
         let_pass(Path(words[words.index("-w") + 1]), words[0])
@@ -245,11 +255,17 @@ def let_pass(place: Path, version: str) -> None:
 def commands(page: Page) -> list[str]:
     """The lines of a page that are typed: neither output nor comments."""
     shown = [line for line in lines(ROOT / page.file) if not line.startswith("#")]
-    return [line for line in shown if line.startswith("fixstar ") and not line.startswith(tuple(LEFT_OUT))]
+    return [
+        line
+        for line in shown
+        if line.startswith("fixstar ") and not line.startswith(tuple(LEFT_OUT))
+    ]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.file)
-def test_the_commands_of_a_page_run_in_their_order(page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_of_a_page_run_in_their_order(
+    page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     page.prepare()
     typed_lines = commands(page)

@@ -58,8 +58,14 @@ def test_a_workspace_in_order_and_a_damaged_one(tmp_path: Path) -> None:
     with open_gallery(str(tmp_path / "shop" / "gallery.db")) as gallery:
         gallery.create_version("old", 2)
         gallery.upsert("old", ["a"], np.eye(2, dtype=np.float32)[:1])
-    whole = json.loads(CliRunner().invoke(app, ["doctor", "-w", str(tmp_path / "shop"), "--json"]).output)
-    assert (whole["workspace"]["vectors"], whole["workspace"]["writable"], whole["problems"]) == (1, True, [])
+    whole = json.loads(
+        CliRunner().invoke(app, ["doctor", "-w", str(tmp_path / "shop"), "--json"]).output
+    )
+    assert (whole["workspace"]["vectors"], whole["workspace"]["writable"], whole["problems"]) == (
+        1,
+        True,
+        [],
+    )
     (tmp_path / "shop" / "gallery.db").write_bytes(b"not a database at all" * 100)
     told = CliRunner().invoke(app, ["doctor", "-w", str(tmp_path / "shop"), "--json"])
     assert told.exit_code == 1

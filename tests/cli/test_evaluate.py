@@ -34,7 +34,9 @@ QUERY_LABELS, GALLERY_LABELS = np.arange(200) % 5, np.arange(100) % 5
 def fixstar(*words: str | Path, columns: int = 200) -> str:
     """Standard output; expected errors come out as they were raised."""
     environment = {"COLUMNS": str(columns)}
-    result = CliRunner().invoke(app, [str(word) for word in words], env=environment, catch_exceptions=False)
+    result = CliRunner().invoke(
+        app, [str(word) for word in words], env=environment, catch_exceptions=False
+    )
     assert result.exit_code == 0, result.output
     return result.stdout
 
@@ -56,7 +58,9 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 pixels = (colour + rng.integers(0, 100, (20, 30, 3))).astype(np.uint8)
                 Image.fromarray(pixels).save(folder / part / name / f"{i}.png")
     fixstar("init", folder / "space")
-    tiny = shlex.split("--backbone tiny --method hoc --capacity 20 --batch-size 8 --replay 3 --epochs 1")
+    tiny = shlex.split(
+        "--backbone tiny --method hoc --capacity 20 --batch-size 8 --replay 3 --epochs 1"
+    )
     fixstar("train", folder / "first", "-w", folder / "space", *tiny, "--json")
     fixstar("upgrade", folder / "second", "-w", folder / "space", "--json")
     return folder
@@ -67,7 +71,10 @@ def features(seed: int = 0, widths: tuple[int, int] = (6, 6)) -> list[VersionFea
     centres = rng.normal(size=(5, max(widths)))
 
     def embed(name: str, d: int, noise: float) -> VersionFeatures:
-        q, g = (centres[y][:, :d] + noise * rng.normal(size=(len(y), d)) for y in (QUERY_LABELS, GALLERY_LABELS))
+        q, g = (
+            centres[y][:, :d] + noise * rng.normal(size=(len(y), d))
+            for y in (QUERY_LABELS, GALLERY_LABELS)
+        )
         return VersionFeatures(name, q, g)
 
     return [embed("old", widths[0], 1.6), embed("new", widths[1], 0.8)]
@@ -87,8 +94,17 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return ["--features", "old=old.npz", "--features", "new=new.npz", "--labels", "labels.npz"]
 
 
-def test_an_open_set_search_leaves_every_second_class_out_of_the_gallery(shop: Path, tmp_path: Path) -> None:
-    words = ("-w", shop / "space", "--protocol", "TPIR@FPIR=0.5", "--split-file", tmp_path / "split.npz")
+def test_an_open_set_search_leaves_every_second_class_out_of_the_gallery(
+    shop: Path, tmp_path: Path
+) -> None:
+    words = (
+        "-w",
+        shop / "space",
+        "--protocol",
+        "TPIR@FPIR=0.5",
+        "--split-file",
+        tmp_path / "split.npz",
+    )
     assert [len(row) for row in answer(shop / "held-out", *words)["matrix"]] == [1, 2]
     rows = np.load(tmp_path / "split.npz")
     labels = np.arange(40) // 8
@@ -100,11 +116,14 @@ def test_features_of_another_system_in_both_layouts(files: list[str]) -> None:
     found = answer(*files)
     expected = cross_test(features(), QUERY_LABELS, GALLERY_LABELS, "image")
     assert found["versions"] == ["old", "new"]
-    assert [value for row in found["matrix"] for value in row] == expected.matrix[np.tril_indices(2)].tolist()
+    assert [value for row in found["matrix"] for value in row] == expected.matrix[
+        np.tril_indices(2)
+    ].tolist()
     cell = verdicts(expected)[1, 0]
-    assert [found["cells"][0][key] for key in ("query", "gallery", "difference", "low", "high", "verdict")] == [
-        *("new", "old", cell.mean, cell.low, cell.high, cell.verdict)
-    ]
+    assert [
+        found["cells"][0][key]
+        for key in ("query", "gallery", "difference", "low", "high", "verdict")
+    ] == [*("new", "old", cell.mean, cell.low, cell.high, cell.verdict)]
     pairs = [
         "--features",
         "old=old-q.npy,old-g.npy",
@@ -129,7 +148,11 @@ def test_confidence_and_classes_change_the_evidence(files: list[str]) -> None:
     expected = cross_test(features(), QUERY_LABELS, GALLERY_LABELS, "image")
     found = answer(*files, "--confidence", "0.999", "--by-class")
     cell = verdicts(expected, confidence=0.999, clusters=QUERY_LABELS)[1, 0]
-    assert (found["cells"][0]["low"], found["confidence"], found["by_class"]) == (cell.low, 0.999, True)
+    assert (found["cells"][0]["low"], found["confidence"], found["by_class"]) == (
+        cell.low,
+        0.999,
+        True,
+    )
     assert found["cells"][0]["differing"] == cell.differing <= 5
     mean_precision = answer(*files, "--protocol", "map", "--by-class")
     assert mean_precision["cells"][0]["differing"] <= 5
@@ -139,9 +162,13 @@ def test_verification_keeps_its_pairs(files: list[str], tmp_path: Path) -> None:
     words = [*files, "--protocol", "verification", "--pairs-file", "pairs.npz", "--seed", "3"]
     found = answer(*words, "--by-class")
     labels = np.concatenate([QUERY_LABELS, GALLERY_LABELS])
-    count = len(labels) // 2 - len(labels) // 2 % 10  # no more than half as many pairs of a kind as images
+    count = (
+        len(labels) // 2 - len(labels) // 2 % 10
+    )  # no more than half as many pairs of a kind as images
     pairs = sample_pairs(labels, count, count, 3)
-    both = [VersionFeatures(v.name, *2 * (np.concatenate([v.queries, v.gallery]),)) for v in features()]
+    both = [
+        VersionFeatures(v.name, *2 * (np.concatenate([v.queries, v.gallery]),)) for v in features()
+    ]
     expected = cross_test(both, labels, labels, "verification", pairs=pairs)
     assert found["answers"] == 2 * count
     assert found["matrix"][1] == expected.matrix[1].tolist()
@@ -159,10 +186,20 @@ def test_verification_keeps_its_pairs(files: list[str], tmp_path: Path) -> None:
 
 def test_one_set_as_queries_and_gallery_is_verified_once(files: list[str]) -> None:
     np.savez(
-        "same.npz", queries=QUERY_LABELS[:, None] + np.ones((200, 3)), gallery=QUERY_LABELS[:, None] + np.ones((200, 3))
+        "same.npz",
+        queries=QUERY_LABELS[:, None] + np.ones((200, 3)),
+        gallery=QUERY_LABELS[:, None] + np.ones((200, 3)),
     )
     np.savez("labels.npz", query_labels=QUERY_LABELS, gallery_labels=QUERY_LABELS)
-    answer("--features", "a=same.npz", *files[-2:], "--protocol", "verification", "--pairs-file", "p.npz")
+    answer(
+        "--features",
+        "a=same.npz",
+        *files[-2:],
+        "--protocol",
+        "verification",
+        "--pairs-file",
+        "p.npz",
+    )
     with np.load("p.npz") as pairs:
         assert max(pairs["first"].max(), pairs["second"].max()) < 200
 
@@ -190,7 +227,10 @@ def test_widths_that_differ_need_a_word(files: list[str]) -> None:
         answer(*files)
     shared = [replace(version, shared_components=True) for version in wide]
     expected = cross_test(shared, QUERY_LABELS, GALLERY_LABELS, "image")
-    assert answer(*files, "--shared-components", "--report", "out")["matrix"][1] == expected.matrix[1].tolist()
+    assert (
+        answer(*files, "--shared-components", "--report", "out")["matrix"][1]
+        == expected.matrix[1].tolist()
+    )
 
 
 def test_a_report_of_features(files: list[str], tmp_path: Path) -> None:
@@ -203,7 +243,9 @@ def test_a_report_of_features(files: list[str], tmp_path: Path) -> None:
     assert content["methods"][""]["summary"] == expected.summary()
     assert content["backfill"][""]["accuracy"][0] == pytest.approx(expected.matrix[1, 0])
     assert content["backfill"][""]["accuracy"][-1] == pytest.approx(expected.matrix[1, 1])
-    assert content["tables"][0]["rows"]["queries by new, gallery by old"][0] == expected.matrix[1, 0]
+    assert (
+        content["tables"][0]["rows"]["queries by new, gallery by old"][0] == expected.matrix[1, 0]
+    )
     fixstar("evaluate", *files, "--report", "pairs", "--protocol", "verification")
     assert (tmp_path / "pairs" / "roc.png").exists()
     fixstar("evaluate", *files, "--report", "precision", "--protocol", "map")
@@ -211,7 +253,13 @@ def test_a_report_of_features(files: list[str], tmp_path: Path) -> None:
 
 
 def test_a_workspace_with_a_report_and_a_kept_split(shop: Path, tmp_path: Path) -> None:
-    words: list[str | Path] = [shop / "held-out", "-w", shop / "space", "--split-file", tmp_path / "split.npz"]
+    words: list[str | Path] = [
+        shop / "held-out",
+        "-w",
+        shop / "space",
+        "--split-file",
+        tmp_path / "split.npz",
+    ]
     found = answer(*words, "--report", tmp_path / "out", "--picture", tmp_path / "matrix.svg")
     assert found["answers"] == 20
     assert (tmp_path / "matrix.svg").read_text().startswith("<?xml")
@@ -304,7 +352,16 @@ def test_a_workspace_is_verified_on_all_its_images(shop: Path, tmp_path: Path) -
         ["--features", "a=old.npz", "--labels", "labels.npz", "--pairs-file", "p.npz"],
         ["photos", "--protocol", "verification", "--split-file", "s.npz"],
         ["--features", "a=old.npz", "--labels", "few.npz", "--protocol", "verification"],
-        ["--features", "a=old.npz", "--labels", "labels.npz", "--protocol", "verification", "--seed", "-1"],
+        [
+            "--features",
+            "a=old.npz",
+            "--labels",
+            "labels.npz",
+            "--protocol",
+            "verification",
+            "--seed",
+            "-1",
+        ],
     ],
 )
 @pytest.mark.usefixtures("files")
@@ -323,7 +380,17 @@ def test_features_need_no_torch_and_mistakes_get_one_line(files: list[str], tmp_
     done = run([sys.executable, "-c", code, "evaluate", *files])
     assert done.stdout.strip().endswith("False"), done.stderr
     np.save("old-q.npy", np.array([[None]]), allow_pickle=True)
-    refused = run([sys.executable, "-m", "fixstar", "evaluate", "--features", "v1=old-q.npy,old-g.npy", *files[-2:]])
+    refused = run(
+        [
+            sys.executable,
+            "-m",
+            "fixstar",
+            "evaluate",
+            "--features",
+            "v1=old-q.npy,old-g.npy",
+            *files[-2:],
+        ]
+    )
     assert refused.returncode == 1
     assert "never unpickled" in refused.stderr
     assert "Traceback" not in refused.stderr

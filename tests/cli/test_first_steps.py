@@ -20,7 +20,9 @@ from fixstar.errors import InputError
 from fixstar.training.checkpoint import save_checkpoint
 from fixstar.workspace import Workspace, catalogue
 
-TINY = shlex.split("--backbone tiny --method hoc --batch-size 8 --epochs 2 --replay 2 --learning-rate 0.01")
+TINY = shlex.split(
+    "--backbone tiny --method hoc --batch-size 8 --epochs 2 --replay 2 --learning-rate 0.01"
+)
 
 
 def draw(folder: Path, names: str, per_class: int = 10) -> Path:
@@ -28,14 +30,18 @@ def draw(folder: Path, names: str, per_class: int = 10) -> Path:
     for name in names:
         (folder / name).mkdir(parents=True)
         for i in range(per_class):
-            Image.fromarray(rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(folder / name / f"{i}.png")
+            Image.fromarray(rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(
+                folder / name / f"{i}.png"
+            )
     return folder
 
 
 def test_more_classes_than_the_capacity_of_a_first_version(tmp_path: Path) -> None:
     path = tmp_path / "shop"
     typed("init", path)
-    refused = typed("train", draw(tmp_path / "photos", "abcde"), "-w", path, *TINY, "--capacity", "3")
+    refused = typed(
+        "train", draw(tmp_path / "photos", "abcde"), "-w", path, *TINY, "--capacity", "3"
+    )
     assert refused.code == 1
     check_wording(refused.err)
     assert "--capacity 5" in refused.err
@@ -65,12 +71,16 @@ def test_one_class_is_warned_of_until_there_are_two(tmp_path: Path) -> None:
     again = typed("upgrade", draw(tmp_path / "again", "a", 12), "-w", path)
     assert again.code == 0, again.err
     assert "there is only one class, 'a'" in again.err
-    more = typed("upgrade", draw(tmp_path / "two", "b"), "-w", path)  # alone in its folder, but the second
+    more = typed(
+        "upgrade", draw(tmp_path / "two", "b"), "-w", path
+    )  # alone in its folder, but the second
     assert more.code == 0, more.err
     assert "one class" not in more.err
 
 
-def test_growth_waits_for_an_interrupted_upgrade(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_growth_waits_for_an_interrupted_upgrade(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, more = tmp_path / "shop", draw(tmp_path / "more", "cd")
     typed("init", path)
     typed("train", draw(tmp_path / "first", "ab"), "-w", path, *TINY, "--capacity", "6")

@@ -37,18 +37,27 @@ def mark(path: Path) -> str:
 
 
 class TestPasswords:
-    @pytest.mark.parametrize("secret", ["postgresql://me:geheim@127.0.0.1:1/db", f"{AWAY}&password=geheim"])
-    def test_a_workspace_refuses_it_before_anything_is_copied(self, full: Path, secret: str) -> None:
+    @pytest.mark.parametrize(
+        "secret", ["postgresql://me:geheim@127.0.0.1:1/db", f"{AWAY}&password=geheim"]
+    )
+    def test_a_workspace_refuses_it_before_anything_is_copied(
+        self, full: Path, secret: str
+    ) -> None:
         before = mark(full)
         for verb in ("move", "use"):
             refused = typed("gallery", verb, secret, "-w", full)
             assert (refused.code, refused.out) == (1, "")
-            assert "~/.pgpass or PGPASSWORD" in refused.err  # the server, which is away, was not asked
+            assert (
+                "~/.pgpass or PGPASSWORD" in refused.err
+            )  # the server, which is away, was not asked
             assert "geheim" not in refused.err
         assert mark(full) == before
 
     def test_one_that_was_written_there_by_hand_is_not_shown(self, full: Path) -> None:
-        rewrite(full / "workspace.json", lambda written: written.update(gallery=f"{AWAY}&password=geheim"))
+        rewrite(
+            full / "workspace.json",
+            lambda written: written.update(gallery=f"{AWAY}&password=geheim"),
+        )
         for words in (["stats"], ["move", "x.db"], ["use", full / "gallery.db"]):
             told = typed("gallery", *words, "-w", full)
             assert "geheim" not in told.out + told.err
@@ -96,7 +105,9 @@ class TestUse:
             assert told in refused.err
         assert not (tmp_path / "absent.db").exists()
 
-    def test_versions_that_the_workspace_does_not_know_or_miss(self, full: Path, tmp_path: Path) -> None:
+    def test_versions_that_the_workspace_does_not_know_or_miss(
+        self, full: Path, tmp_path: Path
+    ) -> None:
         with open_gallery(tmp_path / "newer.db") as gallery:
             gallery.create_version("v7", 2)
             gallery.upsert("v7", ["x"], np.array([[1.0, 0.0]]))

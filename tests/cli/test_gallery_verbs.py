@@ -59,14 +59,24 @@ def ids(path: Path) -> list[str]:
 
 
 class TestIndex:
-    def test_a_folder_then_only_what_changed_then_all_of_it_again(self, empty: Path, photos: Path) -> None:
+    def test_a_folder_then_only_what_changed_then_all_of_it_again(
+        self, empty: Path, photos: Path
+    ) -> None:
         first = typed("index", photos, "-w", empty)
         assert first.code == 0, first.err
         check_wording(first.out)
         assert f"fixstar search IMAGE -w {empty}" in first.out
         Image.fromarray(np.zeros((40, 40, 3), np.uint8)).save(photos / "bag" / "0.png")
         changed = typed("index", photos, "-w", empty, "--json")
-        counts = {"added": 1, "changed": 1, "replaced": 0, "unchanged": 8, "updated": 0, "deleted": 0, "items": 9}
+        counts = {
+            "added": 1,
+            "changed": 1,
+            "replaced": 0,
+            "unchanged": 8,
+            "updated": 0,
+            "deleted": 0,
+            "items": 9,
+        }
         assert changed.json == {"version": "v1", **counts, "bad": []}
         assert typed("index", photos, "-w", empty, "--again", "--json").json["added"] == 9
         assert len(ids(empty)) == 9
@@ -86,7 +96,9 @@ class TestIndex:
         assert len(ids(empty)) == 9
         done = typed("index", other.parent, "-w", empty, "--replace")
         check_wording(done.out)
-        shutil.move(other.parent, tmp_path / "moved")  # the same files elsewhere are no other images
+        shutil.move(
+            other.parent, tmp_path / "moved"
+        )  # the same files elsewhere are no other images
         moved = typed("index", tmp_path / "moved", "-w", empty, "--json").json
         assert (moved["changed"], moved["replaced"]) == (2, 0)
 
@@ -103,9 +115,14 @@ class TestIndex:
         assert (done["deleted"], done["items"]) == (1, 11)
         assert "hat/1.png" not in ids(empty)
         assert "hats/1.png" in ids(empty)  # of another prefix
-        assert "compares a folder" in typed("index", photos / "bag" / "0.png", "-w", empty, "--sync").err
+        assert (
+            "compares a folder"
+            in typed("index", photos / "bag" / "0.png", "-w", empty, "--sync").err
+        )
 
-    def test_links_hidden_files_and_labels_are_treated_as_in_training(self, empty: Path, photos: Path) -> None:
+    def test_links_hidden_files_and_labels_are_treated_as_in_training(
+        self, empty: Path, photos: Path
+    ) -> None:
         more = photos.parent / "more"
         for folder, source in (("2024/shoes", "shoe"), ("2025/hats", "hat")):
             shutil.copytree(photos / source, more / folder)
@@ -121,20 +138,35 @@ class TestIndex:
         again = typed("index", more, "-w", empty, "--label", "parent")
         check_wording(again.out)
         again = typed("index", more, "-w", empty, "--label", "parent", "--json")
-        assert (again.json["unchanged"], again.json["updated"], again.err.count("warning")) == (9, 0, 0)
+        assert (again.json["unchanged"], again.json["updated"], again.err.count("warning")) == (
+            9,
+            0,
+            0,
+        )
         with Workspace(empty) as space:
-            assert {item.payload["label"] for item in space.gallery.iterate()} == {"bags", "hats", "shoes"}
+            assert {item.payload["label"] for item in space.gallery.iterate()} == {
+                "bags",
+                "hats",
+                "shoes",
+            }
 
     def test_a_list_with_ids_and_payloads(self, empty: Path, photos: Path) -> None:
         (photos / "list.csv").write_text("path,id,price\nhat/0.png,h0,12\nbag/1.png,,\n")
-        assert typed("index", photos / "list.csv", "-w", empty, "--prefix", "paris/", "--json").json["added"] == 2
+        assert (
+            typed("index", photos / "list.csv", "-w", empty, "--prefix", "paris/", "--json").json[
+                "added"
+            ]
+            == 2
+        )
         with open_gallery(gallery_url(empty), create=False) as gallery:
             found = {item.id: dict(item.payload) for item in gallery.iterate()}
         assert set(found) == {"paris/h0", "paris/bag/1.png"}
         assert found["paris/h0"]["price"] == 12
         assert "price" not in found["paris/bag/1.png"]
 
-    def test_one_image_and_a_labelled_dataset_of_pixels(self, empty: Path, photos: Path, tmp_path: Path) -> None:
+    def test_one_image_and_a_labelled_dataset_of_pixels(
+        self, empty: Path, photos: Path, tmp_path: Path
+    ) -> None:
         assert typed("index", photos / "hat" / "1.png", "-w", empty, "--json").json["added"] == 1
         rows = np.random.default_rng(0).integers(0, 256, (2, 3074)).astype(np.uint8)
         rows[:, 0], rows[:, 1] = [0, 1], [0, 1]  # two labels, coarse and fine
@@ -142,13 +174,21 @@ class TestIndex:
         for part in ("train", "test"):
             (tmp_path / "cifar" / f"{part}.bin").write_bytes(rows.tobytes())
         for name, count in (("coarse", 20), ("fine", 100)):
-            (tmp_path / "cifar" / f"{name}_label_names.txt").write_text("".join(f"{name}{i}\n" for i in range(count)))
-        done = typed("index", tmp_path / "cifar", "-w", empty, "--labelled", "--prefix", "c/", "--json")
+            (tmp_path / "cifar" / f"{name}_label_names.txt").write_text(
+                "".join(f"{name}{i}\n" for i in range(count))
+            )
+        done = typed(
+            "index", tmp_path / "cifar", "-w", empty, "--labelled", "--prefix", "c/", "--json"
+        )
         assert done.code == 0, done.err
         assert done.json["added"] == 2
         assert ids(empty) == ["1.png", "c/0", "c/1"]
-        assert len(list((empty / "images").rglob("*.png"))) == 2  # kept, so that a backfill finds them
-        again = typed("index", tmp_path / "cifar", "-w", empty, "--labelled", "--prefix", "c/", "--json")
+        assert (
+            len(list((empty / "images").rglob("*.png"))) == 2
+        )  # kept, so that a backfill finds them
+        again = typed(
+            "index", tmp_path / "cifar", "-w", empty, "--labelled", "--prefix", "c/", "--json"
+        )
         assert (again.json["added"], again.json["unchanged"]) == (0, 2)
 
     def test_a_bad_image_is_told_and_the_others_are_there(self, empty: Path, photos: Path) -> None:
@@ -196,13 +236,24 @@ class TestSearch:
         assert "(query by v1)" in lines[0]
         assert lines[2].split() == ["1", "1.000", "hat/1.png", "hat", "v1"]
         assert len(lines) == 5
-        two = typed("search", photos / "hat" / "1.png", photos / "bag" / "0.png", "-k", "2", "-w", full, "--json").json
+        two = typed(
+            "search",
+            photos / "hat" / "1.png",
+            photos / "bag" / "0.png",
+            "-k",
+            "2",
+            "-w",
+            full,
+            "--json",
+        ).json
         assert two["version"] == "v1"
         assert [query["hits"][0]["id"] for query in two["queries"]] == ["hat/1.png", "bag/0.png"]
         assert two["queries"][0]["hits"][0]["payload"]["label"] == "hat"
         assert two["left_out"] == []
 
-    def test_hits_of_two_versions_come_with_a_relative_score_or_raw(self, full: Path, photos: Path) -> None:
+    def test_hits_of_two_versions_come_with_a_relative_score_or_raw(
+        self, full: Path, photos: Path
+    ) -> None:
         with Workspace(full, device="cpu") as space:
             space.deploy("v2", force="test")
             space.index(list(catalogue(photos))[:4], again=True)
@@ -220,14 +271,25 @@ class TestSearch:
         shown = typed("search", image, "-w", full).out
         assert "relative score" in shown.splitlines()[1]
         assert "if the gallery holds that class" in shown
-        assert "relative score" not in typed("search", image, "--where", "label=cat", "-w", full).out.lower()
+        assert (
+            "relative score"
+            not in typed("search", image, "--where", "label=cat", "-w", full).out.lower()
+        )
         assert typed("search", image, "-w", full, "--raw").out.splitlines()[1].split()[0] == "score"
 
     def test_a_stored_item_where_the_payload_says_so(self, full: Path) -> None:
-        found = typed("search", "--like", "hat/1.png", "--where", "label=bag", "-k", "9", "-w", full, "--json").json
-        assert sorted(hit["id"] for hit in found["queries"][0]["hits"]) == ["bag/0.png", "bag/1.png", "bag/2.png"]
+        found = typed(
+            "search", "--like", "hat/1.png", "--where", "label=bag", "-k", "9", "-w", full, "--json"
+        ).json
+        assert sorted(hit["id"] for hit in found["queries"][0]["hits"]) == [
+            "bag/0.png",
+            "bag/1.png",
+            "bag/2.png",
+        ]
         either = 'label={"in": ["hat", "shoe"]}'
-        found = typed("search", "--like", "hat/1.png", "--where", either, "-k", "9", "-w", full, "--json").json
+        found = typed(
+            "search", "--like", "hat/1.png", "--where", either, "-k", "9", "-w", full, "--json"
+        ).json
         assert len(found["queries"][0]["hits"]) == 5  # without itself
         none = typed("search", "--like", "hat/1.png", "--where", "label=cat", "-w", full)
         assert (none.code, none.out.strip()) == (0, "hat/1.png: nothing found")
@@ -245,10 +307,19 @@ class TestSearch:
 
     def test_a_contact_sheet(self, full: Path, photos: Path, tmp_path: Path) -> None:
         (photos / "shoe" / "0.png").unlink()
-        drawn = typed("search", photos / "hat" / "1.png", "-w", full, "--sheet", tmp_path / "new" / "found.png")
+        drawn = typed(
+            "search",
+            photos / "hat" / "1.png",
+            "-w",
+            full,
+            "--sheet",
+            tmp_path / "new" / "found.png",
+        )
         assert f"Picture: {tmp_path / 'new' / 'found.png'}" in drawn.out
         assert Image.open(tmp_path / "new" / "found.png").format == "PNG"
-        like = typed("search", "--like", "hat/1.png", "-w", full, "--sheet", tmp_path / "like.png", "--json")
+        like = typed(
+            "search", "--like", "hat/1.png", "-w", full, "--sheet", tmp_path / "like.png", "--json"
+        )
         assert like.json["queries"][0]["query"] == "hat/1.png"
         assert Image.open(tmp_path / "like.png").format == "PNG"
 
@@ -283,7 +354,9 @@ class TestGallery:
         sound = typed("gallery", "verify", "-w", full)
         assert (sound.code, sound.out) == (0, "9 items, no problems\n")
         with closing(sqlite3.connect(full / "gallery.db")) as file, file:
-            file.execute("UPDATE items SET vector = zeroblob(length(vector)) WHERE id = 'hat/1.png'")
+            file.execute(
+                "UPDATE items SET vector = zeroblob(length(vector)) WHERE id = 'hat/1.png'"
+            )
         wrong = typed("gallery", "verify", "-w", full, "--json")
         assert (wrong.code, wrong.json["items"], len(wrong.json["problems"])) == (1, 9, 1)
         assert "'hat/1.png' of version 'v1'" in typed("gallery", "verify", "-w", full).out
@@ -301,13 +374,17 @@ class TestGallery:
         check_wording(refused.err)
 
     @pytest.mark.parametrize("suffix", ["npz", "parquet"])
-    def test_out_to_a_file_and_in_again_under_another_name(self, full: Path, tmp_path: Path, suffix: str) -> None:
+    def test_out_to_a_file_and_in_again_under_another_name(
+        self, full: Path, tmp_path: Path, suffix: str
+    ) -> None:
         file = tmp_path / f"v1.{suffix}"
         out = typed("gallery", "export", "v1", file, "-w", full, "--json")
         assert out.json == {"version": "v1", "items": 9, "file": str(file)}
         other = tmp_path / "other.db"
         open_gallery(other).close()
-        into = typed("gallery", "import", file, "--as", "old-system", "--gallery", other, "--trust-images")
+        into = typed(
+            "gallery", "import", file, "--as", "old-system", "--gallery", other, "--trust-images"
+        )
         assert (into.code, into.out) == (0, "9 items stored as version old-system\n")
         with open_gallery(other) as there, open_gallery(full / "gallery.db") as here:
             old = {item.id: item for item in here.iterate()}
@@ -317,13 +394,18 @@ class TestGallery:
                 assert dict(item.payload) == dict(old[item.id].payload)
 
     @pytest.mark.parametrize("name", ["a b/c", "old system", "../old"])
-    def test_a_name_that_cannot_be_typed_is_refused(self, full: Path, tmp_path: Path, name: str) -> None:
+    def test_a_name_that_cannot_be_typed_is_refused(
+        self, full: Path, tmp_path: Path, name: str
+    ) -> None:
         np.savez(tmp_path / "old.npz", vectors=np.eye(3), ids=np.array(["x", "y", "z"]))
         before = typed("gallery", "stats", "-w", full, "--json").json
         for option, place in (("-w", full), ("--gallery", full / "gallery.db")):
             refused = typed("gallery", "import", tmp_path / "old.npz", "--as", name, option, place)
             assert refused.code == 1
-            assert f"cannot be called {name!r}: a name has letters, digits and . _ - + : @ only" in refused.err
+            assert (
+                f"cannot be called {name!r}: a name has letters, digits and . _ - + : @ only"
+                in refused.err
+            )
         assert typed("gallery", "stats", "-w", full, "--json").json == before
 
     def test_files_that_cannot_come_in_or_go_out(self, full: Path, tmp_path: Path) -> None:
@@ -344,9 +426,19 @@ class TestGallery:
     def test_columns_of_other_names(self, full: Path, tmp_path: Path) -> None:
         parquet = pytest.importorskip("pyarrow.parquet")
         arrow = pytest.importorskip("pyarrow")
-        table = arrow.table({"sku": ["a", "b"], "embedding": [[1.0, 0.0], [0.0, 2.0]], "price": [3, 4]})
+        table = arrow.table(
+            {"sku": ["a", "b"], "embedding": [[1.0, 0.0], [0.0, 2.0]], "price": [3, 4]}
+        )
         parquet.write_table(table, tmp_path / "clip.parquet")
-        words: list[str | Path] = ["gallery", "import", tmp_path / "clip.parquet", "--as", "clip", "-w", full]
+        words: list[str | Path] = [
+            "gallery",
+            "import",
+            tmp_path / "clip.parquet",
+            "--as",
+            "clip",
+            "-w",
+            full,
+        ]
         for options, told in (
             ([], "--id-column "),
             (["--id-column", "sku"], "--vector-column "),
@@ -355,14 +447,29 @@ class TestGallery:
             refused = typed(*words, *options)
             assert (refused.code, refused.out) == (1, ""), options
             assert told in refused.err
-        assert typed(*words, "--id-column", "sku", "--vector-column", "embedding", "--json").json["items"] == 2
+        assert (
+            typed(*words, "--id-column", "sku", "--vector-column", "embedding", "--json").json[
+                "items"
+            ]
+            == 2
+        )
         with open_gallery(full / "gallery.db") as gallery:
             assert {item.id: dict(item.payload) for item in gallery.iterate("clip")} == {
                 "a": {"price": 3},
                 "b": {"price": 4},
             }
         typed("gallery", "export", "clip", tmp_path / "clip.npz", "-w", full)
-        other = typed("gallery", "import", tmp_path / "clip.npz", "--as", "clip", "-w", full, "--id-column", "sku")
+        other = typed(
+            "gallery",
+            "import",
+            tmp_path / "clip.npz",
+            "--as",
+            "clip",
+            "-w",
+            full,
+            "--id-column",
+            "sku",
+        )
         assert (other.code, other.out) == (1, "")
         assert "has no columns" in other.err
 
@@ -381,7 +488,9 @@ class TestGallery:
         strangers = np.random.default_rng(0).standard_normal((3, one.width)).astype(np.float32)
         np.save(tmp_path / "strangers.npy", strangers)
         np.savez(tmp_path / "strangers.npz", vectors=strangers)
-        typed("gallery", "export", "v1", tmp_path / "shop.npz", "-w", full)  # v1 of another workspace
+        typed(
+            "gallery", "export", "v1", tmp_path / "shop.npz", "-w", full
+        )  # v1 of another workspace
         typed("gallery", "export", "v1", tmp_path / "bare.npz", "--gallery", path / "gallery.db")
         for version, name in (("v1", "v1.npz"), ("v1", "v1.parquet"), ("old@v1", "old.npz")):
             assert typed("gallery", "export", version, tmp_path / name, "-w", path).code == 0
@@ -402,35 +511,72 @@ class TestGallery:
         assert typed("gallery", "stats", "-w", path, "--json").json == before
         with open_gallery(path / "gallery.db") as gallery:
             gallery.delete([item.id for item in gallery.iterate()])
-        for file, name, count in (("v1.npz", "v1", 9), ("v1.parquet", "v1", 9), ("old.npz", "old@v1", 1)):
+        for file, name, count in (
+            ("v1.npz", "v1", 9),
+            ("v1.parquet", "v1", 9),
+            ("old.npz", "old@v1", 1),
+        ):
             back = typed("gallery", "import", tmp_path / file, "--as", name, "-w", path, "--json")
             assert (back.code, back.json) == (0, {"version": name, "items": count})
         for name in ("v1-of-them", "v", "old", "V1", "old@v1"):
-            taken = typed("gallery", "import", tmp_path / "strangers.npy", "--as", name, "-w", path, "--take-over")
+            taken = typed(
+                "gallery",
+                "import",
+                tmp_path / "strangers.npy",
+                "--as",
+                name,
+                "-w",
+                path,
+                "--take-over",
+            )
             assert taken.code == 0, name
         bare = tmp_path / "bare.db"
         open_gallery(bare).close()
-        assert typed("gallery", "import", tmp_path / "strangers.npy", "--as", "v1", "--gallery", bare).code == 0
+        assert (
+            typed(
+                "gallery", "import", tmp_path / "strangers.npy", "--as", "v1", "--gallery", bare
+            ).code
+            == 0
+        )
 
-    def test_an_import_takes_no_items_from_other_versions_unless_told_to(self, full: Path, tmp_path: Path) -> None:
+    def test_an_import_takes_no_items_from_other_versions_unless_told_to(
+        self, full: Path, tmp_path: Path
+    ) -> None:
         typed("gallery", "export", "v1", tmp_path / "v1.npz", "-w", full)
         refused = typed("gallery", "import", tmp_path / "v1.npz", "--as", "old-system", "-w", full)
         assert refused.code == 1
-        listed = re.search(r"hold 9 ids of these \(9 of v1\): (.*) and 4 more\. An item", refused.err)
+        listed = re.search(
+            r"hold 9 ids of these \(9 of v1\): (.*) and 4 more\. An item", refused.err
+        )
         assert listed is not None
         named = [name.strip("'") for name in listed[1].split(", ")]
         assert len(named) == 5
         assert set(named) <= set(ids(full))
-        assert [row["items"] for row in typed("gallery", "stats", "-w", full, "--json").json["versions"]] == [9]
-        taken = typed("gallery", "import", tmp_path / "v1.npz", "--as", "old-system", "-w", full, "--take-over")
+        assert [
+            row["items"] for row in typed("gallery", "stats", "-w", full, "--json").json["versions"]
+        ] == [9]
+        taken = typed(
+            "gallery",
+            "import",
+            tmp_path / "v1.npz",
+            "--as",
+            "old-system",
+            "-w",
+            full,
+            "--take-over",
+        )
         assert taken.code == 0
         rows = typed("gallery", "stats", "-w", full, "--json").json["versions"]
         assert {row["version"]: row["items"] for row in rows} == {"v1": 0, "old-system": 9}
 
-    def test_a_refused_import_suggests_commands_that_keep_the_options(self, full: Path, tmp_path: Path) -> None:
+    def test_a_refused_import_suggests_commands_that_keep_the_options(
+        self, full: Path, tmp_path: Path
+    ) -> None:
         parquet, arrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
         file, taken = tmp_path / "clip.parquet", ids(full)
-        parquet.write_table(arrow.table({"sku": taken[:1], "vector": [[1.0, 0.0]], "image": ["a.png"]}), file)
+        parquet.write_table(
+            arrow.table({"sku": taken[:1], "vector": [[1.0, 0.0]], "image": ["a.png"]}), file
+        )
         given = ["--gallery", str(full / "gallery.db"), "--id-column", "sku", "--trust-images"]
         refused = typed("gallery", "import", file, "--as", "clip", *given)
         assert refused.code == 1
@@ -444,15 +590,21 @@ class TestGallery:
         assert sorted(ids(full)) == sorted([*taken, f"PREFIX{taken[0]}"])
         with open_gallery(full / "gallery.db") as gallery:
             assert [item.payload for item in gallery.iterate("clip")] == [{"image": "a.png"}] * 2
-        column = typed("gallery", "import", file, "--as", "clip", *given[:2], "--vector-column", "vector")
+        column = typed(
+            "gallery", "import", file, "--as", "clip", *given[:2], "--vector-column", "vector"
+        )
         assert (
-            f"import {file} --gallery {given[1]} --vector-column vector --id-column ID_COLUMN --as clip" in column.err
+            f"import {file} --gallery {given[1]} --vector-column vector --id-column ID_COLUMN --as clip"
+            in column.err
         )
 
     def test_rows_without_ids_of_two_files_do_not_meet(self, full: Path, tmp_path: Path) -> None:
         for name in ("one", "two"):
             np.save(tmp_path / f"{name}.npy", np.eye(3, 5))
-            assert typed("gallery", "import", tmp_path / f"{name}.npy", "--as", name, "-w", full).code == 0
+            assert (
+                typed("gallery", "import", tmp_path / f"{name}.npy", "--as", name, "-w", full).code
+                == 0
+            )
         assert {"one/0", "one/2", "two/0"} <= set(ids(full))
 
     def test_an_export_of_a_retired_version_comes_back(self, full: Path, tmp_path: Path) -> None:
@@ -462,7 +614,9 @@ class TestGallery:
         shutil.rmtree(full / "versions" / "v1")
         assert typed("gallery", "import", tmp_path / "v1.npz", "--as", "v1", "-w", full).code == 0
 
-    def test_a_gallery_moves_and_the_workspace_follows(self, full: Path, photos: Path, tmp_path: Path) -> None:
+    def test_a_gallery_moves_and_the_workspace_follows(
+        self, full: Path, photos: Path, tmp_path: Path
+    ) -> None:
         target = tmp_path / "elsewhere" / "vectors.db"
         target.parent.mkdir()
         moved = typed("gallery", "move", target, "-w", full)
@@ -499,7 +653,13 @@ class TestGallery:
 
 
 def test_help_of_every_verb_shows_an_example() -> None:
-    for words in (["index"], ["search"], ["gallery", "export"], ["gallery", "move"], ["gallery", "use"]):
+    for words in (
+        ["index"],
+        ["search"],
+        ["gallery", "export"],
+        ["gallery", "move"],
+        ["gallery", "use"],
+    ):
         assert f"fixstar {' '.join(words)}" in typed(*words, "--help").out.replace("\n", " "), words
 
 
@@ -512,7 +672,9 @@ def test_help_of_every_verb_shows_an_example() -> None:
         (b"path,label\nhat/0.png,caf\xe9\n", "is not UTF-8"),
     ],
 )
-def test_a_list_that_cannot_be_meant_so_is_refused_whole(empty: Path, photos: Path, content: bytes, told: str) -> None:
+def test_a_list_that_cannot_be_meant_so_is_refused_whole(
+    empty: Path, photos: Path, content: bytes, told: str
+) -> None:
     (photos / "list.csv").write_bytes(content)
     refused = typed("index", photos / "list.csv", "-w", empty)
     assert refused.code == 1
@@ -522,7 +684,10 @@ def test_a_list_that_cannot_be_meant_so_is_refused_whole(empty: Path, photos: Pa
 
 def test_images_that_neither_an_item_nor_a_waiting_job_needs_are_pruned(full: Path) -> None:
     with Workspace(full, device="cpu") as space:
-        names = [str(space.images.keep(np.full((8, 8, 3), shade, np.uint8))["image"]) for shade in (1, 2, 3, 4)]
+        names = [
+            str(space.images.keep(np.full((8, 8, 3), shade, np.uint8))["image"])
+            for shade in (1, 2, 3, 4)
+        ]
         old = [full / name for name in names[:3]]
         for path in old:
             os.utime(path, (0, 0))
@@ -551,15 +716,28 @@ def test_damaged_items_are_told_and_can_be_deleted(full: Path) -> None:
     assert typed("gallery", "verify", "-w", full).code == 0
 
 
-def test_items_are_deleted_by_id_and_by_version(full: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_items_are_deleted_by_id_and_by_version(
+    full: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, second = ids(full)[:2]
     told = typed("gallery", "delete", first, "absent", "-w", full)
     assert told.out == "1 item deleted; the gallery holds 8\nNot in the gallery: absent\n", told.err
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{second}\n\n"))
-    assert typed("gallery", "delete", "-", "-w", full, "--json").json == {"deleted": 1, "items": 7, "unknown": []}
+    assert typed("gallery", "delete", "-", "-w", full, "--json").json == {
+        "deleted": 1,
+        "items": 7,
+        "unknown": [],
+    }
     none = typed("gallery", "delete", *(f"nope/{i}" for i in range(30)), "-w", full)
-    assert (none.code, none.out.count("nope/"), none.out.endswith("nope/19 and 10 more\n")) == (0, 20, True)
-    assert typed("gallery", "delete", "x", "y", "x", "-w", full, "--json").json["unknown"] == ["x", "y"]
+    assert (none.code, none.out.count("nope/"), none.out.endswith("nope/19 and 10 more\n")) == (
+        0,
+        20,
+        True,
+    )
+    assert typed("gallery", "delete", "x", "y", "x", "-w", full, "--json").json["unknown"] == [
+        "x",
+        "y",
+    ]
     for words, why in (
         (["delete"], "name the items"),
         (["delete", "x", "--version", "v1"], "not both"),
@@ -570,5 +748,8 @@ def test_items_are_deleted_by_id_and_by_version(full: Path, monkeypatch: pytest.
         assert refused.code == 1
         assert why in refused.err
     assert len(ids(full)) == 7
-    assert typed("gallery", "delete", "--version", "v1", "--yes", "-w", full, "--json").json["deleted"] == 7
+    assert (
+        typed("gallery", "delete", "--version", "v1", "--yes", "-w", full, "--json").json["deleted"]
+        == 7
+    )
     assert ids(full) == []

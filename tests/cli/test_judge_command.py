@@ -27,7 +27,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def judge(files: Path, migrated: str, *words: str | Path, old: str = "poor", new: str = "good") -> Typed:
+def judge(
+    files: Path, migrated: str, *words: str | Path, old: str = "poor", new: str = "good"
+) -> Typed:
     named = {"--old": old, "--new": new, "--migrated": migrated}
     sides: list[str | Path] = []
     for option, name in named.items():
@@ -43,7 +45,11 @@ def test_a_better_migration(files: Path) -> None:
         assert word in done.out
     found = judge(files, "fine", "--measure", "nDCG@10", "--json")
     assert found.code == 0
-    assert (found.json["verdict"], found.json["measure"], found.json["reached"]) == ("better", "nDCG@10", True)
+    assert (found.json["verdict"], found.json["measure"], found.json["reached"]) == (
+        "better",
+        "nDCG@10",
+        True,
+    )
     row = found.json["measured"]["nDCG@10"]["migrated"]
     assert 0 < row["low"] <= row["difference"] <= row["high"]
     assert 0 < row["share"] < 1
@@ -76,8 +82,14 @@ def test_mistakes_are_one_line(files: Path, tmp_path: Path) -> None:
         (("--relevant", wrong), "line 1: a grade is a number"),
         (("--relevant", tmp_path / "absent.tsv"), "cannot be read"),
         (("--at-least", "best"), "unknown demand 'best'"),
-        (("--queries-old", files / "poor.npz"), "Next: the same command with --queries-new FILE.npz"),
-        (("--queries-new", files / "absent.npz", "--queries-old", files / "poor.npz"), "absent.npz"),
+        (
+            ("--queries-old", files / "poor.npz"),
+            "Next: the same command with --queries-new FILE.npz",
+        ),
+        (
+            ("--queries-new", files / "absent.npz", "--queries-old", files / "poor.npz"),
+            "absent.npz",
+        ),
         (("--confidence", "95"), "confidence is a fraction"),
     ]
     for words, told in cases:

@@ -21,11 +21,15 @@ def files(tmp_path: Path) -> Path:
     """old.npz, and gains.npz and loses.npz, whose maps were measured to gain and to lose."""
     rng = np.random.default_rng(0)
     np.savez(
-        tmp_path / "old.npz", vectors=unit(rng.standard_normal((30, 4))), ids=np.array([f"i{n}" for n in range(30)])
+        tmp_path / "old.npz",
+        vectors=unit(rng.standard_normal((30, 4))),
+        ids=np.array([f"i{n}" for n in range(30)]),
     )
     matrix = rng.standard_normal((4, 6))
     for name, difference in (("gains", 0.04), ("loses", -0.04)):
-        measured = {AHEAD: {"difference": difference, "low": difference - 0.01, "high": difference + 0.01}}
+        measured = {
+            AHEAD: {"difference": difference, "low": difference - 0.01, "high": difference + 0.01}
+        }
         about = {"measured": measured, "measure": "top-1", "made": "2026-01-01"}
         way = Translation("clip", "siglip", forward=Map.linear(matrix), two=0.6, about=about)
         save_translation(way, tmp_path / f"{name}.npz", onnx=False)
@@ -55,10 +59,21 @@ def test_from_the_plan_to_undo(files: Path) -> None:
 
 
 def test_a_translation_that_loses_is_refused_with_what_to_do(files: Path) -> None:
-    words: list[str | Path] = ["migrate", "run", files / "old.npz", files / "loses.npz", "--to", files / "new.npz"]
+    words: list[str | Path] = [
+        "migrate",
+        "run",
+        files / "old.npz",
+        files / "loses.npz",
+        "--to",
+        files / "new.npz",
+    ]
     refused = typed(*words)
     assert refused.code == 1
-    for told in ("alone lose against the old model", "fixstar init WORKSPACE", "the same command with --anyway"):
+    for told in (
+        "alone lose against the old model",
+        "fixstar init WORKSPACE",
+        "the same command with --anyway",
+    ):
         assert told in refused.err
     assert not (files / "new.npz").exists()
     plan = typed("migrate", "plan", *words[2:])
@@ -70,7 +85,10 @@ def test_a_translation_that_loses_is_refused_with_what_to_do(files: Path) -> Non
 def test_a_view_of_another_name_is_asked_for_and_typed(tmp_path: Path, files: Path) -> None:
     stock = PostgresShop(tmp_path)
     rng = np.random.default_rng(1)
-    stock.put([str(number) for number in range(1, 11)], unit(rng.standard_normal((10, 4))).astype(np.float32))
+    stock.put(
+        [str(number) for number in range(1, 11)],
+        unit(rng.standard_normal((10, 4))).astype(np.float32),
+    )
     words: list[str | Path] = [stock.address, files / "gains.npz", "--to", stock.to]
     assert typed("migrate", "run", *words).code == 0
     stock.server.execute(f"CREATE VIEW {stock.name}_current AS SELECT 1 AS one")
@@ -78,8 +96,12 @@ def test_a_view_of_another_name_is_asked_for_and_typed(tmp_path: Path, files: Pa
     assert taken.code == 1
     check_wording(taken.err)
     live = f"{stock.name}_live"
-    assert f"read {live}" in " ".join(typed("migrate", "switch", *words, "--alias", live).out.split())
-    assert stock.server.execute(f"SELECT count(*), max(vector_dims(vector)) FROM {live}") == [(10, 6)]
+    assert f"read {live}" in " ".join(
+        typed("migrate", "switch", *words, "--alias", live).out.split()
+    )
+    assert stock.server.execute(f"SELECT count(*), max(vector_dims(vector)) FROM {live}") == [
+        (10, 6)
+    ]
     assert typed("migrate", "undo", stock.address, "--to", stock.to, "--alias", live).code == 0
     assert stock.server.execute(f"SELECT max(vector_dims(vector)) FROM {live}") == [(4,)]
 

@@ -28,7 +28,16 @@ def shown(*words: str | Path, columns: int) -> str:
 
 
 @pytest.mark.parametrize(
-    "verb", ["bench list", "methods", "status", "check", "slots", "gallery stats", "search --like hat/1.png"]
+    "verb",
+    [
+        "bench list",
+        "methods",
+        "status",
+        "check",
+        "slots",
+        "gallery stats",
+        "search --like hat/1.png",
+    ],
 )
 def test_no_word_is_broken_at_80_columns(verb: str, shop: Path) -> None:
     words: list[str | Path] = [*verb.split()]
@@ -57,10 +66,16 @@ def test_lists_name_everything(shop: Path) -> None:
     listed = shown("bench", "list", columns=80).split()
     assert set(catalogue()) <= set(listed)
     assert set(METHODS) <= set(shown("methods", columns=80).split())
-    assert json.loads(shown("status", "-w", shop, "--json", columns=80))["versions"] == ["v1", "v2", "v3"]
+    assert json.loads(shown("status", "-w", shop, "--json", columns=80))["versions"] == [
+        "v1",
+        "v2",
+        "v3",
+    ]
 
 
-def test_a_name_takes_one_line_and_cannot_command_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_name_takes_one_line_and_cannot_command_the_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     print_table(("item", "label"), [("new\nline/1.jpg", ("\x1b[31mred\x07", "green"))])
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2

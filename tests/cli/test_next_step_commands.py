@@ -19,11 +19,26 @@ from fixstar.workspace.checks import CheckedCell
 
 SHOP = Path("my shop")
 EXAMPLES = [
-    (NextStep("check", {"version": "v2", "data": ...}), "fixstar check v2 --data LABELLED_IMAGES -w 'my shop'"),
-    (NextStep("deploy", {"version": "v2", "force": ...}), "fixstar deploy v2 --force \"REASON\" -w 'my shop'"),
-    (NextStep("backfill", {"budget": "all", "anyway": True}), "fixstar backfill --budget all --anyway -w 'my shop'"),
-    (NextStep("check", {"version": "v2", "pairs": ...}), "fixstar check v2 --pairs FILE.npz -w 'my shop'"),
-    (NextStep("deploy", {"version": "v2", "queries": "old"}), "fixstar deploy v2 --queries old -w 'my shop'"),
+    (
+        NextStep("check", {"version": "v2", "data": ...}),
+        "fixstar check v2 --data LABELLED_IMAGES -w 'my shop'",
+    ),
+    (
+        NextStep("deploy", {"version": "v2", "force": ...}),
+        "fixstar deploy v2 --force \"REASON\" -w 'my shop'",
+    ),
+    (
+        NextStep("backfill", {"budget": "all", "anyway": True}),
+        "fixstar backfill --budget all --anyway -w 'my shop'",
+    ),
+    (
+        NextStep("check", {"version": "v2", "pairs": ...}),
+        "fixstar check v2 --pairs FILE.npz -w 'my shop'",
+    ),
+    (
+        NextStep("deploy", {"version": "v2", "queries": "old"}),
+        "fixstar deploy v2 --queries old -w 'my shop'",
+    ),
     (NextStep("delete-items", {"id": "it's"}), "fixstar gallery delete 'it'\"'\"'s' -w 'my shop'"),
     (NextStep("init", {"path": ...}), "fixstar init WORKSPACE"),
     (NextStep("install", {"extra": "service"}), 'pip install "fixstar[service]"'),
@@ -33,12 +48,19 @@ EXAMPLES = [
 @pytest.mark.parametrize(("step", "command"), EXAMPLES)
 def test_steps_as_commands(step: NextStep, command: str) -> None:
     assert command_of(step, SHOP) == command
-    assert command_of(step, None) == command_of(step, Path()) == command.removesuffix(" -w 'my shop'")
+    assert (
+        command_of(step, None) == command_of(step, Path()) == command.removesuffix(" -w 'my shop'")
+    )
 
 
 def test_a_repeated_command_keeps_what_was_typed_with_it() -> None:
-    steps = [NextStep("check", {"version": "v2", "tolerance": 0.01}), NextStep("deploy", {"version": "v2"}, "or this")]
-    assert next_lines(steps, None, "check", {"data": Path("old"), "split": "test", "seed": None}) == [
+    steps = [
+        NextStep("check", {"version": "v2", "tolerance": 0.01}),
+        NextStep("deploy", {"version": "v2"}, "or this"),
+    ]
+    assert next_lines(
+        steps, None, "check", {"data": Path("old"), "split": "test", "seed": None}
+    ) == [
         "Next: fixstar check v2 --tolerance 0.01 --data old --split test",
         "      fixstar deploy v2   # or this",
     ]
@@ -59,12 +81,24 @@ def steps_in_source() -> Iterator[tuple[str, NextStep]]:
         if "NextStep(" not in source:
             continue
         for node in ast.walk(ast.parse(source)):
-            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "NextStep"):
+            if not (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Name)
+                and node.func.id == "NextStep"
+            ):
                 continue
-            action, *rest = [*node.args, *(word.value for word in node.keywords if word.arg == "arguments")]
-            pairs = zip(rest[0].keys, rest[0].values, strict=True) if rest and isinstance(rest[0], ast.Dict) else ()
+            action, *rest = [
+                *node.args,
+                *(word.value for word in node.keywords if word.arg == "arguments"),
+            ]
+            pairs = (
+                zip(rest[0].keys, rest[0].values, strict=True)
+                if rest and isinstance(rest[0], ast.Dict)
+                else ()
+            )
             arguments = {
-                key.value if isinstance(key, ast.Constant) else None: ast.unparse(value) == "True" or "1"
+                key.value if isinstance(key, ast.Constant) else None: ast.unparse(value) == "True"
+                or "1"
                 for key, value in pairs
             }
             if isinstance(action, ast.Constant) and None not in arguments:
@@ -124,9 +158,13 @@ def test_the_next_steps_for_vectors_that_nothing_connects(ready: Path, tmp_path:
     assert f"fixstar check v1 --pairs FILE.npz --data {ready / 'photos'} -w {path}" in said
 
 
-def test_a_new_model_that_is_the_weaker_one_is_called_so(ready: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_model_that_is_the_weaker_one_is_called_so(
+    ready: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for own, told in ((0.4, True), (0.95, False)):
-        cell = CheckedCell("v1", 0.9, 0.5, -0.5, -0.3, "incompatible", 40, 40, 0, models=("v2",), reembedded=own)
+        cell = CheckedCell(
+            "v1", 0.9, 0.5, -0.5, -0.3, "incompatible", 40, 40, 0, models=("v2",), reembedded=own
+        )
         check = Check("v2", "refuse", ("it loses",), (cell,), own, 100, 100, 0.95, 0.0)
         monkeypatch.setattr(Workspace, "check", lambda *_, check=check, **__: check)
         shown = " ".join(typed("check", "v2", "-w", ready / "shop").out.split())

@@ -125,8 +125,12 @@ def test_a_backfill_that_is_predicted_to_lose_does_not_run_by_itself(
     shares, accuracy = np.array([0.0, 0.1, 0.5, 1.0]), np.array([0.6, 0.4, 0.6, 0.8])
     curve = BackfillCurve(shares, accuracy[None])
     predicted = PredictedCurve("random", curve, curve, (0.6, 0.8), (20, 20))
-    monkeypatch.setattr("fixstar.workspace.backfill.planning.predicted_curve", lambda *_, **__: predicted)
-    monkeypatch.setattr("fixstar.workspace.backfill.planning.draw_curves", lambda *_: None)  # drawing takes seconds
+    monkeypatch.setattr(
+        "fixstar.workspace.backfill.planning.predicted_curve", lambda *_, **__: predicted
+    )
+    monkeypatch.setattr(
+        "fixstar.workspace.backfill.planning.draw_curves", lambda *_: None
+    )  # drawing takes seconds
     typed("deploy", "v2", "-w", path)
     words: list[str | Path] = ["backfill", "--order", "random", "--data", photos, "-w", path]
     for more in ([], ["--json"]):
@@ -151,16 +155,35 @@ def test_a_loss_of_one_query_is_told_as_chance_and_does_not_stop_a_backfill(
 ) -> None:
     monkeypatch.setattr("fixstar.workspace.backfill.planning.draw_curves", lambda *_: None)
     typed("deploy", "v2", "-w", path)
-    words: list[str | Path] = ["backfill", "--budget", "1", "--order", "random", "--data", photos, "-w", path]
-    monkeypatch.setattr("fixstar.workspace.backfill.planning.predicted_curve", lambda *_, **__: predicted_hits(lost=30))
+    words: list[str | Path] = [
+        "backfill",
+        "--budget",
+        "1",
+        "--order",
+        "random",
+        "--data",
+        photos,
+        "-w",
+        path,
+    ]
+    monkeypatch.setattr(
+        "fixstar.workspace.backfill.planning.predicted_curve",
+        lambda *_, **__: predicted_hits(lost=30),
+    )
     refused = typed(*words)
     assert refused.code == 1
     assert "and the old vectors would not be kept" in refused.err
-    monkeypatch.setattr("fixstar.workspace.backfill.planning.predicted_curve", lambda *_, **__: predicted_hits(lost=1))
+    monkeypatch.setattr(
+        "fixstar.workspace.backfill.planning.predicted_curve",
+        lambda *_, **__: predicted_hits(lost=1),
+    )
     for more in (["--plan-only"], []):
         shown = typed(*words, *more)
         assert shown.code == 0, shown.err
-        assert "predicted to lower the accuracy from 66.7 % to 66.3 % of 300 queries. That may be chance" in shown.out
+        assert (
+            "predicted to lower the accuracy from 66.7 % to 66.3 % of 300 queries. That may be chance"
+            in shown.out
+        )
     assert "1 item re-embedded with v2" in shown.out
     assert shown.out.count("Picture: ") == 1
     assert " s. This plan is done\n" in shown.out  # no item was kept, deleted or left
@@ -174,7 +197,9 @@ def test_rows_of_the_backfill_table_read_differently() -> None:
         assert len({f"{100 * row:.3g}%" for row in rows}) == len(rows), share
 
 
-def test_a_backfill_predicts_on_the_images_that_judged_the_version(path: Path, photos: Path, tmp_path: Path) -> None:
+def test_a_backfill_predicts_on_the_images_that_judged_the_version(
+    path: Path, photos: Path, tmp_path: Path
+) -> None:
     with Workspace(path, "cpu") as space:
         space.pin_images("season", photos)
         passed(space, "v2", "v1", data={"name": "season", "source": "named"})
@@ -187,7 +212,10 @@ def test_a_backfill_predicts_on_the_images_that_judged_the_version(path: Path, p
     other = pictures(tmp_path / "other", 4)
     shown = typed(*words, "--data", other)
     assert " gallery images (other):" in shown.out
-    assert "The check of v2 asked 100 queries (season): its figures do not compare with these" in shown.out
+    assert (
+        "The check of v2 asked 100 queries (season): its figures do not compare with these"
+        in shown.out
+    )
 
 
 def test_a_line_of_next_steps_is_pasted_whole() -> None:
@@ -225,11 +253,16 @@ def test_a_trained_workspace_is_not_sent_to_training(path: Path) -> None:
     assert "fixstar train" not in shown.out
 
 
-def test_what_may_be_given_as_labelled_images_is_told(path: Path, tmp_path: Path, photos: Path) -> None:
+def test_what_may_be_given_as_labelled_images_is_told(
+    path: Path, tmp_path: Path, photos: Path
+) -> None:
     fresh = tmp_path / "fresh"
     typed("init", fresh)
     absent = tmp_path / "nowhere"
-    ways: tuple[list[str | Path], ...] = (["train", absent, "-w", fresh], ["check", "v2", "--data", absent])
+    ways: tuple[list[str | Path], ...] = (
+        ["train", absent, "-w", fresh],
+        ["check", "v2", "--data", absent],
+    )
     for words in ways:
         refused = typed(*words)
         assert refused.code == 1
@@ -243,7 +276,9 @@ def test_one_image_gets_one_error(tmp_path: Path) -> None:
     (tmp_path / "photos" / "a").mkdir(parents=True)
     Image.fromarray(np.zeros((16, 16, 3), np.uint8)).save(tmp_path / "photos" / "a" / "0.png")
     typed("init", tmp_path / "shop")
-    refused = typed("train", tmp_path / "photos", "-w", tmp_path / "shop", "--backbone", "tiny", "--epochs", "1")
+    refused = typed(
+        "train", tmp_path / "photos", "-w", tmp_path / "shop", "--backbone", "tiny", "--epochs", "1"
+    )
     assert refused.code == 1
     said = [line for line in refused.err.splitlines() if line.startswith("fixstar: ")]
     assert len(said) == 1
@@ -268,7 +303,9 @@ def test_an_empty_workspace_has_no_list_of_versions(tmp_path: Path) -> None:
     assert "Known" not in refused.err
 
 
-def test_a_device_that_is_not_there_is_not_offered(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_is_not_there_is_not_offered(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     refused = typed("search", "--like", "hat/1.png", "--device", "nosuch", "-w", path)
     assert refused.code == 1
@@ -281,7 +318,10 @@ def test_when_a_key_ends_is_told(path: Path) -> None:
     assert ends["expires"] == listed[0]["expires"] is not None
     never = typed("keys", "add", "team", "--role", "read", "-w", path, "--json").json
     assert never["expires"] is None
-    assert "It expires at" in typed("keys", "add", "third", "--role", "read", "--days", "1", "-w", path).err
+    assert (
+        "It expires at"
+        in typed("keys", "add", "third", "--role", "read", "--days", "1", "-w", path).err
+    )
 
 
 def test_a_version_without_gain_or_loss_gets_advice_that_agrees(path: Path, photos: Path) -> None:
@@ -294,18 +334,24 @@ def test_a_version_without_gain_or_loss_gets_advice_that_agrees(path: Path, phot
     assert "there is no gain to show" in said
     assert "MISSING EVIDENCE: v2 is neither passed nor refused" in said
     named = said.split("points is acceptable, about ")[1].split(" queries")[0].replace(",", "")
-    assert int(named) > 100  # at so wide an interval a tolerance of a point needs many more than these six
+    assert (
+        int(named) > 100
+    )  # at so wide an interval a tolerance of a point needs many more than these six
     assert "fixstar check v2 --data LABELLED_IMAGES --tolerance 0.01" in said
 
 
-def test_in_python_too_a_plan_that_nobody_saw_must_not_lose(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_python_too_a_plan_that_nobody_saw_must_not_lose(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from fixstar.data import open_images
     from fixstar.errors import GateError
     from fixstar.workspace import BackfillOptions
 
     curve = BackfillCurve(np.array([0.0, 1.0]), np.array([[0.6, 0.5]]))
     predicted = PredictedCurve("random", curve, curve, (0.6, 0.5), (20, 20))
-    monkeypatch.setattr("fixstar.workspace.backfill.planning.predicted_curve", lambda *_, **__: predicted)
+    monkeypatch.setattr(
+        "fixstar.workspace.backfill.planning.predicted_curve", lambda *_, **__: predicted
+    )
     with Workspace(path, "cpu") as space:
         space.deploy("v2")
         images = open_images(pictures(path.parent / "held", 4))
@@ -316,7 +362,9 @@ def test_in_python_too_a_plan_that_nobody_saw_must_not_lose(path: Path, monkeypa
         assert space.backfill(BackfillOptions("50%", "random", data=images, anyway=True)).done == 6
 
 
-def test_a_forgotten_workspace_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forgotten_workspace_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "shoe.jpg").write_bytes(b"")
     monkeypatch.chdir(tmp_path)
     refused = typed("search", "shoe.jpg")
@@ -348,5 +396,7 @@ def test_a_backfill_that_a_check_suggests_predicts_on_the_images_of_the_check(
     Workspace.create(tmp_path / "shop", device="cpu").close()
     step = NextStep("backfill", {"budget": "80%"}, "once it is deployed")
     check = Check("v2", "missing evidence", (), (), 0.7, 100, 100, 0.95, 0.0, next_steps=(step,))
-    print_check(check, tmp_path / "shop", {"data": data, "name": None, "split": None, "label": None})
+    print_check(
+        check, tmp_path / "shop", {"data": data, "name": None, "split": None, "label": None}
+    )
     assert f"fixstar backfill --budget 80%{kept} -w" in capsys.readouterr().out

@@ -46,19 +46,36 @@ def unrelated(tmp_path: Path, photos: Path) -> Path:
 def suggested(shown: Typed) -> list[list[str]]:
     """The commands under "Next:", as words, with a reason where one is asked for."""
     lines = (shown.out + shown.err).split("Next: ")[-1].splitlines()
-    commands = [line.split("   # ")[0].strip() for line in lines if line.strip().startswith("fixstar ")]
+    commands = [
+        line.split("   # ")[0].strip() for line in lines if line.strip().startswith("fixstar ")
+    ]
     return [shlex.split(command.replace("REASON", "a test"))[1:] for command in commands]
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("--size 64", "tiny cannot take images of 64 x 64 pixels and 3 channels; it was made for 32 x 32 pixels"),
-        ("--size 32 --mean 0.5 --std 0.5", "tiny cannot take images of 32 x 32 pixels and 1 channel;"),
-        ("--method polaris --option hold=abc", "option hold of method 'polaris' is a number, such as 40.0; got 'abc'"),
+        (
+            "--size 64",
+            "tiny cannot take images of 64 x 64 pixels and 3 channels; it was made for 32 x 32 pixels",
+        ),
+        (
+            "--size 32 --mean 0.5 --std 0.5",
+            "tiny cannot take images of 32 x 32 pixels and 1 channel;",
+        ),
+        (
+            "--method polaris --option hold=abc",
+            "option hold of method 'polaris' is a number, such as 40.0; got 'abc'",
+        ),
         ("--method polaris --option hold=true", "option hold of method 'polaris' is a number"),
-        ("--method vega --option rotated=abc", "option rotated of method 'vega' is true or false, such as true"),
-        ("--method fd --option on=3", "option on of method 'fd' is a word, such as \"replay\"; got 3"),
+        (
+            "--method vega --option rotated=abc",
+            "option rotated of method 'vega' is true or false, such as true",
+        ),
+        (
+            "--method fd --option on=3",
+            "option on of method 'fd' is a word, such as \"replay\"; got 3",
+        ),
     ],
 )
 def test_odd_settings_of_a_training(fresh: Path, photos: Path, words: str, told: str) -> None:
@@ -94,7 +111,9 @@ def test_an_index_while_the_first_version_is_trained(fresh: Path, photos: Path) 
     assert "fixstar train" not in shown.err
 
 
-def test_a_read_only_disk_is_named_by_its_directory(unrelated: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_only_disk_is_named_by_its_directory(
+    unrelated: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     open_file = os.open
 
     def refused(path: Any, *words: Any, **more: Any) -> Any:
@@ -105,7 +124,8 @@ def test_a_read_only_disk_is_named_by_its_directory(unrelated: Path, monkeypatch
     monkeypatch.setattr(os, "open", refused)
     shown = typed("deploy", "v2", "--force", "a test", "-w", unrelated)
     assert (
-        f"{unrelated / 'translations'} cannot be written (Read-only file system), so nothing was changed" in shown.err
+        f"{unrelated / 'translations'} cannot be written (Read-only file system), so nothing was changed"
+        in shown.err
     )
     assert ".lock" not in shown.err
 
@@ -136,7 +156,10 @@ def test_a_first_version_that_nothing_depends_on_can_be_replaced(fresh: Path, ph
     words: list[str | Path] = ["train", photos, "-w", fresh, *shlex.split(TRAIN)]
     assert typed(*words).code == 0
     again = typed(*words)
-    assert f"Next: fixstar upgrade LABELLED_IMAGES -w {fresh}\n      fixstar drop v1 -w {fresh}" in again.err
+    assert (
+        f"Next: fixstar upgrade LABELLED_IMAGES -w {fresh}\n      fixstar drop v1 -w {fresh}"
+        in again.err
+    )
     gone = typed("drop", "v1", "-w", fresh)
     assert gone.code == 0
     assert f"fixstar train LABELLED_IMAGES -w {fresh}" in gone.out
@@ -152,11 +175,15 @@ def test_a_first_version_that_nothing_depends_on_can_be_replaced(fresh: Path, ph
     check_wording(typed("rollback", "-w", fresh).err)
 
 
-def test_a_first_version_is_not_dropped_over_vectors_that_nobody_checked(unrelated: Path, tmp_path: Path) -> None:
+def test_a_first_version_is_not_dropped_over_vectors_that_nobody_checked(
+    unrelated: Path, tmp_path: Path
+) -> None:
     assert typed("drop", "v1", "-w", unrelated).code == 1
     with shop(tmp_path / "other") as space:
         foreign(space)
-    assert "v1 cannot be dropped" in typed("drop", "v1", "-w", tmp_path / "other").err  # v2 would be deployed unchecked
+    assert (
+        "v1 cannot be dropped" in typed("drop", "v1", "-w", tmp_path / "other").err
+    )  # v2 would be deployed unchecked
     assert typed("drop", "v2", "-w", tmp_path / "other").code == 0
     assert typed("drop", "v1", "-w", tmp_path / "other").code == 0  # no version is left
 
@@ -165,7 +192,14 @@ def test_what_a_rollback_suggests(unrelated: Path) -> None:
     typed("deploy", "v2", "--force", "a test", "-w", unrelated)
     shown = typed("rollback", "-w", unrelated)
     back, *_ = suggested(shown)
-    assert back == ["deploy", "v2", "--force", "a test", "-w", str(unrelated)]  # no check would let it through
+    assert back == [
+        "deploy",
+        "v2",
+        "--force",
+        "a test",
+        "-w",
+        str(unrelated),
+    ]  # no check would let it through
     assert typed(*back).code == 0
     with Workspace(unrelated) as space:
         assert space.deployed() == "v2"
@@ -186,7 +220,9 @@ def refused_drop(path: Path, budget: str, connected: bool) -> list[list[str]]:
 
 @pytest.mark.parametrize("budget", ["all", "50%"])
 @pytest.mark.parametrize("connected", [False, True])
-def test_what_a_refused_drop_suggests(unrelated: Path, photos: Path, budget: str, connected: bool) -> None:
+def test_what_a_refused_drop_suggests(
+    unrelated: Path, photos: Path, budget: str, connected: bool
+) -> None:
     """Not one model per query, even where that is possible: vectors of v2 would still be there."""
     commands = refused_drop(unrelated, budget, connected)
     assert [words[0] for words in commands] == ["index", "gallery"]
@@ -214,7 +250,9 @@ def test_what_is_suggested_about_a_model_that_was_added(unrelated: Path, photos:
     assert "Next: fixstar add MODEL" in again.err
 
 
-def test_a_refused_version_is_followed_by_what_can_be_done(unrelated: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_version_is_followed_by_what_can_be_done(
+    unrelated: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with Workspace(unrelated) as space:
         found = space.check("v2", progress=False)
     refused = replace(found, outcome="refuse")

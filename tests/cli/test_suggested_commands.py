@@ -78,7 +78,9 @@ def unrelated() -> None:
     trained()
     with Workspace(Path("shop"), "cpu") as space:
         space.index(catalogue(Path("photos")))
-        space.add_version(Encoder.create("tiny", classes=list(CLASSES), capacity=7))  # as wide as MODEL.onnx
+        space.add_version(
+            Encoder.create("tiny", classes=list(CLASSES), capacity=7)
+        )  # as wide as MODEL.onnx
 
 
 def connected_by_nothing() -> None:
@@ -87,7 +89,9 @@ def connected_by_nothing() -> None:
     shutil.copytree("photos", "moved")
     with Workspace(Path("shop"), "cpu") as space:
         for item in list(space.gallery.iterate()):
-            space.gallery.upsert("v1", [item.id], item.vector[None], [{"label": item.payload["label"]}])
+            space.gallery.upsert(
+                "v1", [item.id], item.vector[None], [{"label": item.payload["label"]}]
+            )
     pairs(old=19, new=6)
 
 
@@ -102,7 +106,9 @@ def pairs(old: int, new: int) -> None:
     """Vectors of the same items by two models, of so many components."""
     rng = np.random.default_rng(0)
     widths = {"old": old, "new": new}
-    arrays = {name: rng.normal(size=(40, width)).astype(np.float32) for name, width in widths.items()}
+    arrays = {
+        name: rng.normal(size=(40, width)).astype(np.float32) for name, width in widths.items()
+    }
     np.savez("FILE.npz", **arrays)  # type: ignore[arg-type]
 
 
@@ -120,7 +126,9 @@ def rolled_back_after_a_backfill() -> None:
 
 def losing(monkeypatch: pytest.MonkeyPatch) -> None:
     deployed_by_force()
-    monkeypatch.setattr("fixstar.workspace.backfill.planning.predicted_curve", lambda *_, **__: predicted(lost=30))
+    monkeypatch.setattr(
+        "fixstar.workspace.backfill.planning.predicted_curve", lambda *_, **__: predicted(lost=30)
+    )
 
 
 def two_models() -> None:
@@ -185,7 +193,9 @@ def columns() -> None:
 def a_file_of_pairs() -> None:
     indexed()
     words = "--protocol verification --pairs-file SPLIT.npz --no-report"
-    shown = typed("evaluate", "photos", "-w", "shop", *shlex.split(words.replace(" --no-report", "")))
+    shown = typed(
+        "evaluate", "photos", "-w", "shop", *shlex.split(words.replace(" --no-report", ""))
+    )
     assert Path("SPLIT.npz").exists(), shown.err
 
 
@@ -243,10 +253,18 @@ def migration() -> None:
     for name, width in widths.items():
         np.savez(name, vectors=rng.normal(size=(60, width)).astype(np.float32), ids=np.array(items))
     for name, width in {"FILE.npz": 8, "asked.npz": 8, "asked-narrow.npz": 5}.items():
-        np.savez(name, vectors=rng.normal(size=(20, width)).astype(np.float32), ids=np.array(queries))
-    labels = [f"{name},{place % 5}" for names in (items, queries) for place, name in enumerate(names)]
+        np.savez(
+            name, vectors=rng.normal(size=(20, width)).astype(np.float32), ids=np.array(queries)
+        )
+    labels = [
+        f"{name},{place % 5}" for names in (items, queries) for place, name in enumerate(names)
+    ]
     Path("labels.csv").write_text("\n".join(["id,label", *labels]) + "\n")
-    relevant = [f"{name},item-{place + 20}" for names in (items[:20], queries) for place, name in enumerate(names)]
+    relevant = [
+        f"{name},item-{place + 20}"
+        for names in (items[:20], queries)
+        for place, name in enumerate(names)
+    ]
     Path("relevant.csv").write_text("\n".join(["query,item", *relevant]) + "\n")
 
 
@@ -255,7 +273,9 @@ def measured_translation(difference: float) -> None:
     rng = np.random.default_rng(0)
     ahead = {"difference": difference, "low": difference - 0.01, "high": difference + 0.01}
     about = {"measured": {"stored mapped forward": ahead}}
-    way = Translation("old", "new", forward=Map.linear(rng.standard_normal((8, 6))), two=0.6, about=about)
+    way = Translation(
+        "old", "new", forward=Map.linear(rng.standard_normal((8, 6))), two=0.6, about=about
+    )
     save_translation(way, "way.npz", onnx=False)
     np.savez("stored.npz", vectors=rng.normal(size=(30, 8)).astype(np.float32))
     np.savez("mine.npz", vectors=np.ones((2, 2), np.float32))
@@ -266,9 +286,13 @@ CASES = {
     "the first training is under way": Case("index photos -w shop", ("status",), interrupted_first),
     "growing nothing": Case("grow 20 -w shop", ("train data capacity",), fresh),
     "old vectors without their method": Case(
-        f"train photos -w shop {TRAIN.replace('hoc', 'bct-vectors')}", ("train data method old_vectors",), fresh
+        f"train photos -w shop {TRAIN.replace('hoc', 'bct-vectors')}",
+        ("train data method old_vectors",),
+        fresh,
     ),
-    "trained already": Case(f"train photos -w shop {TRAIN}", ("upgrade data", "drop version"), trained),
+    "trained already": Case(
+        f"train photos -w shop {TRAIN}", ("upgrade data", "drop version"), trained
+    ),
     "an upgrade of an added model": Case(
         "upgrade photos -w shop", ("add model compatible_with", "add model"), unrelated
     ),
@@ -281,9 +305,13 @@ CASES = {
         indexed,
     ),
     "nothing won and nothing lost": Case(
-        "check v2 --data photos --no-report -w shop", ("check data tolerance version",), the_same_twice
+        "check v2 --data photos --no-report -w shop",
+        ("check data tolerance version",),
+        the_same_twice,
     ),
-    "no held-out images": Case("check v2 -w shop", ("check version data", "upgrade data hold_out"), indexed),
+    "no held-out images": Case(
+        "check v2 -w shop", ("check version data", "upgrade data hold_out"), indexed
+    ),
     "no images and no labels in common": Case(
         "check v2 --data moved --no-report -w shop",
         ("check version images", "check version pairs"),
@@ -292,38 +320,62 @@ CASES = {
     "vectors of a model that is not here": Case(
         "check v2 --data photos --no-report -w shop", ("check version pairs",), imported
     ),
-    "named images that changed": Case("check v2 --name season -w shop", ("check data name",), named_and_changed),
+    "named images that changed": Case(
+        "check v2 --name season -w shop", ("check data name",), named_and_changed
+    ),
     "one model per query": Case(
-        "deploy v2 --queries one -w shop", ("deploy version", "deploy version queries force"), two_models
+        "deploy v2 --queries one -w shop",
+        ("deploy version", "deploy version queries force"),
+        two_models,
     ),
     "deployed": Case('deploy v2 --force "a test" -w shop', ("backfill", "rollback"), indexed),
     "vectors of a newer version": Case(
-        "drop v2 -w shop", ("index items again", "delete-items version"), rolled_back_after_a_backfill
+        "drop v2 -w shop",
+        ("index items again", "delete-items version"),
+        rolled_back_after_a_backfill,
     ),
-    "a needed version": Case("drop v1 -w shop", ("backfill budget", "delete-items version"), deployed_by_force),
+    "a needed version": Case(
+        "drop v1 -w shop", ("backfill budget", "delete-items version"), deployed_by_force
+    ),
     "a damaged item": Case("search photos/hat/1.png -w shop", ("delete-items id",), damaged_item),
     "a missing gallery": Case("status -w shop", ("use-gallery address",), without_gallery),
     "a damaged gallery": Case("snapshot s.tar -w shop", ("verify-gallery",), damaged_item),
-    "vectors are no model": Case("add old.npz -w shop", ("import-vectors file name",), other_vectors),
+    "vectors are no model": Case(
+        "add old.npz -w shop", ("import-vectors file name",), other_vectors
+    ),
     "ids that others hold": Case(
         "gallery import old.npz --as old -w shop",
         ("import-vectors file name prefix", "import-vectors file name take_over"),
         vectors,
     ),
     "no column of this name": Case(
-        "gallery import old.parquet --as old -w shop", ("import-vectors file id_column name",), columns
+        "gallery import old.parquet --as old -w shop",
+        ("import-vectors file id_column name",),
+        columns,
     ),
     "a model of one's own": Case("add MODEL.onnx --size 32 -w shop", ("index items",), fresh),
     "no workspace": Case("status -w nowhere", ("init path",)),
-    "a workspace of a similar name": Case("status -w shpo", ("repeat workspace", "init path"), indexed),
-    "nothing to measure": Case("evaluate -w shop", ("evaluate data",), indexed),
-    "a report of one version": Case("evaluate photos --report report -w shop", ("upgrade data",), trained),
-    "a file of another kind": Case(
-        "evaluate photos --split-file SPLIT.npz -w shop", ("evaluate data protocol pairs_file",), a_file_of_pairs
+    "a workspace of a similar name": Case(
+        "status -w shpo", ("repeat workspace", "init path"), indexed
     ),
-    "features without labels": Case("evaluate --features v1=features.npz", ("repeat labels",), features_without_labels),
-    "an unreadable image": Case(f"train photos -w shop {TRAIN}", ("repeat bad_images",), unreadable_image),
-    "which folder is the class": Case(f"train nested -w shop {TRAIN}", ("repeat label",), folders_in_folders),
+    "nothing to measure": Case("evaluate -w shop", ("evaluate data",), indexed),
+    "a report of one version": Case(
+        "evaluate photos --report report -w shop", ("upgrade data",), trained
+    ),
+    "a file of another kind": Case(
+        "evaluate photos --split-file SPLIT.npz -w shop",
+        ("evaluate data protocol pairs_file",),
+        a_file_of_pairs,
+    ),
+    "features without labels": Case(
+        "evaluate --features v1=features.npz", ("repeat labels",), features_without_labels
+    ),
+    "an unreadable image": Case(
+        f"train photos -w shop {TRAIN}", ("repeat bad_images",), unreadable_image
+    ),
+    "which folder is the class": Case(
+        f"train nested -w shop {TRAIN}", ("repeat label",), folders_in_folders
+    ),
     "a model that only runs": Case(
         "train photos -w shop --backbone MODEL.onnx --size 32 --epochs 1 --batch-size 8 --capacity 100",
         ("repeat frozen",),
@@ -334,21 +386,33 @@ CASES = {
         ("repeat size",),
         fresh,
     ),
-    "code that is not trusted": Case("add own_models:small --size 16 -w shop", ("repeat trust",), fresh),
-    "another backbone": Case("upgrade photos --backbone tiny -w shop", ("repeat replace",), trained),
+    "code that is not trusted": Case(
+        "add own_models:small --size 16 -w shop", ("repeat trust",), fresh
+    ),
+    "another backbone": Case(
+        "upgrade photos --backbone tiny -w shop", ("repeat replace",), trained
+    ),
     "images under ids that are taken": Case(
         "index others -w shop", ("repeat replace", "repeat prefix"), other_images_of_the_same_ids
     ),
     "a place that is taken": Case("restore shop.tar -w other", ("repeat replace",), snapshot),
-    "all held out": Case("bridge one.npz two.npz --held-out 1 --out bridge.npz", ("repeat held_out",), pairs_to_bridge),
+    "all held out": Case(
+        "bridge one.npz two.npz --held-out 1 --out bridge.npz",
+        ("repeat held_out",),
+        pairs_to_bridge,
+    ),
     "a model to bridge from": Case(
-        "bridge 'MODEL.onnx?size=32' photos.npz --out bridge.npz", ("repeat images",), pairs_to_bridge
+        "bridge 'MODEL.onnx?size=32' photos.npz --out bridge.npz",
+        ("repeat images",),
+        pairs_to_bridge,
     ),
 }
 MIGRATE = "migrate run stored.npz way.npz"
 CASES |= {
     "a migration that loses": Case(
-        f"{MIGRATE} --to moved.npz", ("init path", "repeat anyway"), lambda: measured_translation(-0.05)
+        f"{MIGRATE} --to moved.npz",
+        ("init path", "repeat anyway"),
+        lambda: measured_translation(-0.05),
     ),
     "a migration to a file of others": Case(
         f"{MIGRATE} --to mine.npz", ("repeat to",), lambda: measured_translation(0.05)
@@ -372,12 +436,15 @@ CASES |= {
         migration,
     ),
     "a migration without right answers": Case(
-        f"{JUDGE} --migrated migrated.npz --new new.npz", ("repeat relevant", "repeat labels"), migration
+        f"{JUDGE} --migrated migrated.npz --new new.npz",
+        ("repeat relevant", "repeat labels"),
+        migration,
     ),
 }
 DIVERGES = Case(f"train photos -w shop {TRAIN} --learning-rate 1", ("repeat learning_rate",), fresh)
 LOSES = Case(
-    "backfill --budget 10% --data photos -w shop", ("backfill budget", "backfill plan_only", "backfill anyway")
+    "backfill --budget 10% --data photos -w shop",
+    ("backfill budget", "backfill plan_only", "backfill anyway"),
 )
 
 
@@ -460,7 +527,9 @@ def sorted_shape(text: str) -> str:
 def words_of(step: NextStep, command: str, before: str) -> list[str]:
     """What a user types for a step: the placeholders filled in, "the same command" written out."""
     if step.action == "repeat":
-        instead = step.note.removeprefix("in place of ") if step.note.startswith("in place of ") else None
+        instead = (
+            step.note.removeprefix("in place of ") if step.note.startswith("in place of ") else None
+        )
         before = re.sub(rf"{instead} \S+", "", before) if instead else before
         command = f"fixstar {before} {command.removeprefix('the same command with')}"
     _, *words = shlex.split(command)
@@ -468,13 +537,17 @@ def words_of(step: NextStep, command: str, before: str) -> list[str]:
         words = [{"FILE.npz": "OLD.npz"}.get(word, word) for word in words]
     if words[0] == "judge":
         words = [{"LABELS": "labels.csv"}.get(word, word) for word in words]
-    words += ["--yes"] if words[:3] == ["gallery", "delete", "--version"] else []  # a question that is answered
+    words += (
+        ["--yes"] if words[:3] == ["gallery", "delete", "--version"] else []
+    )  # a question that is answered
     for word in SHORT.get(words[0], []):
         words += [] if word.split()[0] in words else word.split()
     return [part for word in words for part in BROUGHT.get(word, [word])]
 
 
-def suggested(case: Case, monkeypatch: pytest.MonkeyPatch) -> tuple[Typed, list[tuple[NextStep, str]]]:
+def suggested(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Typed, list[tuple[NextStep, str]]]:
     """What the last command of a case prints, and the steps with their commands."""
     told: list[tuple[NextStep, str]] = []
     real = next_steps.command_of
@@ -506,33 +579,51 @@ def try_all(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     case.prepare()
     shutil.copytree(tmp_path / "seen", tmp_path / "before")
     shown, told = suggested(case, monkeypatch)
-    assert {sorted_shape(one) for one in case.suggests} <= {shape_of(step) for step, _ in told}, (shown, told)
+    assert {sorted_shape(one) for one in case.suggests} <= {shape_of(step) for step, _ in told}, (
+        shown,
+        told,
+    )
     wrong = []
     for number, (command, step) in enumerate({command: step for step, command in told}.items()):
         if step.arguments.get("model") in PRETRAINED and not at_hand(str(step.arguments["model"])):
             continue  # the extra encoder is not installed
         if str(step.arguments.get("model")).startswith(("st:", "https:")):
             continue  # needs a model of texts or a server: tests/models add them
-        folder = shutil.copytree(tmp_path / ("before" if step.action == "repeat" else "seen"), tmp_path / f"{number}")
+        folder = shutil.copytree(
+            tmp_path / ("before" if step.action == "repeat" else "seen"), tmp_path / f"{number}"
+        )
         monkeypatch.chdir(folder)
         words = words_of(step, command, case.words)
         ended = typed(*words)
-        answers = any(words[: len(start)] == list(start) and ended.code in codes for start, codes in MAY_END.items())
-        if not (ended.code == 0 or answers) or "Traceback" in ended.err or ended.err.startswith("fixstar: "):
+        answers = any(
+            words[: len(start)] == list(start) and ended.code in codes
+            for start, codes in MAY_END.items()
+        )
+        if (
+            not (ended.code == 0 or answers)
+            or "Traceback" in ended.err
+            or ended.err.startswith("fixstar: ")
+        ):
             wrong.append(f"{command} -> {ended.code}: {ended.err[-600:]}")
     assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_is_suggested_can_be_typed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_suggested_can_be_typed(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     try_all(CASES[name], tmp_path, monkeypatch)
 
 
-def test_what_is_suggested_instead_of_a_losing_backfill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_suggested_instead_of_a_losing_backfill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     try_all(LOSES._replace(prepare=lambda: losing(monkeypatch)), tmp_path, monkeypatch)
 
 
-def test_what_is_suggested_for_a_training_that_diverges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_suggested_for_a_training_that_diverges(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = loop._require_converging
 
     def diverging(entry: EpochLog, checkpoint: Path | None, learning_rate: float) -> None:
@@ -555,7 +646,11 @@ def kinds_in_source() -> Iterator[tuple[str, str]]:
         if place.startswith("service/") or "NextStep(" not in source:
             continue  # a service answers with requests
         for node in ast.walk(ast.parse(source)):
-            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "NextStep"):
+            if not (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Name)
+                and node.func.id == "NextStep"
+            ):
                 continue
             action = node.args[0]
             given = node.args[1] if len(node.args) > 1 else ast.Dict([], [])
@@ -574,8 +669,16 @@ COMPUTED = {  # kinds with parts that are computed, or with what was typed, as o
 
 
 def test_every_kind_of_step_has_a_case() -> None:
-    tried = {sorted_shape(one) for case in (*CASES.values(), DIVERGES, LOSES) for one in case.suggests}
+    tried = {
+        sorted_shape(one) for case in (*CASES.values(), DIVERGES, LOSES) for one in case.suggests
+    }
     tried |= {sorted_shape(" ".join(one)) for one in NOT_TYPED}
-    missing = [f"{kind} ({place})" for kind, place in kinds_in_source() if COMPUTED.get(kind, kind) not in tried]
+    missing = [
+        f"{kind} ({place})"
+        for kind, place in kinds_in_source()
+        if COMPUTED.get(kind, kind) not in tried
+    ]
     assert not missing, "reach these in CASES:\n" + "\n".join(missing)
-    assert {one.split()[0] for one in tried} == ACTIONS  # an action that nothing suggests is not needed
+    assert {
+        one.split()[0] for one in tried
+    } == ACTIONS  # an action that nothing suggests is not needed

@@ -42,7 +42,12 @@ def test_a_server_is_asked_only_if_it_is_trusted(server: FakeServer, tmp_path: P
     assert f"--trust {server.address}" in refused.err
     assert not server.requests
     added = typed("add", server.url(), "--trust", server.address, "-w", tmp_path / "w", "--json")
-    assert json.loads(added.out) == {"version": "v1", "width": 24, "compatible_with": None, "reads": "texts"}
+    assert json.loads(added.out) == {
+        "version": "v1",
+        "width": 24,
+        "compatible_with": None,
+        "reads": "texts",
+    }
 
 
 def test_a_text_is_searched_and_what_is_found_can_be_read(notes: Path) -> None:
@@ -58,7 +63,12 @@ def test_a_long_text_leaves_room_for_the_other_columns(server: FakeServer, tmp_p
     workspace = tmp_path / "long"
     typed("init", workspace)
     typed("add", server.url(), "--trust", server.address, "-w", workspace)
-    typed("index", write_jsonl(tmp_path / "long.jsonl", [("word " * 60, "a"), ("other " * 60, "b")]), "-w", workspace)
+    typed(
+        "index",
+        write_jsonl(tmp_path / "long.jsonl", [("word " * 60, "a"), ("other " * 60, "b")]),
+        "-w",
+        workspace,
+    )
     with patch("typed.COLUMNS", "80"):
         lines = typed("search", "word", "-w", workspace).out.splitlines()
     assert sum("score" in line for line in lines) == 1  # one table
@@ -77,13 +87,22 @@ def test_the_whole_upgrade(notes: Path, tmp_path: Path) -> None:
         assert typed("deploy", "v2", "-w", notes).code == 0
         met = typed("search", "rain storm", "--fresh", "10", "-w", notes)
         assert "10 items embedded again with v2 before this answer" in met.err
-        again = json.loads(typed("search", "rain storm", "--fresh", "10", "-w", notes, "--json").out)
+        again = json.loads(
+            typed("search", "rain storm", "--fresh", "10", "-w", notes, "--json").out
+        )
         assert again["embedded"] < 10
         older = 70 - again["embedded"]
-        assert "stored vector" in typed("search", "--like", "notes-1", "--fresh", "5", "-w", notes).err
+        assert (
+            "stored vector" in typed("search", "--like", "notes-1", "--fresh", "5", "-w", notes).err
+        )
         filled = typed("backfill", "--budget", "50%", "-w", notes)
         assert filled.code == 0
-        told = [checked, filled, typed("status", "-w", notes), typed("check", "v2", "--history", "-w", notes)]
+        told = [
+            checked,
+            filled,
+            typed("status", "-w", notes),
+            typed("check", "v2", "--history", "-w", notes),
+        ]
         assert not [line for one in told for line in one.out.splitlines() if "image" in line]
         counts = json.loads(typed("status", "-w", notes, "--json").out)["vectors"]
         assert counts == {"v1": older // 2, "v2": 80 - older // 2}
@@ -103,7 +122,16 @@ def test_the_field_of_the_text_may_have_any_name(notes: Path, tmp_path: Path) ->
         typed("add", better.url("better"), "--trust", better.address, "-w", notes)
         refused = typed("check", "v2", "--data", table, "-w", notes)
         assert "another name of the field with the text has to be given" in refused.err
-        words: list[str | Path] = ["check", "v2", "--data", table, "--text", "question", "-w", notes]
+        words: list[str | Path] = [
+            "check",
+            "v2",
+            "--data",
+            table,
+            "--text",
+            "question",
+            "-w",
+            notes,
+        ]
         checked = typed(*words, "--images", unlabelled, "--json")
         assert checked.code in (0, 3), checked.err
         assert json.loads(checked.out)["queries"] > 0
@@ -112,22 +140,39 @@ def test_the_field_of_the_text_may_have_any_name(notes: Path, tmp_path: Path) ->
         again = typed("check", "v2", "-w", notes, "--json")  # the name keeps the field
         assert json.loads(again.out)["data"]["name"] == "tickets"
         typed("deploy", "v2", "--force", "a try", "-w", notes)
-        planned = typed("backfill", "--plan-only", "--data", table, "--text", "question", "-w", notes)
+        planned = typed(
+            "backfill", "--plan-only", "--data", table, "--text", "question", "-w", notes
+        )
         assert planned.code == 0, planned.err
-    assert "not a file with a field" in typed("check", "v2", "--data", unlabelled, "--text", "q", "-w", notes).err
+    assert (
+        "not a file with a field"
+        in typed("check", "v2", "--data", unlabelled, "--text", "q", "-w", notes).err
+    )
     assert "give one of them" in typed("check", "v2", "--text", "q", "-w", notes).err
 
 
 def test_a_backfill_may_have_a_budget_in_money(notes: Path) -> None:
     with embeddings_server(width=32, salt="two") as better:
-        words: list[str | Path] = ["add", better.url("better"), "--trust", better.address, "-w", notes]
+        words: list[str | Path] = [
+            "add",
+            better.url("better"),
+            "--trust",
+            better.address,
+            "-w",
+            notes,
+        ]
         assert typed(*words, "--price", "1000").code == 0
         assert typed("deploy", "v2", "--force", "a try", "-w", notes).code == 0
         lengths = [len(text) for text, _ in topic_texts(20)]
         one = sum(lengths) / len(lengths) / 3.5 * 1000 / 1e6
-        done = typed("backfill", "--budget", f"${10.5 * one:.6f}", "--anyway", "--json", "-w", notes)
+        done = typed(
+            "backfill", "--budget", f"${10.5 * one:.6f}", "--anyway", "--json", "-w", notes
+        )
         assert done.code == 0, done.err
-        assert json.loads(typed("status", "-w", notes, "--json").out)["vectors"] == {"v1": 70, "v2": 10}
+        assert json.loads(typed("status", "-w", notes, "--json").out)["vectors"] == {
+            "v1": 70,
+            "v2": 10,
+        }
     refused = typed("rollback", "-w", notes)
     assert refused.code == 0
 
@@ -145,7 +190,11 @@ def test_money_needs_a_price(notes: Path) -> None:
     ("name", "content", "said"),
     [
         ("latin.csv", "id,text\n1,Grüße\n".encode("latin-1"), "not UTF-8"),
-        ("twice.jsonl", b'{"id": "a", "text": "x"}\n{"id": "a", "text": "y"}\n', "duplicate id 'a'"),
+        (
+            "twice.jsonl",
+            b'{"id": "a", "text": "x"}\n{"id": "a", "text": "y"}\n',
+            "duplicate id 'a'",
+        ),
         ("other.jsonl", b'{"id": "a", "body": "x"}\n', "no field 'text'; it has body, id"),
         ("empty.jsonl", b"", "no rows"),
         ("photo.jpg", b"x", "is not a file of texts"),
@@ -160,8 +209,14 @@ def test_files_that_cannot_be_indexed_are_named(
     assert said in refused.err
 
 
-def test_texts_that_cannot_be_embedded_are_named_and_the_others_stored(notes: Path, tmp_path: Path) -> None:
-    rows = [{"id": "long", "text": "x" * 200_000}, {"id": "blank", "text": " "}, {"id": "good", "text": "rain"}]
+def test_texts_that_cannot_be_embedded_are_named_and_the_others_stored(
+    notes: Path, tmp_path: Path
+) -> None:
+    rows = [
+        {"id": "long", "text": "x" * 200_000},
+        {"id": "blank", "text": " "},
+        {"id": "good", "text": "rain"},
+    ]
     (tmp_path / "mixed.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     done = typed("index", tmp_path / "mixed.jsonl", "-w", notes)
     assert done.code == 0
@@ -180,10 +235,14 @@ def test_a_text_of_10_mb_is_named_with_its_length_and_the_others_stored(
     source = tmp_path / f"long{suffix}"
     rows = {"first": "rain", "long": TEN_MB, "last": "bread"}
     if suffix == ".jsonl":
-        source.write_text("".join(json.dumps({"id": name, "text": text}) + "\n" for name, text in rows.items()))
+        source.write_text(
+            "".join(json.dumps({"id": name, "text": text}) + "\n" for name, text in rows.items())
+        )
     elif suffix:
         by = {".csv": ",", ".tsv": "\t"}[suffix]
-        source.write_text(f"id{by}text\n" + "".join(f"{name}{by}{text}\n" for name, text in rows.items()))
+        source.write_text(
+            f"id{by}text\n" + "".join(f"{name}{by}{text}\n" for name, text in rows.items())
+        )
     else:
         source.mkdir()
         for name, text in rows.items():
@@ -197,13 +256,22 @@ def test_a_text_of_10_mb_is_named_with_its_length_and_the_others_stored(
 
 
 def test_broken_rows_are_named_and_the_others_stored(notes: Path, tmp_path: Path) -> None:
-    lines = ['{"id": "good", "text": "rain"}', '{"id": "cut', '{"id": "other", "body": "x"}', '{"id": "n", "text": 3}']
+    lines = [
+        '{"id": "good", "text": "rain"}',
+        '{"id": "cut',
+        '{"id": "other", "body": "x"}',
+        '{"id": "n", "text": 3}',
+    ]
     (tmp_path / "mixed.jsonl").write_text("\n".join(lines) + "\n")
     done = typed("index", tmp_path / "mixed.jsonl", "-w", notes)
     assert done.code == 0, done.err
     assert "1 item embedded" in done.out
     assert "3 unreadable" in done.out
-    for line, reason in ((2, "it is not JSON"), (3, "no field 'text'"), (4, "text is 3, not a text")):
+    for line, reason in (
+        (2, "it is not JSON"),
+        (3, "no field 'text'"),
+        (4, "text is 3, not a text"),
+    ):
         (told,) = [shown for shown in done.err.splitlines() if f"mixed.jsonl, line {line}" in shown]
         assert told.startswith("left out ")
         assert reason in told

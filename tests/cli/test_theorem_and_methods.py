@@ -26,7 +26,8 @@ def fixstar(*words: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("out", "written"), [("pic", "pic.png"), ("new/folder/x.png", "new/folder/x.png"), ("x.SVG", "x.SVG")]
+    ("out", "written"),
+    [("pic", "pic.png"), ("new/folder/x.png", "new/folder/x.png"), ("x.SVG", "x.SVG")],
 )
 def test_the_path_that_is_told_is_the_file_that_is_there(
     out: str, written: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -76,7 +77,8 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 
 @pytest.mark.parametrize(
-    ("out", "written"), [("pic", "pic.png"), ("new/folder/x", "new/folder/x.png"), ("x.SVG", "x.SVG")]
+    ("out", "written"),
+    [("pic", "pic.png"), ("new/folder/x", "new/folder/x.png"), ("x.SVG", "x.SVG")],
 )
 def test_the_picture_in_the_plane_is_where_it_is_told(
     out: str, written: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drawn: list[Path]
@@ -107,7 +109,9 @@ def test_no_minute_is_spent_on_a_picture_that_cannot_be_written(
     assert not drawn
 
 
-def test_classes_that_widen_do_not_meet_the_assumption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_classes_that_widen_do_not_meet_the_assumption(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(DRAW, lambda *_: None)
     words = [*QUICK, "--out", str(tmp_path / "x.png")]
     wider = fixstar(*words, "--new-angle", "60")

@@ -24,11 +24,15 @@ from fixstar.models import Encoder
 from fixstar.workspace import UpgradeOptions, Workspace, training
 from fixstar.workspace.held_out import held_out_images, keep_held_out
 
-TINY = shlex.split("--backbone tiny --method hoc --capacity 20 --batch-size 8 --replay 2 --epochs 1")
+TINY = shlex.split(
+    "--backbone tiny --method hoc --capacity 20 --batch-size 8 --replay 2 --epochs 1"
+)
 
 
 def fixstar(*words: str | Path) -> str:
-    result = CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "200"}, catch_exceptions=False)
+    result = CliRunner().invoke(
+        app, [str(word) for word in words], env={"COLUMNS": "200"}, catch_exceptions=False
+    )
     assert result.exit_code == 0, result.output
     return result.stdout
 
@@ -72,8 +76,12 @@ def about(space: Path, name: str) -> Any:
     return json.loads((space / "versions" / name / "card.json").read_text())["about"]
 
 
-def test_from_scratch_is_another_run_than_going_on_and_both_are_known_again(space: Path, shop: Path) -> None:
-    assert "Next: fixstar check v2" in fixstar("upgrade", shop / "second", "-w", space, "--from-scratch")
+def test_from_scratch_is_another_run_than_going_on_and_both_are_known_again(
+    space: Path, shop: Path
+) -> None:
+    assert "Next: fixstar check v2" in fixstar(
+        "upgrade", shop / "second", "-w", space, "--from-scratch"
+    )
     assert about(space, "v2")["method"]["initialisation"] == "fresh"
     with refuses(FixstarError, "check"):
         fixstar("upgrade", shop / "second", "-w", space, "--from-scratch")
@@ -118,7 +126,12 @@ def test_the_optimiser_is_chosen_and_stays(space: Path, shop: Path) -> None:
     fixstar("upgrade", shop / "second", "-w", space, *wanted.split())
     recipe = Workspace(space).settings().recipe
     assert (recipe.optimizer, recipe.learning_rate, recipe.weight_decay) == ("adamw", 1e-3, 0.01)
-    assert (recipe.schedule, recipe.warmup, recipe.clip, recipe.backbone_rate) == ("cosine", 0.5, 2, 0.1)
+    assert (recipe.schedule, recipe.warmup, recipe.clip, recipe.backbone_rate) == (
+        "cosine",
+        0.5,
+        2,
+        0.1,
+    )
     assert not recipe.decay_norms
     assert recipe.epochs == 2
     fixstar("upgrade", shop / "first", "-w", space, "--weight-decay", "0.1")
@@ -129,7 +142,9 @@ def test_the_optimiser_is_chosen_and_stays(space: Path, shop: Path) -> None:
         fixstar("upgrade", shop / "second", "-w", space, "--warmup", "9")
 
 
-def test_a_frozen_model_of_ones_own_is_trained_upgraded_judged_and_fine_tuned(tmp_path: Path, shop: Path) -> None:
+def test_a_frozen_model_of_ones_own_is_trained_upgraded_judged_and_fine_tuned(
+    tmp_path: Path, shop: Path
+) -> None:
     space = tmp_path / "space"
     fixstar("init", space)
     words = shlex.split(
@@ -148,12 +163,20 @@ def test_a_frozen_model_of_ones_own_is_trained_upgraded_judged_and_fine_tuned(tm
     fixstar("upgrade", shop / "second", "-w", space, "--try", "off")
     assert Workspace(space).settings().frozen
     v1, v2 = (Workspace(space).encoder(name) for name in ("v1", "v2"))
-    assert all(torch.equal(a, b) for a, b in zip(v1.backbone.parameters(), v2.backbone.parameters(), strict=True))
-    shown = CliRunner().invoke(app, ["check", "v2", "-w", str(space), "--data", str(shop / "second"), "--json"])
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(v1.backbone.parameters(), v2.backbone.parameters(), strict=True)
+    )
+    shown = CliRunner().invoke(
+        app, ["check", "v2", "-w", str(space), "--data", str(shop / "second"), "--json"]
+    )
     assert json.loads(shown.stdout)["version"] == "v2"
     fixstar("upgrade", shop / "first", "-w", space, "--no-frozen", "--try", "off")
     v3 = Workspace(space).encoder("v3")
-    assert not all(torch.equal(a, b) for a, b in zip(v3.backbone.parameters(), v2.backbone.parameters(), strict=True))
+    assert not all(
+        torch.equal(a, b)
+        for a, b in zip(v3.backbone.parameters(), v2.backbone.parameters(), strict=True)
+    )
     assert not Workspace(space).settings().frozen
     wider = shlex.split("--replace own_models:small --frozen --size 20 --try off --keep-images no")
     fixstar("upgrade", shop / "second", "-w", space, *wider)
@@ -166,13 +189,27 @@ def test_a_frozen_model_of_ones_own_is_trained_upgraded_judged_and_fine_tuned(tm
 
 
 def test_a_model_of_transformers_is_trained_frozen(tmp_path: Path, shop: Path) -> None:
-    transformers = pytest.importorskip("transformers", reason="the backbones extra is not installed")
+    transformers = pytest.importorskip(
+        "transformers", reason="the backbones extra is not installed"
+    )
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28}
     theirs = transformers.Dinov2Model(transformers.Dinov2Config(**sizes, patch_size=14))
     theirs.save_pretrained(tmp_path / "dino")
-    space, words = tmp_path / "space", shlex.split("--capacity 20 --batch-size 8 --epochs 2 --replay 2 --hold-out 0")
+    space, words = (
+        tmp_path / "space",
+        shlex.split("--capacity 20 --batch-size 8 --epochs 2 --replay 2 --hold-out 0"),
+    )
     fixstar("init", space)
-    fixstar("train", shop / "first", "-w", space, "--backbone", f"hf:{tmp_path / 'dino'}", "--frozen", *words)
+    fixstar(
+        "train",
+        shop / "first",
+        "-w",
+        space,
+        "--backbone",
+        f"hf:{tmp_path / 'dino'}",
+        "--frozen",
+        *words,
+    )
     made = {path.name for path in (space / "features").rglob("*.safetensors")}
     assert len(made) == 1  # the same images in two views, plain and mirrored
     shutil.rmtree(tmp_path / "dino")  # a version needs only its own files
@@ -181,7 +218,10 @@ def test_a_model_of_transformers_is_trained_frozen(tmp_path: Path, shop: Path) -
     assert "a/" in fixstar("search", shop / "first" / "a" / "0.png", "-w", space)
     for version in ("v1", "v2"):
         state = Encoder.load(space / "versions" / version).backbone.state_dict()
-        assert all(torch.equal(state[f"model.{name}"], value) for name, value in theirs.state_dict().items())
+        assert all(
+            torch.equal(state[f"model.{name}"], value)
+            for name, value in theirs.state_dict().items()
+        )
 
 
 def test_a_refused_version_is_bypassed_or_dropped(space: Path, shop: Path) -> None:
@@ -212,7 +252,9 @@ def test_precision_is_chosen_at_training_and_stays_until_another_is(tmp_path: Pa
     assert Workspace(space).settings().recipe.precision == "bfloat16"
     fixstar("upgrade", second, "-w", space, "--precision", "float32")
     names = ("v1", "v2", "v3")
-    assert [about(space, name)["settings"]["recipe"]["precision"] for name in names] == ["bfloat16"] * 2 + ["float32"]
+    assert [about(space, name)["settings"]["recipe"]["precision"] for name in names] == [
+        "bfloat16"
+    ] * 2 + ["float32"]
     with refuses(InputError):
         fixstar("upgrade", second, "-w", space, "--precision", "half")
 
@@ -291,7 +333,10 @@ def test_what_is_held_out_is_never_trained_on_and_asked_about_once(space: Path) 
 def test_an_interrupted_upgrade_resumes_to_the_same_weights(
     space: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    images, options = patches("cd"), UpgradeOptions(hold_out=0.3, select=True, from_scratch=True, progress=False)
+    images, options = (
+        patches("cd"),
+        UpgradeOptions(hold_out=0.3, select=True, from_scratch=True, progress=False),
+    )
     whole = Path(shutil.copytree(space, tmp_path / "whole"))
     Workspace(whole).upgrade(images, options)
     keep = keep_held_out
@@ -305,7 +350,9 @@ def test_an_interrupted_upgrade_resumes_to_the_same_weights(
     assert Workspace(space).versions() == ["v1"]
     assert (space / "checkpoint-v2.safetensors").exists()
     monkeypatch.setattr(training, "keep_held_out", keep)
-    with pytest.raises(FixstarError, match="checkpoint"):  # going on with the last weights is another run
+    with pytest.raises(
+        FixstarError, match="checkpoint"
+    ):  # going on with the last weights is another run
         Workspace(space).upgrade(images, UpgradeOptions(hold_out=0.3, select=True, progress=False))
     Workspace(space).upgrade(images, options)
     a, b = (Encoder.load(path / "versions" / "v2").state_dict() for path in (whole, space))
@@ -313,10 +360,13 @@ def test_an_interrupted_upgrade_resumes_to_the_same_weights(
 
 
 @pytest.mark.parametrize("name", ["er", "itm"])
-def test_a_method_with_another_classifier_is_refused_before_its_images_are(space: Path, shop: Path, name: str) -> None:
+def test_a_method_with_another_classifier_is_refused_before_its_images_are(
+    space: Path, shop: Path, name: str
+) -> None:
     """itm wants all images, which these are not: more images would not help."""
     told = (
-        f"method '{name}' trains a linear classifier and v1 has a simplex one. Methods that train that kind: .*polaris"
+        f"method '{name}' trains a linear classifier and v1 has a simplex one. "
+        "Methods that train that kind: .*polaris"
     )
     with pytest.raises(ModelError, match=told):
         fixstar("upgrade", shop / "second", "-w", space, "--method", name)
@@ -329,7 +379,10 @@ def test_how_many_settings_to_try_is_a_number_auto_or_off(space: Path, tmp_path:
     with pytest.raises(InputError, match="2 or more; got 1"):
         fixstar("upgrade", images, "-w", space, "--try", "1")
     assert Workspace(space).versions() == ["v1"]
-    assert json.loads(fixstar("upgrade", images, "-w", space, "--try", "off", "--json"))["trials"] == []
+    assert (
+        json.loads(fixstar("upgrade", images, "-w", space, "--try", "off", "--json"))["trials"]
+        == []
+    )
 
 
 def test_after_trials_the_version_is_checked_at_once(
@@ -337,15 +390,23 @@ def test_after_trials_the_version_is_checked_at_once(
 ) -> None:
     monkeypatch.setattr(training, "LEAST_QUERIES", 50)
     images = draw(tmp_path / "many", "efghijklmn", per_class=24)
-    shown = fixstar("upgrade", images, "-w", space, "--epochs", "2", "--hold-out", "0.5", "--try", "2")
+    shown = fixstar(
+        "upgrade", images, "-w", space, "--epochs", "2", "--hold-out", "0.5", "--try", "2"
+    )
     assert "as v1" in shown
     assert "learning rate 0.03" in shown
     assert sum(line.rstrip().endswith("chosen") for line in shown.splitlines()) == 1
     assert "held out from training" in shown
-    (verdict,) = [line for line in shown.splitlines() if line.startswith(("PASS: v2", "REFUSED: v2", "MISSING EVI"))]
+    (verdict,) = [
+        line
+        for line in shown.splitlines()
+        if line.startswith(("PASS: v2", "REFUSED: v2", "MISSING EVI"))
+    ]
     check = Workspace(space).last_check("v2")
     assert check is not None
-    assert verdict.startswith({"pass": "PASS", "refuse": "REFUSED", "missing evidence": "MISSING"}[check.outcome])
+    assert verdict.startswith(
+        {"pass": "PASS", "refuse": "REFUSED", "missing evidence": "MISSING"}[check.outcome]
+    )
     assert any("also chose its epoch or its settings" in note for note in check.notes)
     proposed = {step.action for step in check.next_steps}
     assert ("drop" in proposed) == (check.outcome != "pass")
@@ -362,14 +423,33 @@ def test_the_table_of_trials_fits_into_80_columns(
     names = ("as v2", "hold=40", "learning rate 0.015", "from v1")
     galleries = {"v1": (0.612, 0.6), "v2": (0.7, 0.71)}
     encoder.about["trials"] = [
-        {"setting": name, "galleries": galleries, "self_test": 0.75, "epochs": 7, "chosen": name == "hold=40"}
+        {
+            "setting": name,
+            "galleries": galleries,
+            "self_test": 0.75,
+            "epochs": 7,
+            "chosen": name == "hold=40",
+        }
         for name in names
     ]
     _print_trials(Version(3, encoder))
     shown = capsys.readouterr().out.splitlines()
     assert max(map(len, shown)) <= 80
     (chosen,) = [line for line in shown if line.rstrip().endswith("chosen")]
-    assert chosen.split() == ["hold=40", "60.0", "%", "61.2", "%", "71.0", "%", "70.0", "%", "75.0", "%", "chosen"]
+    assert chosen.split() == [
+        "hold=40",
+        "60.0",
+        "%",
+        "61.2",
+        "%",
+        "71.0",
+        "%",
+        "70.0",
+        "%",
+        "75.0",
+        "%",
+        "chosen",
+    ]
     assert sum(line.startswith(names) for line in shown) == 4
 
 
@@ -378,11 +458,14 @@ def test_how_long_an_upgrade_trains_is_said(space: Path, shop: Path) -> None:
     shown = typed("upgrade", shop / "second", "-w", space, *words)
     assert shown.code == 0, shown.err
     assert (
-        "2 epochs: vega trains an upgrade 2 times as long as the recipe's 1 (--option longer=1 for these)" in shown.err
+        "2 epochs: vega trains an upgrade 2 times as long as the recipe's 1 (--option longer=1 for these)"
+        in shown.err
     )
     assert "epoch 2/2" in shown.err
     assert "loss" not in shown.out
     assert "v2 is in " in shown.out
-    as_given = typed("upgrade", shop / "second", "-w", space, *words, "--option", "longer=1", "--seed", "3")
+    as_given = typed(
+        "upgrade", shop / "second", "-w", space, *words, "--option", "longer=1", "--seed", "3"
+    )
     assert as_given.code == 0, as_given.err
     assert "times as long" not in as_given.err

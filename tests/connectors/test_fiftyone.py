@@ -51,7 +51,9 @@ def samples(folder: Path) -> Samples:
 
 
 def index_of(given: Samples, workspace: Path) -> FixstarSimilarityIndex:
-    made = fob.compute_similarity(given, embeddings=False, backend=FixstarSimilarityConfig, workspace=workspace)
+    made = fob.compute_similarity(
+        given, embeddings=False, backend=FixstarSimilarityConfig, workspace=workspace
+    )
     assert isinstance(made, FixstarSimilarityIndex)
     return made
 

@@ -48,10 +48,14 @@ def test_images_are_added_found_filtered_and_deleted(kind: str, tmp_path: Path) 
 def test_an_upgrade_needs_no_new_store(kind: str, tmp_path: Path) -> None:
     with backend(kind, tmp_path) as (asked, space):
         old, new = (str(tmp_path / "photos" / name) for name in ("hat/0.png", "shoe/0.png"))
-        retriever = FixstarVectorStore.from_texts([old], None, backend=asked).as_retriever(search_kwargs={"k": 2})
+        retriever = FixstarVectorStore.from_texts([old], None, backend=asked).as_retriever(
+            search_kwargs={"k": 2}
+        )
         upgrade(space)
         retriever.add_documents([Document(new, id="new", metadata={"price": 3})])
-        made = {one.id: one.metadata["model_version"] for one in asyncio.run(retriever.ainvoke(old))}
+        made = {
+            one.id: one.metadata["model_version"] for one in asyncio.run(retriever.ainvoke(old))
+        }
         assert made == {old: "v1", "new": "v2"}
         (again,) = retriever.invoke(new, k=1)
         assert again.metadata == {"price": 3, "model_version": "v2"}
@@ -60,9 +64,13 @@ def test_an_upgrade_needs_no_new_store(kind: str, tmp_path: Path) -> None:
 def test_scores_below_a_threshold_are_left_out(tmp_path: Path) -> None:
     with backend("workspace", tmp_path) as (asked, _):
         store = FixstarVectorStore(asked)
-        paths = store.add_texts([str(path) for path in sorted((tmp_path / "photos").rglob("*.png"))])
+        paths = store.add_texts(
+            [str(path) for path in sorted((tmp_path / "photos").rglob("*.png"))]
+        )
         exact = {"score_threshold": 0.99999, "k": 9}
-        found = store.as_retriever(search_type="similarity_score_threshold", search_kwargs=exact).invoke(paths[0])
+        found = store.as_retriever(
+            search_type="similarity_score_threshold", search_kwargs=exact
+        ).invoke(paths[0])
         assert paths[0] in [one.id for one in found]
         assert len(found) < len(paths)
 
@@ -96,7 +104,9 @@ def test_wrong_input_is_named(tmp_path: Path) -> None:
 def test_texts_are_added_found_and_read(kind: str, tmp_path: Path) -> None:
     with text_backend(kind, tmp_path) as asked:
         store = FixstarVectorStore(asked)
-        (boots, rain) = store.add_texts(["return boots", "rain storm cloud"], [{"shop": "paris"}, {}])
+        (boots, rain) = store.add_texts(
+            ["return boots", "rain storm cloud"], [{"shop": "paris"}, {}]
+        )
         assert store.add_texts(["bread oven"], ids=["mine"]) == ["mine"]
         ((best, score), *others) = store.similarity_search_with_score("return boots", k=3)
         assert (best.id, best.page_content) == (boots, "return boots")

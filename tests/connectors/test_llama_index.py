@@ -16,8 +16,19 @@ from fixstar.errors import InputError
 pytest.importorskip("llama_index.core", reason="the llama-index extra is not installed")
 
 from llama_index.core import MockEmbedding, VectorStoreIndex
-from llama_index.core.schema import ImageNode, NodeRelationship, QueryBundle, RelatedNodeInfo, TextNode
-from llama_index.core.vector_stores import FilterCondition, FilterOperator, MetadataFilter, MetadataFilters
+from llama_index.core.schema import (
+    ImageNode,
+    NodeRelationship,
+    QueryBundle,
+    RelatedNodeInfo,
+    TextNode,
+)
+from llama_index.core.vector_stores import (
+    FilterCondition,
+    FilterOperator,
+    MetadataFilter,
+    MetadataFilters,
+)
 
 from fixstar.connectors.llama_index import FixstarRetriever, FixstarVectorStore, to_where
 
@@ -28,7 +39,9 @@ def nodes(folder: Path) -> list[ImageNode]:
     for number, path in enumerate(sorted(folder.rglob("*.png"))):
         source = {NodeRelationship.SOURCE: RelatedNodeInfo(node_id=f"{path.parent.name}-page")}
         fields = {"label": path.parent.name, "price": number}
-        made.append(ImageNode(id_=f"{number}", image_path=str(path), metadata=fields, relationships=source))
+        made.append(
+            ImageNode(id_=f"{number}", image_path=str(path), metadata=fields, relationships=source)
+        )
     return made
 
 
@@ -52,9 +65,13 @@ def test_images_are_added_found_filtered_and_deleted(kind: str, tmp_path: Path) 
         query = QueryBundle("", embedding=vector(space, Path(given[4].image_path or "")))
         assert [one.node_id for one in FixstarRetriever(store, k=5).retrieve(query)] == found
         shoes = FixstarRetriever(store, k=9, where={"label": "shoe"})
-        assert {one.node_id for one in shoes.retrieve(QueryBundle("", image_path=given[4].image_path))} == {*"678"}
+        assert {
+            one.node_id for one in shoes.retrieve(QueryBundle("", image_path=given[4].image_path))
+        } == {*"678"}
         assert [node.node_id for node in store.get_nodes(["4", "nothing"])] == ["4"]
-        assert {node.node_id for node in store.get_nodes(filters=only("price", 6, FilterOperator.LT))} == {*"012345"}
+        assert {
+            node.node_id for node in store.get_nodes(filters=only("price", 6, FilterOperator.LT))
+        } == {*"012345"}
         store.delete_nodes(["0"])
         store.delete_nodes(filters=only("price", [1, 3], FilterOperator.IN))
         store.delete("shoe-page")
@@ -72,7 +89,10 @@ def test_an_upgrade_needs_no_new_index(kind: str, tmp_path: Path) -> None:
         upgrade(space)
         content = base64.b64encode(Path(new.image_path or "").read_bytes()).decode()
         store.add([ImageNode(id_="new", image=content)])
-        made = {one.node_id: one.metadata["model_version"] for one in asyncio.run(retriever.aretrieve(old.image_path))}
+        made = {
+            one.node_id: one.metadata["model_version"]
+            for one in asyncio.run(retriever.aretrieve(old.image_path))
+        }
         assert made == {"0": "v1", "new": "v2"}
         assert retriever.retrieve(new.image_path or "")[0].node_id == "new"
 
@@ -80,7 +100,11 @@ def test_an_upgrade_needs_no_new_index(kind: str, tmp_path: Path) -> None:
 def test_filters_are_translated_or_refused() -> None:
     price = [
         MetadataFilter(key="price", value=number, operator=operator)
-        for operator, number in ((FilterOperator.GTE, 1), (FilterOperator.LTE, 5), (FilterOperator.NE, 3))
+        for operator, number in (
+            (FilterOperator.GTE, 1),
+            (FilterOperator.LTE, 5),
+            (FilterOperator.NE, 3),
+        )
     ]
     sold = MetadataFilter(key="sold", value=None, operator=FilterOperator.IS_EMPTY)
     assert to_where(None) == {}

@@ -27,7 +27,9 @@ def images(count: int, seed: int = 0) -> ImageSet:
     return from_arrays(pixels, np.arange(count) % 3)
 
 
-def lane(source: ImageSet, augmentation: Augmentation = PLAIN, replay: bool = False, first: int = 0) -> BatchSource:
+def lane(
+    source: ImageSet, augmentation: Augmentation = PLAIN, replay: bool = False, first: int = 0
+) -> BatchSource:
     pixels, _ = pixel_source(source, RGB, augmentation, CPU)
     return BatchSource(pixels, torch.arange(first, first + len(source)), replay)
 
@@ -46,11 +48,18 @@ def test_crops_and_flips_equal_the_slow_way_on_both_paths() -> None:
     index, down, right = rng.integers(0, 10, 30), rng.integers(0, 5, 30), rng.integers(0, 5, 30)
     flip = rng.random(30) < 0.5
     expected = np.stack(
-        [slow_crop(source.images[i], d, r, f, 2, 9) for i, d, r, f in zip(index, down, right, flip, strict=True)]
+        [
+            slow_crop(source.images[i], d, r, f, 2, 9)
+            for i, d, r, f in zip(index, down, right, flip, strict=True)
+        ]
     )
-    np.testing.assert_array_equal(_cut_numpy(padded.numpy(), index, down, right, flip, (6, 6)), expected)
+    np.testing.assert_array_equal(
+        _cut_numpy(padded.numpy(), index, down, right, flip, (6, 6)), expected
+    )
     tensors = [torch.from_numpy(part) for part in (index, down, right, flip)]
-    np.testing.assert_array_equal(_cut_torch(padded, tensors[0], tensors[1], tensors[2], tensors[3], (6, 6)), expected)
+    np.testing.assert_array_equal(
+        _cut_torch(padded, tensors[0], tensors[1], tensors[2], tensors[3], (6, 6)), expected
+    )
 
 
 def test_an_epoch_shows_every_image_once_with_its_target() -> None:
@@ -60,7 +69,9 @@ def test_an_epoch_shows_every_image_once_with_its_target() -> None:
     seen = [(b.targets.tolist(), b.pixels.numpy()) for b in batches.epoch(0)]
     assert sorted(target for targets, _ in seen for target in targets) == list(range(12))
     for targets, pixels in seen:
-        np.testing.assert_array_equal(pixels, np.asarray(source.images)[targets].transpose(0, 3, 1, 2))
+        np.testing.assert_array_equal(
+            pixels, np.asarray(source.images)[targets].transpose(0, 3, 1, 2)
+        )
 
 
 def test_the_last_incomplete_batch_is_dropped_and_a_small_set_is_one_batch() -> None:
@@ -100,7 +111,9 @@ def test_the_lanes_of_a_batch_are_drawn_apart() -> None:
     augmentation = Augmentation(crop_padding=2)
     lanes = [lane(images(16), augmentation), lane(images(16, 1), augmentation, replay=True)]
     plan = Batches(lanes, 8, augmentation, seed=3).plan_on_device(2)
-    for what, new, replayed in zip(("image", "down", "right", "flip"), plan[:4], plan[4:], strict=True):
+    for what, new, replayed in zip(
+        ("image", "down", "right", "flip"), plan[:4], plan[4:], strict=True
+    ):
         assert new.shape == replayed.shape == (4, 4)
         assert not torch.equal(new, replayed), what
 
@@ -108,7 +121,10 @@ def test_the_lanes_of_a_batch_are_drawn_apart() -> None:
 @pytest.mark.parametrize(("views", "rotated"), [(1, False), (2, False), (2, True)])
 def test_batches_cut_by_their_number_are_those_of_the_epoch(views: int, rotated: bool) -> None:
     augmentation = Augmentation(crop_padding=2)
-    lanes = [lane(images(20), augmentation), lane(images(6, 1), augmentation, replay=True, first=100)]
+    lanes = [
+        lane(images(20), augmentation),
+        lane(images(6, 1), augmentation, replay=True, first=100),
+    ]
     batches = Batches(lanes, 8, augmentation, seed=4, views=views, rotated=rotated)
     assert batches.resident
     plan = batches.plan_on_device(2)
@@ -116,7 +132,9 @@ def test_batches_cut_by_their_number_are_those_of_the_epoch(views: int, rotated:
         batch = batches.cut_at(plan, torch.tensor([step]))
         assert (batch.turns is not None) == (expected.turns is not None) == rotated
         for ours, theirs in zip(batch, expected, strict=True):
-            assert ours is theirs or (ours is not None and theirs is not None and torch.equal(ours, theirs))
+            assert ours is theirs or (
+                ours is not None and theirs is not None and torch.equal(ours, theirs)
+            )
 
 
 @pytest.fixture
@@ -134,7 +152,9 @@ def test_streamed_batches_equal_resident_ones(folder: Path) -> None:
     for budget, kind in ((10**9, ResidentPixels), (0, StreamedPixels)):
         source, kept = pixel_source(image_folder(folder), RGB, augmentation, CPU, budget=budget)
         assert isinstance(source, kind)
-        batches = Batches([BatchSource(source, torch.from_numpy(kept.labels))], 4, augmentation, seed=5)
+        batches = Batches(
+            [BatchSource(source, torch.from_numpy(kept.labels))], 4, augmentation, seed=5
+        )
         epochs.append(list(batches.epoch(3)))
     for resident, streamed in zip(*epochs, strict=True):
         assert torch.equal(resident.pixels, streamed.pixels)
@@ -143,15 +163,22 @@ def test_streamed_batches_equal_resident_ones(folder: Path) -> None:
 
 def test_arrays_that_do_not_fit_are_streamed_too() -> None:
     augmentation = Augmentation(crop_padding=1)
-    sources = [pixel_source(images(9), RGB, augmentation, CPU, budget=budget)[0] for budget in (10**9, 0)]
+    sources = [
+        pixel_source(images(9), RGB, augmentation, CPU, budget=budget)[0] for budget in (10**9, 0)
+    ]
     assert [type(source) for source in sources] == [ResidentPixels, StreamedPixels]
-    epochs = [list(Batches([BatchSource(s, torch.arange(9))], 4, augmentation, 2).epoch(1)) for s in sources]
+    epochs = [
+        list(Batches([BatchSource(s, torch.arange(9))], 4, augmentation, 2).epoch(1))
+        for s in sources
+    ]
     for resident, streamed in zip(*epochs, strict=True):
         assert torch.equal(resident.pixels, streamed.pixels)
 
 
 @pytest.mark.parametrize("budget", [10**9, 0])
-def test_bad_images_are_refused_before_training_or_left_out_by_name(folder: Path, budget: int) -> None:
+def test_bad_images_are_refused_before_training_or_left_out_by_name(
+    folder: Path, budget: int
+) -> None:
     (folder / "class1" / "4.png").write_bytes(b"")
     with pytest.raises(DataError, match=r"4\.png"):
         pixel_source(image_folder(folder), RGB, PLAIN, CPU, budget=budget)

@@ -55,9 +55,13 @@ def write_cifar100(parent: Path, labels: list[list[int]]) -> npt.NDArray[np.uint
     return images
 
 
-@pytest.mark.parametrize("names", [[f"data_batch_{i}.bin" for i in range(1, 6)], ["data_batch.bin"]])
+@pytest.mark.parametrize(
+    "names", [[f"data_batch_{i}.bin" for i in range(1, 6)], ["data_batch.bin"]]
+)
 def test_cifar10(tmp_path: Path, names: list[str]) -> None:
-    written = write_cifar10(tmp_path, {**{name: [i, 9] for i, name in enumerate(names)}, "test_batch.bin": [3]})
+    written = write_cifar10(
+        tmp_path, {**{name: [i, 9] for i, name in enumerate(names)}, "test_batch.bin": [3]}
+    )
     for path in (tmp_path, tmp_path / "cifar-10-batches-bin"):
         train = cifar10(path, "train")
         assert (np.asarray(train.images) == np.concatenate([written[name] for name in names])).all()
@@ -115,21 +119,29 @@ def test_cifar_elsewhere(tmp_path: Path) -> None:
 
 
 def idx(array: npt.NDArray[np.uint8]) -> bytes:
-    return bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+    return (
+        bytes([0, 0, 8, array.ndim])
+        + struct.pack(f">{array.ndim}I", *array.shape)
+        + array.tobytes()
+    )
 
 
 IMAGES = RANDOM.integers(0, 256, (4, 5, 3), dtype=np.uint8)
 LABELS = np.array([3, 0, 9, 3], np.uint8)
 
 
-def write_idx(folder: Path, images: bytes, labels: bytes, name: str = "train-{}-idx{}-ubyte") -> Path:
+def write_idx(
+    folder: Path, images: bytes, labels: bytes, name: str = "train-{}-idx{}-ubyte"
+) -> Path:
     for data, kind, dimensions in ((images, "images", 3), (labels, "labels", 1)):
         path = folder / name.format(kind, dimensions)
         path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
     return folder
 
 
-@pytest.mark.parametrize("name", ["{}-{{}}-idx{{}}-ubyte", "{}-{{}}.idx{{}}-ubyte", "{}-{{}}-idx{{}}-ubyte.gz"])
+@pytest.mark.parametrize(
+    "name", ["{}-{{}}-idx{{}}-ubyte", "{}-{{}}.idx{{}}-ubyte", "{}-{{}}-idx{{}}-ubyte.gz"]
+)
 def test_idx(tmp_path: Path, name: str) -> None:
     write_idx(tmp_path, idx(IMAGES), idx(LABELS), name.format("train"))
     write_idx(tmp_path, idx(IMAGES[:1]), idx(LABELS[:1]), name.format("t10k"))
@@ -161,7 +173,9 @@ def test_emnist_is_turned_upright_and_has_more_classes(tmp_path: Path) -> None:
         (idx(IMAGES[:0]), idx(LABELS[:0]), "empty, its header says [0, 5, 3]"),
     ],
 )
-def test_damaged_idx_is_refused(tmp_path: Path, images: bytes, labels: bytes, said: str, ending: str) -> None:
+def test_damaged_idx_is_refused(
+    tmp_path: Path, images: bytes, labels: bytes, said: str, ending: str
+) -> None:
     write_idx(tmp_path, images, labels, "train-{}-idx{}-ubyte" + ending)
     with pytest.raises(DataError) as caught:
         idx_images(tmp_path, "train")

@@ -22,10 +22,16 @@ Told = Callable[..., None]
 @pytest.fixture
 def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Told:
     """Lets the system say: what is free, a container's limit and what it uses; ``None`` is a file that is not there."""
-    names = {"meminfo": "proc/meminfo", "limit": "sys/fs/cgroup/memory.max", "used": "sys/fs/cgroup/memory.current"}
+    names = {
+        "meminfo": "proc/meminfo",
+        "limit": "sys/fs/cgroup/memory.max",
+        "used": "sys/fs/cgroup/memory.current",
+    }
     monkeypatch.setattr(pixels, "Path", lambda path: tmp_path / path.lstrip("/"))
 
-    def tell(limit: str | None = None, used: str | None = None, meminfo: str | None = MEMINFO) -> None:
+    def tell(
+        limit: str | None = None, used: str | None = None, meminfo: str | None = MEMINFO
+    ) -> None:
         for name, text in (("meminfo", meminfo), ("limit", limit), ("used", used)):
             if text is not None:
                 (tmp_path / names[name]).parent.mkdir(parents=True, exist_ok=True)
@@ -62,7 +68,9 @@ def test_without_word_of_free_memory_it_is_half_of_all(
     assert available_memory() == 1000 * 4096 // 2
 
 
-def test_where_the_system_tells_nothing_it_is_four_gibibytes(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_system_tells_nothing_it_is_four_gibibytes(
+    told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def unknown(name: str) -> int:
         raise ValueError(name)
 
@@ -83,5 +91,7 @@ def test_pixels_may_take_a_share_of_the_narrower_memory(
     told: Told, device: torch.device, free_there: int, allowed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told("4000000", "1000000")
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda asked: (free_there, 10**9) if asked == device else None)
+    monkeypatch.setattr(
+        torch.cuda, "mem_get_info", lambda asked: (free_there, 10**9) if asked == device else None
+    )
     assert resident_budget(device) == allowed

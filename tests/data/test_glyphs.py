@@ -28,7 +28,10 @@ def shape_of(character: str, grow: int = 0) -> NDArray[np.float32]:
     short = max(1, round(24 * (min(width, height) / max(width, height)) ** 0.5))
     side = (24, short) if width >= height else (short, 24)
     canvas = Image.new("L", (32, 32))
-    canvas.paste(image.resize(side, Image.Resampling.BOX, box=box), ((32 - side[0]) // 2, (32 - side[1]) // 2))
+    canvas.paste(
+        image.resize(side, Image.Resampling.BOX, box=box),
+        ((32 - side[0]) // 2, (32 - side[1]) // 2),
+    )
     if grow:
         canvas = canvas.filter(ImageFilter.MaxFilter(2 * grow + 1))
     vector = np.asarray(canvas.filter(ImageFilter.GaussianBlur(0.8)), dtype=np.float32).ravel()
@@ -39,7 +42,9 @@ def shape_of(character: str, grow: int = 0) -> NDArray[np.float32]:
 def likeness(characters: tuple[str, ...]) -> NDArray[np.float32]:
     plain = np.stack([shape_of(character) for character in characters])
     bold = np.stack([shape_of(character, grow=1) for character in characters])
-    cosines: NDArray[np.float32] = np.maximum(plain @ plain.T, np.maximum(plain @ bold.T, bold @ plain.T))
+    cosines: NDArray[np.float32] = np.maximum(
+        plain @ plain.T, np.maximum(plain @ bold.T, bold @ plain.T)
+    )
     return cosines
 
 
@@ -52,7 +57,9 @@ class TestScripts:
     def test_no_two_characters_look_the_same(self) -> None:
         same = likeness(EVERY) - 2 * np.eye(len(EVERY), dtype=np.float32)
         worst = [
-            f"{EVERY[a]} (U+{ord(EVERY[a]):X}) ~ U+{ord(EVERY[b]):X}" for a, b in np.argwhere(same > 0.93) if a < b
+            f"{EVERY[a]} (U+{ord(EVERY[a]):X}) ~ U+{ord(EVERY[b]):X}"
+            for a, b in np.argwhere(same > 0.93)
+            if a < b
         ]
         assert not worst, f"exclude one of each: {'; '.join(worst)}"
 
@@ -62,13 +69,16 @@ class TestScripts:
         assert likeness(("A", "B"))[0, 1] < 0.9
 
     @pytest.mark.parametrize(
-        "pair", ["cC", "oO", "sS", "vV", "wW", "xX", "zZ", "0O", "A\u0391", "A\u0410", "\u0393\u0413"]
+        "pair",
+        ["cC", "oO", "sS", "vV", "wW", "xX", "zZ", "0O", "A\u0391", "A\u0410", "\u0393\u0413"],
     )
     def test_of_a_pair_that_differs_by_size_or_script_one_at_most_is_left(self, pair: str) -> None:
         assert len(set(pair) & set(EVERY)) <= 1
 
     def test_every_exclusion_excludes_something(self) -> None:
-        ranged = [character for ranges in glyphs._RANGES.values() for character in glyphs._expand(ranges)]
+        ranged = [
+            character for ranges in glyphs._RANGES.values() for character in glyphs._expand(ranges)
+        ]
         assert len(ranged) == len(set(ranged))
         assert set(glyphs._expand(glyphs._LOOK_ALIKES)) == set(ranged) - set(EVERY)
 
@@ -79,7 +89,9 @@ class TestFonts:
         for font, covered in glyphs._fonts():
             box = _ink(font, "\U000e1234")
             assert not any(
-                np.array_equal(_ink(font, character), box) for character in EVERY[::7] if character in covered
+                np.array_equal(_ink(font, character), box)
+                for character in EVERY[::7]
+                if character in covered
             )
 
     def test_every_character_has_a_font_and_ink(self) -> None:
@@ -127,7 +139,9 @@ class TestGlyphPixels:
 
     def test_dark_ink_on_light_paper(self) -> None:
         images, _ = glyph_pixels(SAMPLE, per_class=8)
-        border = np.concatenate([images[:, 0], images[:, -1], images[:, :, 0], images[:, :, -1]], axis=1)
+        border = np.concatenate(
+            [images[:, 0], images[:, -1], images[:, :, 0], images[:, :, -1]], axis=1
+        )
         darkest = np.percentile(images, 3, axis=(1, 2, 3))
         assert (np.median(border, axis=(1, 2)) - darkest > 15).mean() > 0.99
 
@@ -137,13 +151,19 @@ class TestGlyphPixels:
         pixels = (pixels - pixels.mean(-1, keepdims=True)) / pixels.std(-1, keepdims=True)
         halves = pixels[:, :32].mean(1), pixels[:, 32:].mean(1)
         assert len(np.unique(images.reshape(len(images), -1), axis=0)) == len(images)
-        assert (np.corrcoef(*halves)[: len(SAMPLE), len(SAMPLE) :].argmax(1) == np.arange(len(SAMPLE))).all()
+        assert (
+            np.corrcoef(*halves)[: len(SAMPLE), len(SAMPLE) :].argmax(1) == np.arange(len(SAMPLE))
+        ).all()
 
     def test_raw_pixels_do_not_solve_it(self) -> None:
         """Nearest neighbour on pixels, 5 images per class in the gallery and 5 queries: learning has to matter."""
         classes = EVERY[::12]
-        pixels = glyph_pixels(classes, per_class=10)[0].reshape(len(classes), 10, -1).astype(np.float32)
-        gallery, queries = (half.reshape(len(classes) * 5, -1) for half in (pixels[:, :5], pixels[:, 5:]))
+        pixels = (
+            glyph_pixels(classes, per_class=10)[0].reshape(len(classes), 10, -1).astype(np.float32)
+        )
+        gallery, queries = (
+            half.reshape(len(classes) * 5, -1) for half in (pixels[:, :5], pixels[:, 5:])
+        )
         nearest = ((gallery**2).sum(1) - 2 * queries @ gallery.T).argmin(1)
         accuracy = (nearest // 5 == np.arange(len(queries)) // 5).mean()
         assert 1.5 / len(classes) < accuracy < 0.35
@@ -168,6 +188,8 @@ class TestBadInput:
             (["A"], {"workers": 0}),
         ],
     )
-    def test_wrong_argument_is_explained(self, characters: list[str], settings: dict[str, int]) -> None:
+    def test_wrong_argument_is_explained(
+        self, characters: list[str], settings: dict[str, int]
+    ) -> None:
         with refuses(InputError):
             glyph_pixels(characters, **{"per_class": 1, **settings})

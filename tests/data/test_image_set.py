@@ -19,7 +19,9 @@ from fixstar.images import Preprocessing
 GREY = Preprocessing(size=(2, 2), channels=1, mean=(0.5,), std=(0.5,))
 
 
-def numbered(labels: list[int], classes: tuple[str, ...] = ("ant", "bee", "cat"), first: int = 0) -> ImageSet:
+def numbered(
+    labels: list[int], classes: tuple[str, ...] = ("ant", "bee", "cat"), first: int = 0
+) -> ImageSet:
     """Images whose every pixel is their number, so that a pair of image and label can be told from all others."""
     numbers = np.arange(first, first + len(labels), dtype=np.uint8)
     images = np.broadcast_to(numbers[:, None, None, None], (len(labels), 2, 2, 1)).copy()
@@ -98,7 +100,9 @@ def test_from_arrays_composites_alpha_and_copies_no_bytes() -> None:
         (np.zeros((2, 8, 8)), [0, 2], ["a", "b"], InputError),
     ],
 )
-def test_from_arrays_refuses(images: Any, numbers: Any, classes: Any, error: type[Exception]) -> None:
+def test_from_arrays_refuses(
+    images: Any, numbers: Any, classes: Any, error: type[Exception]
+) -> None:
     with pytest.raises(error):
         from_arrays(images, numbers, classes)
 
@@ -123,13 +127,17 @@ def test_take_and_of_classes_keep_pairs(numbers: list[int], data: st.DataObject)
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(
-        st.tuples(st.permutations(["ant", "bee", "cat", "dog"]), st.lists(st.integers(0, 3), max_size=5)),
+        st.tuples(
+            st.permutations(["ant", "bee", "cat", "dog"]), st.lists(st.integers(0, 3), max_size=5)
+        ),
         min_size=1,
         max_size=4,
     )
 )
 def test_concatenate_keeps_pairs(parts: list[tuple[list[str], list[int]]]) -> None:
-    sets = [numbered(numbers, tuple(names), first=10 * i) for i, (names, numbers) in enumerate(parts)]
+    sets = [
+        numbered(numbers, tuple(names), first=10 * i) for i, (names, numbers) in enumerate(parts)
+    ]
     joined = concatenate(sets)
     assert pairs(joined) == [pair for one in sets for pair in pairs(one)]
     assert joined.classes == tuple(parts[0][0])
@@ -141,7 +149,11 @@ def test_concatenate_unites_classes_in_order_of_appearance(tmp_path: Path) -> No
     two = ImageSet(files[1:], labels(1), ("zebra", "ant"), "two")
     joined = concatenate([one, two, one])
     assert joined.images == (*files, files[0])
-    assert (joined.classes, joined.labels.tolist(), joined.name) == (("zebra", "ant"), [0, 1, 0], "one+two")
+    assert (joined.classes, joined.labels.tolist(), joined.name) == (
+        ("zebra", "ant"),
+        [0, 1, 0],
+        "one+two",
+    )
     with pytest.raises(InputError, match=r"load\(\)"):
         concatenate([one, numbered([0])])
     with pytest.raises(InputError, match="different sizes"):
@@ -185,7 +197,9 @@ def test_counts_and_names(tmp_path: Path) -> None:
 def test_load_decodes_files_in_order_with_progress(tmp_path: Path) -> None:
     told: list[int] = []
     images = ImageSet(
-        photo_files(tmp_path, list(range(30)), size=6), labels(*[i % 3 for i in range(30)]), ("a", "b", "c")
+        photo_files(tmp_path, list(range(30)), size=6),
+        labels(*[i % 3 for i in range(30)]),
+        ("a", "b", "c"),
     )
     loaded, bad = images.load(GREY, progress=lambda count=1, note=None: told.append(count))  # noqa: ARG005
     assert pairs(loaded) == [(i, "abc"[i % 3]) for i in range(30)]
@@ -196,7 +210,9 @@ def test_load_decodes_files_in_order_with_progress(tmp_path: Path) -> None:
 def test_load_of_what_is_ready_copies_nothing() -> None:
     images = numbered([0, 1])
     assert images.load(GREY).images is images
-    assert images.load(Preprocessing(size=(4, 4), mean=(0, 0, 0), std=(1, 1, 1))).images.images.shape == (2, 4, 4, 3)  # type: ignore[union-attr]
+    assert images.load(
+        Preprocessing(size=(4, 4), mean=(0, 0, 0), std=(1, 1, 1))
+    ).images.images.shape == (2, 4, 4, 3)  # type: ignore[union-attr]
 
 
 def damaged_set(tmp_path: Path, broken: range) -> ImageSet:
@@ -248,7 +264,10 @@ def test_more_than_the_memory_holds_is_said_plainly(tmp_path: Path) -> None:
 
 def test_fingerprint_of_pixels_depends_on_content_only() -> None:
     base = numbered([0, 1, 2])
-    assert base.fingerprint() == ImageSet(base.images, base.labels, base.classes, "other name").fingerprint()
+    assert (
+        base.fingerprint()
+        == ImageSet(base.images, base.labels, base.classes, "other name").fingerprint()
+    )
     strided = np.asarray(base.images)[::-1].copy()[::-1]
     assert base.fingerprint() == ImageSet(strided, base.labels, base.classes).fingerprint()
     changed = np.asarray(base.images).copy()
@@ -264,12 +283,19 @@ def test_fingerprint_of_pixels_depends_on_content_only() -> None:
 
 
 def test_fingerprint_of_pixels_is_the_same_everywhere() -> None:
-    assert numbered([0, 1, 2]).fingerprint() == "69534df48c7d0570c111dd90141d968aa3b783edbfc7e5399c4720760c8c7bf7"
+    assert (
+        numbered([0, 1, 2]).fingerprint()
+        == "69534df48c7d0570c111dd90141d968aa3b783edbfc7e5399c4720760c8c7bf7"
+    )
 
 
-def test_fingerprint_of_files_moves_with_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fingerprint_of_files_moves_with_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def here(root: Path) -> str:
-        return ImageSet((root / "a/000.png", root / "b/000.png"), labels(0, 1), ("a", "b")).fingerprint()
+        return ImageSet(
+            (root / "a/000.png", root / "b/000.png"), labels(0, 1), ("a", "b")
+        ).fingerprint()
 
     photo_files(tmp_path / "one/a", [1])
     photo_files(tmp_path / "one/b", [2])

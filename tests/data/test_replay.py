@@ -39,9 +39,13 @@ def test_what_is_remembered_is_what_was_shown() -> None:
     memory = ReplayMemory(3).extended(source, GREY).images
     assert memory is not None
     shown = {
-        (image.tobytes(), source.classes[label]) for image, label in zip(source.images, source.labels, strict=True)
+        (image.tobytes(), source.classes[label])
+        for image, label in zip(source.images, source.labels, strict=True)
     }
-    kept = {(image.tobytes(), memory.classes[label]) for image, label in zip(memory.images, memory.labels, strict=True)}
+    kept = {
+        (image.tobytes(), memory.classes[label])
+        for image, label in zip(memory.images, memory.labels, strict=True)
+    }
     assert kept <= shown
     assert len(kept) == 9
 
@@ -87,7 +91,9 @@ def test_herding_by_hand() -> None:
 def test_memory_by_herding_uses_the_features_it_is_given() -> None:
     source = images("ab", 5)
     memory = (
-        ReplayMemory(1).extended(source, GREY, "herding", features=lambda s: np.asarray(s.images).mean((1, 2))).images
+        ReplayMemory(1)
+        .extended(source, GREY, "herding", features=lambda s: np.asarray(s.images).mean((1, 2)))
+        .images
     )
     assert memory is not None
     means = np.asarray(source.images).mean((1, 2, 3)).reshape(2, 5)
@@ -122,7 +128,11 @@ def test_a_class_without_images_is_chosen_from_when_they_come() -> None:
 
 def test_pixels_that_do_not_lie_in_order_are_saved_in_order(tmp_path: Path) -> None:
     """A transposed view, the usual way from [N, C, H, W], must come back as it was."""
-    pixels = np.random.default_rng(0).integers(0, 256, (4, 3, 4, 4), dtype=np.uint8).transpose(0, 2, 3, 1)
+    pixels = (
+        np.random.default_rng(0)
+        .integers(0, 256, (4, 3, 4, 4), dtype=np.uint8)
+        .transpose(0, 2, 3, 1)
+    )
     colour = Preprocessing(size=(4, 4), mean=(0.5,) * 3, std=(0.5,) * 3)
     memory = ReplayMemory(2, from_arrays(pixels, [0, 0, 1, 1]))
     memory.save(tmp_path / "m.safetensors")
@@ -163,10 +173,14 @@ def test_memory_joins_new_images_of_one_size() -> None:
 
 @pytest.mark.parametrize("scarcest", ["a", "b", "c", "d"])
 @pytest.mark.parametrize("share", [0.2, 0.9])
-def test_the_scarcest_class_remembered_or_new_keeps_its_last_image(scarcest: str, share: float) -> None:
+def test_the_scarcest_class_remembered_or_new_keeps_its_last_image(
+    scarcest: str, share: float
+) -> None:
     def uneven(names: str) -> ImageSet:
         counts = [2 if name == scarcest else 10 for name in names]
-        return from_arrays(np.zeros((sum(counts), 4, 4), np.uint8), np.repeat(np.arange(2), counts), list(names))
+        return from_arrays(
+            np.zeros((sum(counts), 4, 4), np.uint8), np.repeat(np.arange(2), counts), list(names)
+        )
 
     shown = hold_out(uneven("cd"), uneven("ab"), share, 0, lambda part: part)
     assert shown.held_out is not None

@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wording import refuses
 
-from fixstar.data import ImageSet, class_and_sample_stream, class_order, class_stream, from_arrays, sample_stream
+from fixstar.data import (
+    ImageSet,
+    class_and_sample_stream,
+    class_order,
+    class_stream,
+    from_arrays,
+    sample_stream,
+)
 from fixstar.errors import InputError
 
 
@@ -15,7 +22,9 @@ def numbered(classes: int = 6, per_class: int = 4) -> ImageSet:
     """Every image carries its own number in its pixels."""
     count = classes * per_class
     pixels = np.arange(count, dtype=np.uint8)[:, None, None] * np.ones((1, 2, 2), np.uint8)
-    return from_arrays(pixels, np.repeat(np.arange(classes), per_class), [f"c{i}" for i in range(classes)])
+    return from_arrays(
+        pixels, np.repeat(np.arange(classes), per_class), [f"c{i}" for i in range(classes)]
+    )
 
 
 def ids(images: ImageSet) -> list[int]:
@@ -24,7 +33,9 @@ def ids(images: ImageSet) -> list[int]:
 
 def truth(images: ImageSet, per_class: int = 4) -> bool:
     """Whether every image still has the class that its number says."""
-    return [images.classes[label] for label in images.labels] == [f"c{i // per_class}" for i in ids(images)]
+    return [images.classes[label] for label in images.labels] == [
+        f"c{i // per_class}" for i in ids(images)
+    ]
 
 
 def test_cifar_in_seven_tasks_has_ten_classes_and_then_fifteen() -> None:

@@ -22,9 +22,14 @@ def jsonl(path: Path, *rows: Any) -> Path:
 
 
 def test_json_lines_have_texts_ids_and_other_fields(tmp_path: Path) -> None:
-    file = jsonl(tmp_path / "n.jsonl", {"url": "a", "body": "one", "year": 3}, {"url": "b", "body": "two"})
+    file = jsonl(
+        tmp_path / "n.jsonl", {"url": "a", "body": "one", "year": 3}, {"url": "b", "body": "two"}
+    )
     rows = text_rows(file, "body", "url")
-    assert [(row.id, row.text, dict(row.fields)) for row in rows] == [("a", "one", {"year": 3}), ("b", "two", {})]
+    assert [(row.id, row.text, dict(row.fields)) for row in rows] == [
+        ("a", "one", {"year": 3}),
+        ("b", "two", {}),
+    ]
 
 
 def test_without_an_id_it_is_the_file_and_the_line(tmp_path: Path) -> None:
@@ -50,11 +55,21 @@ def test_parquet(tmp_path: Path) -> None:
     table = pyarrow.table({"id": [7, 8], "text": ["one", "two"], "label": ["a", None]})
     parquet.write_table(table, tmp_path / "n.parquet")
     rows = text_rows(tmp_path / "n.parquet")
-    assert [(row.id, row.text, dict(row.fields)) for row in rows] == [("7", "one", {"label": "a"}), ("8", "two", {})]
+    assert [(row.id, row.text, dict(row.fields)) for row in rows] == [
+        ("7", "one", {"label": "a"}),
+        ("8", "two", {}),
+    ]
 
 
-def test_a_folder_of_files_has_their_paths_as_ids_and_the_first_folder_as_label(tmp_path: Path) -> None:
-    for name, text in {"a/one.txt": "one", "a/b/two.md": "two", "three.txt": "three", ".git/x.txt": "no"}.items():
+def test_a_folder_of_files_has_their_paths_as_ids_and_the_first_folder_as_label(
+    tmp_path: Path,
+) -> None:
+    for name, text in {
+        "a/one.txt": "one",
+        "a/b/two.md": "two",
+        "three.txt": "three",
+        ".git/x.txt": "no",
+    }.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     found = {row.id: (row.text, dict(row.fields)) for row in text_rows(tmp_path)}
@@ -115,7 +130,10 @@ def test_fields_do_not_go_with_a_folder(tmp_path: Path) -> None:
 
 def test_labelled_texts_are_a_labelled_set(tmp_path: Path) -> None:
     file = jsonl(
-        tmp_path / "n.jsonl", {"text": "one", "label": "a"}, {"text": "two", "label": "b"}, {"text": "x", "label": "a"}
+        tmp_path / "n.jsonl",
+        {"text": "one", "label": "a"},
+        {"text": "two", "label": "b"},
+        {"text": "x", "label": "a"},
     )
     found = open_images(file)
     assert found.has_texts
@@ -128,7 +146,9 @@ def test_labelled_texts_are_a_labelled_set(tmp_path: Path) -> None:
 
 
 def test_a_text_without_a_label_is_named(tmp_path: Path) -> None:
-    file = jsonl(tmp_path / "n.jsonl", {"text": "one", "label": "a"}, {"text": "two", "id": "second"})
+    file = jsonl(
+        tmp_path / "n.jsonl", {"text": "one", "label": "a"}, {"text": "two", "id": "second"}
+    )
     with refuses(DataError):
         labelled_texts(file)
 
@@ -153,7 +173,9 @@ def read_all(path: Path, text: str | None = None) -> tuple[list[TextRow], list[s
 
 
 @pytest.mark.parametrize(("suffix", "by"), [(".csv", ","), (".tsv", "\t")])
-def test_a_cell_of_10_mb_is_read_and_the_rows_around_it_too(tmp_path: Path, suffix: str, by: str) -> None:
+def test_a_cell_of_10_mb_is_read_and_the_rows_around_it_too(
+    tmp_path: Path, suffix: str, by: str
+) -> None:
     long = "word " * 2_000_000
     file = tmp_path / f"n{suffix}"
     file.write_text(f"id{by}text\n1{by}one\n2{by}{long}\n3{by}three\n")
@@ -199,9 +221,17 @@ def test_files_of_a_folder_that_are_broken_are_named_and_the_others_read(tmp_pat
     rows, told = read_all(tmp_path)
     assert {row.id: len(row.text) for row in rows} == {"good.txt": 4, "middle.txt": 100_001}
     assert len(told) == 3
-    assert told[0] == f"{tmp_path / 'latin.txt'}: it is not UTF-8 (invalid start byte at byte 2); save it as UTF-8"
-    assert told[1].startswith(f"{tmp_path / 'long.txt'}: it has 10,000,000 characters, and a text may have 100,000")
-    assert told[2] == f"{tmp_path / 'wide.md'}: it is UTF-16, not UTF-8, by its first bytes; save it as UTF-8"
+    assert (
+        told[0]
+        == f"{tmp_path / 'latin.txt'}: it is not UTF-8 (invalid start byte at byte 2); save it as UTF-8"
+    )
+    assert told[1].startswith(
+        f"{tmp_path / 'long.txt'}: it has 10,000,000 characters, and a text may have 100,000"
+    )
+    assert (
+        told[2]
+        == f"{tmp_path / 'wide.md'}: it is UTF-16, not UTF-8, by its first bytes; save it as UTF-8"
+    )
     with pytest.raises(DataError, match="not UTF-8"):
         text_rows(tmp_path)
 
@@ -212,7 +242,9 @@ def test_a_folder_with_nothing_but_broken_files_is_refused(tmp_path: Path) -> No
         read_all(tmp_path)
 
 
-def test_a_huge_file_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_huge_file_is_not_read_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(texts, "_MOST_COUNTED", 2 << 20)
     (tmp_path / "huge.txt").write_text("x" * (3 << 20))
     with pytest.raises(DataError, match="more than 2,097,152 characters"):
@@ -221,7 +253,9 @@ def test_a_huge_file_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-32"])
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".txt"])
-def test_a_file_that_says_it_is_utf_16_is_refused_as_a_whole(tmp_path: Path, encoding: str, suffix: str) -> None:
+def test_a_file_that_says_it_is_utf_16_is_refused_as_a_whole(
+    tmp_path: Path, encoding: str, suffix: str
+) -> None:
     file = tmp_path / f"n{suffix}"
     file.write_bytes('{"text": "one"}\n{"text": "two"}\n'.encode(encoding))
     with pytest.raises(DataError, match=f"it is {encoding.upper()}, not UTF-8"):
@@ -246,7 +280,10 @@ def test_a_line_of_json_that_is_too_long_is_named_and_the_next_one_read(
 ) -> None:
     monkeypatch.setattr(texts, "_LONGEST_LINE", 1 << 20)
     file = tmp_path / "n.jsonl"
-    lines = [json.dumps({"id": name, "text": name * count}) for name, count in (("a", 1), ("b", 3 << 20), ("c", 1))]
+    lines = [
+        json.dumps({"id": name, "text": name * count})
+        for name, count in (("a", 1), ("b", 3 << 20), ("c", 1))
+    ]
     file.write_text("\n".join(lines) + "\n")
     rows, told = read_all(file)
     assert [row.id for row in rows] == ["a", "c"]

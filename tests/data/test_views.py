@@ -24,7 +24,10 @@ CROPPED = Augmentation(crop_padding=2)
 
 
 def batches(views: int, augmentation: Augmentation = CROPPED, seed: int = 3) -> Batches:
-    lanes = [lane(images(9), augmentation), lane(images(5, 1), augmentation, replay=True, first=100)]
+    lanes = [
+        lane(images(9), augmentation),
+        lane(images(5, 1), augmentation, replay=True, first=100),
+    ]
     return Batches(lanes, 6, augmentation, seed, views)
 
 
@@ -47,7 +50,11 @@ def test_without_augmentation_both_views_are_the_image_itself() -> None:
 
 def test_the_views_are_different_crops() -> None:
     halves = [(batch.pixels[:6], batch.pixels[6:]) for batch in batches(2).epoch(0)]
-    differ = [not torch.equal(a, b) for first, second in halves for a, b in zip(first, second, strict=True)]
+    differ = [
+        not torch.equal(a, b)
+        for first, second in halves
+        for a, b in zip(first, second, strict=True)
+    ]
     assert np.mean(differ) > 0.8  # 5 x 5 offsets and a flip: one pair in fifty is the same
 
 
@@ -79,7 +86,9 @@ def test_the_second_view_is_rotated_by_its_turns() -> None:
     for batch in Batches(lanes, 6, PLAIN, seed=3, views=2, rotated=True).epoch(0):
         assert batch.turns is not None
         assert batch.turns[:6].tolist() == [0] * 6
-        for upright, rotated, turn in zip(batch.pixels[:6], batch.pixels[6:], batch.turns[6:].tolist(), strict=True):
+        for upright, rotated, turn in zip(
+            batch.pixels[:6], batch.pixels[6:], batch.turns[6:].tolist(), strict=True
+        ):
             np.testing.assert_array_equal(np.rot90(upright.numpy(), turn, (1, 2)), rotated.numpy())
             seen.add(turn)
     assert seen <= {1, 2, 3}
@@ -100,7 +109,12 @@ def test_only_the_second_of_two_views_of_square_images_is_rotated() -> None:
     with pytest.raises(InputError, match="square"):
         next(
             Batches(
-                [BatchSource(ResidentPixels(wide, PLAIN, torch.device("cpu")), torch.zeros(4, dtype=torch.long))],
+                [
+                    BatchSource(
+                        ResidentPixels(wide, PLAIN, torch.device("cpu")),
+                        torch.zeros(4, dtype=torch.long),
+                    )
+                ],
                 4,
                 PLAIN,
                 3,
@@ -145,7 +159,9 @@ def numbered(names: str, per_class: int | dict[str, int], first: int = 0) -> Ima
     """Images whose pixels say who they are."""
     counts = [per_class if isinstance(per_class, int) else per_class[name] for name in names]
     labels = np.repeat(np.arange(len(names)), counts)
-    pixels = (first + np.arange(len(labels), dtype=np.uint8))[:, None, None] * np.ones((1, 4, 4), np.uint8)
+    pixels = (first + np.arange(len(labels), dtype=np.uint8))[:, None, None] * np.ones(
+        (1, 4, 4), np.uint8
+    )
     return from_arrays(pixels, labels, list(names))
 
 
@@ -153,7 +169,10 @@ def content(part: ImageSet | None) -> list[tuple[int, str]]:
     """Number and class of each image."""
     if part is None:
         return []
-    return sorted((int(i.flat[0]), part.classes[label]) for i, label in zip(part.images, part.labels, strict=True))
+    return sorted(
+        (int(i.flat[0]), part.classes[label])
+        for i, label in zip(part.images, part.labels, strict=True)
+    )
 
 
 def held(new: ImageSet, memory: ImageSet | None, share: float = 0.2, seed: int = 0) -> HeldOut:

@@ -109,7 +109,13 @@ def test_full_compatibility_is_exactly_one(T: int) -> None:
 
 
 def test_zero_is_a_value_and_one_is_allowed() -> None:
-    assert metrics.summary([[0.0, 0], [1.0, 0.0]]) == {"AC": 1.0, "AA": 1 / 3, "ACA": 1.0, "BC": 1.0, "FC": 1.0}
+    assert metrics.summary([[0.0, 0], [1.0, 0.0]]) == {
+        "AC": 1.0,
+        "AA": 1 / 3,
+        "ACA": 1.0,
+        "BC": 1.0,
+        "FC": 1.0,
+    }
 
 
 def test_cells_beyond_up_to_may_be_unmeasured() -> None:
@@ -123,10 +129,22 @@ def test_cells_beyond_up_to_may_be_unmeasured() -> None:
 # BCT: (cross, old self-test, paragon, printed update gain, printed absolute gain), all in percent. The middle row
 # of table 1c (69.02, printed 55.11) is left out: by eq. 9 it is 55.19.
 BCT = {
-    "1b": [(80.25, 77.86, 86.96, 26.26, 2.39), (80.34, 77.86, 86.96, 27.25, 2.48), (80.59, 77.86, 86.96, 30.00, 2.73)],
+    "1b": [
+        (80.25, 77.86, 86.96, 26.26, 2.39),
+        (80.34, 77.86, 86.96, 27.25, 2.48),
+        (80.59, 77.86, 86.96, 30.00, 2.73),
+    ],
     "1c": [(67.23, 59.34, 76.88, 44.98, 7.89), (70.70, 59.34, 76.88, 64.77, 11.36)],
-    "3b": [(80.54, 77.86, 86.96, 29.45, 2.68), (80.92, 77.86, 86.96, 33.63, 3.06), (81.81, 80.10, 86.96, 24.93, 1.71)],
-    "3c": [(68.71, 59.34, 76.88, 53.42, 9.37), (69.45, 59.34, 76.88, 57.63, 10.11), (71.16, 64.32, 76.88, 54.46, 6.84)],
+    "3b": [
+        (80.54, 77.86, 86.96, 29.45, 2.68),
+        (80.92, 77.86, 86.96, 33.63, 3.06),
+        (81.81, 80.10, 86.96, 24.93, 1.71),
+    ],
+    "3c": [
+        (68.71, 59.34, 76.88, 53.42, 9.37),
+        (69.45, 59.34, 76.88, 57.63, 10.11),
+        (71.16, 64.32, 76.88, 54.46, 6.84),
+    ],
     "4b": [
         (56.34, 41.45, 77.86, 40.90, 14.89),
         (53.98, 41.45, 77.86, 34.41, 12.53),
@@ -144,11 +162,15 @@ BCT = {
 def test_gains_of_bct_tables(row: tuple[float, ...]) -> None:
     cross, old, paragon, update, absolute = (value / 100 for value in row)
     assert metrics.is_compatible(cross, old)
-    assert metrics.update_gain(cross, old, paragon) == pytest.approx(update, abs=1.01e-4)  # one printed digit
+    assert metrics.update_gain(cross, old, paragon) == pytest.approx(
+        update, abs=1.01e-4
+    )  # one printed digit
     assert cross - old == pytest.approx(absolute, abs=1e-9)
 
 
-@pytest.mark.parametrize(("cross", "old", "new"), [(0.7726, 0.7786, 0.8696), (0.0, 0.7786, 0.8696), (0.6, 0.5, 0.5)])
+@pytest.mark.parametrize(
+    ("cross", "old", "new"), [(0.7726, 0.7786, 0.8696), (0.0, 0.7786, 0.8696), (0.6, 0.5, 0.5)]
+)
 def test_update_gain_is_none_where_it_means_nothing(cross: float, old: float, new: float) -> None:
     assert metrics.update_gain(cross, old, new) is None
 
@@ -168,14 +190,18 @@ def test_bc_and_fc_of_cl2r_table_2(method: str) -> None:
     self_test, cross, ecc, backward, forward = CL2R[method]
     C = [[0.65, 0], [cross, self_test]]
     assert (metrics.average_compatibility(C) == 1) == ecc
-    assert metrics.backward_compatibility(C) == pytest.approx(backward, abs=0.01)  # two values rounded to 0.01
+    assert metrics.backward_compatibility(C) == pytest.approx(
+        backward, abs=0.01
+    )  # two values rounded to 0.01
     assert metrics.forward_compatibility(C) == pytest.approx(forward, abs=0.01)
 
 
 def test_one_version_has_accuracy_but_no_compatibility() -> None:
     assert metrics.average_accuracy([[0.42]]) == 0.42
     assert not metrics.compatible_cells([[0.42]]).any()
-    undefined: list[Callable[..., object]] = [metric for metric in ALL if metric is not metrics.average_accuracy]
+    undefined: list[Callable[..., object]] = [
+        metric for metric in ALL if metric is not metrics.average_accuracy
+    ]
     for metric in [*undefined, metrics.summary]:
         with pytest.raises(InputError, match="two versions"):
             metric([[0.42]])
@@ -183,7 +209,9 @@ def test_one_version_has_accuracy_but_no_compatibility() -> None:
         metrics.backward_compatibility(BY_HAND, up_to=1)
 
 
-@pytest.mark.parametrize("bad", [[[48.2, 0], [50.0, 51.0]], [[0.5, 0], [-0.1, 0.5]], [[0.5, 0], [np.inf, 0.5]]])
+@pytest.mark.parametrize(
+    "bad", [[[48.2, 0], [50.0, 51.0]], [[0.5, 0], [-0.1, 0.5]], [[0.5, 0], [np.inf, 0.5]]]
+)
 def test_percent_and_other_values_outside_zero_to_one_are_refused(bad: list[list[float]]) -> None:
     with pytest.raises(InputError, match="Divide percentages by 100"):
         metrics.summary(bad)
@@ -198,7 +226,9 @@ def test_gains_refuse_percent() -> None:
         metrics.is_compatible(np.nan, 0.5)
 
 
-@pytest.mark.parametrize("bad", [[], 0.5, [0.5, 0.6], np.zeros((2, 3)), np.zeros((0, 0)), [[0.5], [0.5, 0.6]], "C"])
+@pytest.mark.parametrize(
+    "bad", [[], 0.5, [0.5, 0.6], np.zeros((2, 3)), np.zeros((0, 0)), [[0.5], [0.5, 0.6]], "C"]
+)
 def test_what_is_no_square_matrix_is_refused(bad: object) -> None:
     with pytest.raises(InputError, match="compatibility matrix"):
         metrics.average_accuracy(bad)  # type: ignore[arg-type]
@@ -305,8 +335,16 @@ PARAGONS = {
 
 # The chain of three models: self-tests and cross-tests; paragons of versions 2 and 3; update gains as printed.
 CHAINS = {
-    "4b": ([[41.45, NAN, NAN], [56.34, 75.96, NAN], [53.98, 80.40, NAN]], (77.86, 86.96), (40.90, 34.41, 40.36)),
-    "4c": ([[22.57, NAN, NAN], [39.00, 56.07, NAN], [36.10, 66.09, NAN]], (59.34, 76.88), (44.68, 36.80, 48.15)),
+    "4b": (
+        [[41.45, NAN, NAN], [56.34, 75.96, NAN], [53.98, 80.40, NAN]],
+        (77.86, 86.96),
+        (40.90, 34.41, 40.36),
+    ),
+    "4c": (
+        [[22.57, NAN, NAN], [39.00, 56.07, NAN], [36.10, 66.09, NAN]],
+        (59.34, 76.88),
+        (44.68, 36.80, 48.15),
+    ),
 }
 LAST_SELF_TEST = {"4b": 85.66, "4c": 74.12}  # table 9; table 4 does not print it
 
@@ -346,7 +384,9 @@ def test_absolute_gains_of_the_paragons(row: tuple[str, str]) -> None:
     assert update_gain(new / 100, old / 100, new / 100) == 1
 
 
-@pytest.mark.parametrize(("table", "printed", "over_version_2"), [("4b", 9.1, 11.00), ("4c", 17.54, 20.81)])
+@pytest.mark.parametrize(
+    ("table", "printed", "over_version_2"), [("4b", 9.1, 11.00), ("4c", 17.54, 20.81)]
+)
 def test_the_last_paragon_of_table_4_is_held_against_the_second(
     table: str, printed: float, over_version_2: float
 ) -> None:

@@ -31,12 +31,18 @@ GALLERY_LABELS = np.arange(40) % 4
 def make_pair(seed: int, d: int, m: int) -> tuple[VersionFeatures, VersionFeatures]:
     """One version twice, in short form and in full: weak classes, so that accuracies lie well inside (0, 1)."""
     rng = np.random.default_rng(seed)
-    P = rng.normal(size=(d, m)) + 1.5 * np.random.default_rng(0).normal(size=(40, 20))[:d, :m]  # related versions
+    P = (
+        rng.normal(size=(d, m)) + 1.5 * np.random.default_rng(0).normal(size=(40, 20))[:d, :m]
+    )  # related versions
     centres = np.random.default_rng(1).normal(size=(4, 20))[:, :m]
     queries = centres[QUERY_LABELS] + 2 * rng.normal(size=(120, m))
     gallery = centres[GALLERY_LABELS] + 2 * rng.normal(size=(40, m))
-    short = VersionFeatures(f"v{seed}", geometry.short_form(queries, P), geometry.short_form(gallery, P), projection=P)
-    return short, VersionFeatures(f"v{seed}", geometry.unit(queries @ P.T), geometry.unit(gallery @ P.T))
+    short = VersionFeatures(
+        f"v{seed}", geometry.short_form(queries, P), geometry.short_form(gallery, P), projection=P
+    )
+    return short, VersionFeatures(
+        f"v{seed}", geometry.unit(queries @ P.T), geometry.unit(gallery @ P.T)
+    )
 
 
 @pytest.mark.parametrize("upper", [False, True])
@@ -45,9 +51,12 @@ def test_short_forms_give_the_cross_test_of_the_full_features(protocol: str, upp
     """Three backbones of different width under one d = 15; the last needs no short form."""
     pairs = [make_pair(seed, 15, m) for seed, m in [(1, 6), (2, 9), (3, 20)]]
     short, full = (
-        cross_test(versions, QUERY_LABELS, GALLERY_LABELS, protocol, upper) for versions in zip(*pairs, strict=True)
+        cross_test(versions, QUERY_LABELS, GALLERY_LABELS, protocol, upper)
+        for versions in zip(*pairs, strict=True)
     )
-    mixed = cross_test([pairs[0][0], pairs[1][1], pairs[2][0]], QUERY_LABELS, GALLERY_LABELS, protocol, upper)
+    mixed = cross_test(
+        [pairs[0][0], pairs[1][1], pairs[2][0]], QUERY_LABELS, GALLERY_LABELS, protocol, upper
+    )
     for answer in (short, mixed):
         assert np.array_equal(answer.matrix, full.matrix, equal_nan=True)
         assert all(np.array_equal(answer.hits[cell], full.hits[cell]) for cell in full.hits)
@@ -68,7 +77,9 @@ def test_shared_components_count_the_others_as_zero(widths: tuple[int, int]) -> 
         shared = [replace(version, shared_components=True) for version in versions]
         found = cross_test(shared, QUERY_LABELS, GALLERY_LABELS, "image", upper=True)
         assert np.array_equal(found.matrix, expected.matrix)
-        with pytest.raises(InputError, match=f"v1 {widths[0]}, v2 {widths[1]}.*shared_components=True"):
+        with pytest.raises(
+            InputError, match=f"v1 {widths[0]}, v2 {widths[1]}.*shared_components=True"
+        ):
             cross_test(versions, QUERY_LABELS, GALLERY_LABELS)
 
 
@@ -98,7 +109,9 @@ def test_lower_triangle_only_unless_asked() -> None:
     assert sorted(answer.hits) == [(0, 0), (1, 0), (1, 1), (2, 0), (2, 1), (2, 2)]
     assert np.array_equal(np.isnan(answer.matrix), np.triu(np.ones((3, 3), dtype=bool), 1))
     for (t, k), hits in answer.hits.items():
-        direct = image_search(versions[t].queries, QUERY_LABELS, versions[k].gallery, GALLERY_LABELS)
+        direct = image_search(
+            versions[t].queries, QUERY_LABELS, versions[k].gallery, GALLERY_LABELS
+        )
         assert np.array_equal(hits, direct)
         assert answer.matrix[t, k] == direct.mean()
 
@@ -123,14 +136,22 @@ def test_adapters_move_the_stored_galleries_and_compose(protocol: str) -> None:
             gallery = gallery if later.adapt is None else later.adapt(gallery)
         expected = PROTOCOLS[protocol](versions[t].queries, QUERY_LABELS, gallery, GALLERY_LABELS)
         assert np.array_equal(hits, expected), (t, k)
-    still = cross_test([replace(v, adapt=None) for v in versions[:2]], QUERY_LABELS, GALLERY_LABELS, protocol)
+    still = cross_test(
+        [replace(v, adapt=None) for v in versions[:2]], QUERY_LABELS, GALLERY_LABELS, protocol
+    )
     assert still.matrix[1, 0] != answer.matrix[1, 0]
 
 
 def test_old_queries_meet_newer_galleries_as_they_were_made() -> None:
     versions = adapting_chain()[:2]
     answer = cross_test(versions, QUERY_LABELS, GALLERY_LABELS, "image", upper=True)
-    bare = cross_test([replace(v, adapt=None) for v in versions], QUERY_LABELS, GALLERY_LABELS, "image", upper=True)
+    bare = cross_test(
+        [replace(v, adapt=None) for v in versions],
+        QUERY_LABELS,
+        GALLERY_LABELS,
+        "image",
+        upper=True,
+    )
     assert answer.matrix[0].tolist() == bare.matrix[0].tolist()
     assert answer.matrix[1, 0] != bare.matrix[1, 0]
 
@@ -185,7 +206,12 @@ def test_each_gallery_is_prepared_once_and_again_when_it_is_adapted(
 def test_progress_is_reported_after_every_cell() -> None:
     seen: list[tuple[int, int]] = []
     versions = [make_pair(seed, 15, 6)[1] for seed in (1, 2)]
-    cross_test(versions, QUERY_LABELS, GALLERY_LABELS, progress=lambda done, total: seen.append((done, total)))
+    cross_test(
+        versions,
+        QUERY_LABELS,
+        GALLERY_LABELS,
+        progress=lambda done, total: seen.append((done, total)),
+    )
     assert seen == [(1, 3), (2, 3), (3, 3)]
 
 

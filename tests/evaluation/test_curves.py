@@ -15,7 +15,13 @@ from wording import refuses
 
 from fixstar.errors import InputError
 from fixstar.evaluation import accuracy_panels, compatibility
-from fixstar.evaluation.curves import METRICS, accuracy_curves, backfill_curves, metric_curve, roc_curves
+from fixstar.evaluation.curves import (
+    METRICS,
+    accuracy_curves,
+    backfill_curves,
+    metric_curve,
+    roc_curves,
+)
 from fixstar.evaluation.mixed import BackfillCurve
 from fixstar.evaluation.pictures import DPI
 from fixstar.evaluation.verification import roc
@@ -47,7 +53,9 @@ def test_a_metric_curve_is_the_metric_of_the_first_versions(metric: str) -> None
 
 
 def test_accuracy_curves_draw_percent_and_mark_replacements() -> None:
-    figure = accuracy_curves({"HOC": metric_curve(C), "costs $5": [0.5, np.nan, 0.25]}, None, (3, 7), metric="AA")
+    figure = accuracy_curves(
+        {"HOC": metric_curve(C), "costs $5": [0.5, np.nan, 0.25]}, None, (3, 7), metric="AA"
+    )
     first, second = lines(figure, "curve")
     assert np.allclose(points(first), np.stack([np.arange(1, 10), 100 * metric_curve(C)], axis=1))
     assert np.allclose(points(second), np.array([[1, 50], [2, np.nan], [3, 25]]), equal_nan=True)
@@ -62,7 +70,9 @@ def test_accuracy_curves_draw_percent_and_mark_replacements() -> None:
 def test_a_backfill_curve_stands_between_its_self_tests() -> None:
     shares = np.array([1.0, 0.0, 0.5])  # in any order
     curve = BackfillCurve(shares, np.array([[0.9, 0.5, 0.7], [0.9, 0.5, 0.8]]))
-    figure = backfill_curves({"v2": curve, "alone": BackfillCurve(shares, curve.runs[:1])}, None, {"v2": (0.4, 0.9)})
+    figure = backfill_curves(
+        {"v2": curve, "alone": BackfillCurve(shares, curve.runs[:1])}, None, {"v2": (0.4, 0.9)}
+    )
     drawn, alone = lines(figure, "curve")
     assert np.allclose(points(drawn), [[0, 50], [50, 75], [100, 90]])
     assert np.allclose(points(alone), [[0, 50], [50, 70], [100, 90]])
@@ -88,7 +98,9 @@ CURVE = BackfillCurve(np.array([0.0, 1.0]), np.array([[0.5, 0.6]]))
 @pytest.mark.parametrize(
     "draw",
     [
-        lambda path: accuracy_curves({f"method {i}": metric_curve(C) for i in range(8)}, path, title="Nine versions"),
+        lambda path: accuracy_curves(
+            {f"method {i}": metric_curve(C) for i in range(8)}, path, title="Nine versions"
+        ),
         lambda path: backfill_curves({"v2": CURVE}, path, {"v2": (0.4, 0.6)}),
         lambda path: roc_curves({"v2": ([0, 0.1, 1], [0.2, 0.5, 1])}, path, title="ROC"),
     ],
@@ -101,7 +113,9 @@ def test_the_file_is_a_png_of_the_figures_size_with_nothing_cut_off(
     with Image.open(path) as image:
         assert image.format == "PNG"
         assert np.allclose(image.size, figure.get_size_inches() * 200, atol=1)
-        assert len(np.unique(np.asarray(image.convert("RGB")).reshape(-1, 3)[::50], axis=0)) > 20  # not blank
+        assert (
+            len(np.unique(np.asarray(image.convert("RGB")).reshape(-1, 3)[::50], axis=0)) > 20
+        )  # not blank
     box = figure.get_tightbbox()
     assert min(box.x0, box.y0) >= 0
     assert (np.array([box.x1, box.y1]) <= figure.get_size_inches()).all()
@@ -147,7 +161,11 @@ def test_every_method_has_a_plane_with_its_curves_and_the_others_behind() -> Non
             assert np.allclose(drawn[:, 0], 1 + np.arange(len(values)))
             assert np.allclose(drawn[:, 1], 100 * np.array(values), equal_nan=True)
         assert len([line for line in axes.lines if line.get_gid() == "other"]) == 5 - len(mine)
-        assert all(line.get_zorder() < mine[0].get_zorder() for line in axes.lines if line.get_gid() == "other")
+        assert all(
+            line.get_zorder() < mine[0].get_zorder()
+            for line in axes.lines
+            if line.get_gid() == "other"
+        )
     assert len({axes.get_ylim() for axes in figure.axes}) == 1  # one scale: panels can be compared
     assert len({axes.get_xlim() for axes in figure.axes}) == 1
     low, high = figure.axes[0].get_ylim()
@@ -163,13 +181,20 @@ def test_every_method_has_a_plane_with_its_curves_and_the_others_behind() -> Non
 
 
 @pytest.mark.parametrize("methods", [1, 8])
-@pytest.mark.parametrize("name", ["setting", "a setting with lam=0.2, rho=10, K=1000 and more (own class order)"])
+@pytest.mark.parametrize(
+    "name", ["setting", "a setting with lam=0.2, rho=10, K=1000 and more (own class order)"]
+)
 def test_nothing_overlaps_and_nothing_is_cut_off(name: str, methods: int) -> None:
-    many = {f"method {number}": {f"{name} {number}-{i}": [0.1, 0.2] for i in range(1 + number)} for number in range(8)}
+    many = {
+        f"method {number}": {f"{name} {number}-{i}": [0.1, 0.2] for i in range(1 + number)}
+        for number in range(8)
+    }
     groups = many if methods == 8 else {"method 0": many["method 0"]}
     figure = accuracy_panels(groups, title="Eight methods, by nearest image, in three class orders")
     figure.canvas.draw()
-    planes = [axes.get_tightbbox() for axes in figure.axes]  # with their titles, labels, numbers and legends
+    planes = [
+        axes.get_tightbbox() for axes in figure.axes
+    ]  # with their titles, labels, numbers and legends
     boxes = [*filter(None, planes), *(box.get_window_extent() for box in figure.texts)]
     assert len(boxes) == len(groups) + 1
     for axes in figure.axes:

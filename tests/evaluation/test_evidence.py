@@ -35,7 +35,9 @@ Array = NDArray[Any]
 def hits_with(positive: int, negative: int, both: int = 0, neither: int = 0) -> tuple[Array, Array]:
     """(cross, old): so many queries won, lost, right in both and wrong in both."""
     counts = [positive, negative, both, neither]
-    return np.repeat([True, False, True, False], counts), np.repeat([False, True, True, False], counts)
+    return np.repeat([True, False, True, False], counts), np.repeat(
+        [False, True, True, False], counts
+    )
 
 
 def literal_means(cross: Array, old: Array, resamples: int, seed: int) -> Array:
@@ -49,14 +51,18 @@ def literal_means(cross: Array, old: Array, resamples: int, seed: int) -> Array:
 
 def test_three_counts_are_the_same_experiment_as_drawing_rows() -> None:
     cross, old = hits_with(positive=30, negative=20, both=100, neither=50)
-    quick = evidence._means_over_queries(np.subtract(cross, old, dtype=np.int8), 20_000, np.random.default_rng(1))
+    quick = evidence._means_over_queries(
+        np.subtract(cross, old, dtype=np.int8), 20_000, np.random.default_rng(1)
+    )
     slow = literal_means(cross, old, 20_000, seed=2)
     steps = [np.rint(means * 200).astype(int) for means in (quick, slow)]  # whole queries of 200
     assert stats.ks_2samp(*steps).pvalue > 0.001
     assert abs(quick.mean() - 0.05) < 0.002
     assert quick.std() == pytest.approx(np.sqrt((0.25 - 0.05**2) / 200), rel=0.03)
     uneven = literal_means(*hits_with(30, 20, 140, 10), 20_000, seed=2)
-    assert np.array_equal(np.rint(uneven * 200).astype(int), steps[1])  # what both have in common does not matter
+    assert np.array_equal(
+        np.rint(uneven * 200).astype(int), steps[1]
+    )  # what both have in common does not matter
 
 
 @pytest.mark.parametrize("draw", ["queries", "clusters"])
@@ -67,7 +73,9 @@ def test_as_many_are_drawn_as_there_are(draw: str) -> None:
     if draw == "queries":
         means = evidence._means_over_queries(differences, 20_000, rng)
     else:
-        means = evidence._means_over_clusters(differences.astype(np.float64), np.ones(5), 20_000, rng)
+        means = evidence._means_over_clusters(
+            differences.astype(np.float64), np.ones(5), 20_000, rng
+        )
     assert np.allclose(means * 5, np.rint(means * 5))  # sums of five
     assert set(np.rint(means * 5).astype(int)) == set(range(-5, 6))
     assert means.mean() == pytest.approx(differences.mean(), abs=0.01)
@@ -79,7 +87,9 @@ def test_the_interval_agrees_with_the_bootstrap_of_scipy() -> None:
     rng = np.random.default_rng(3)
     cross, old = rng.random(400), rng.random(400) ** 1.5
     found = paired_bootstrap(cross, old, resamples=8000)
-    theirs = stats.bootstrap((cross - old,), np.mean, n_resamples=8000, method="percentile", rng=4).confidence_interval
+    theirs = stats.bootstrap(
+        (cross - old,), np.mean, n_resamples=8000, method="percentile", rng=4
+    ).confidence_interval
     assert found.mean == pytest.approx((cross - old).mean())
     assert (found.low, found.high) == pytest.approx(theirs, abs=0.003)
     assert found.differing == 400
@@ -123,12 +133,16 @@ def test_an_interval_that_ends_at_zero_is_no_evidence_for_the_strict_criterion()
 
 
 def test_one_query_proves_nothing() -> None:
-    assert paired_bootstrap([True], [False]) == evidence.Difference(1.0, -1.0, 1.0, "not decided", 1)
+    assert paired_bootstrap([True], [False]) == evidence.Difference(
+        1.0, -1.0, 1.0, "not decided", 1
+    )
     one_cluster = paired_bootstrap(*hits_with(60, 0), clusters=np.zeros(60, int))
     assert (one_cluster.low, one_cluster.high, one_cluster.verdict) == (-1.0, 1.0, "not decided")
 
 
-def coverage(make: Callable[[np.random.Generator], tuple[Array, Array, Array | None]], truth: float) -> float:
+def coverage(
+    make: Callable[[np.random.Generator], tuple[Array, Array, Array | None]], truth: float
+) -> float:
     inside = 0
     for trial in range(600):
         cross, old, clusters = make(np.random.default_rng(trial))
@@ -137,7 +151,9 @@ def coverage(make: Callable[[np.random.Generator], tuple[Array, Array, Array | N
     return inside / 600
 
 
-@pytest.mark.parametrize(("N", "won", "lost"), [(300, 0.12, 0.08), (1000, 0.006, 0.006), (30, 0.3, 0.3)])
+@pytest.mark.parametrize(
+    ("N", "won", "lost"), [(300, 0.12, 0.08), (1000, 0.006, 0.006), (30, 0.3, 0.3)]
+)
 def test_the_interval_covers_the_truth_as_often_as_it_says(N: int, won: float, lost: float) -> None:
     def make(rng: np.random.Generator) -> tuple[Array, Array, None]:
         where = rng.random(N)
@@ -212,7 +228,10 @@ def test_the_seed_decides_and_the_order_of_queries_does_not() -> None:
     cross, old = hits_with(30, 25, 100, 100)
     shuffle = np.random.default_rng(7).permutation(len(cross))
     assert paired_bootstrap(cross, old) == paired_bootstrap(cross[shuffle], old[shuffle])
-    assert any(paired_bootstrap(cross, old, seed=seed) != paired_bootstrap(cross, old) for seed in range(1, 5))
+    assert any(
+        paired_bootstrap(cross, old, seed=seed) != paired_bootstrap(cross, old)
+        for seed in range(1, 5)
+    )
 
 
 def test_more_confidence_is_a_wider_interval() -> None:
@@ -252,7 +271,9 @@ def test_a_family_of_cells_needs_more_evidence() -> None:
         assert matrix[cell].low <= cells[cell].low <= cells[cell].high <= matrix[cell].high
     assert cell_evidence(matrix) == CellEvidence(1, 1, 1)
     assert cell_evidence(matrix).ac_range == pytest.approx((1 / 3, 2 / 3))
-    shares = paired_bootstrap(result.hits[1, 0], result.hits[0, 0], confidence=1 - 0.05 / 3, resamples=6000)
+    shares = paired_bootstrap(
+        result.hits[1, 0], result.hits[0, 0], confidence=1 - 0.05 / 3, resamples=6000
+    )
     assert matrix[1, 0] == shares
 
 
@@ -296,7 +317,9 @@ def test_an_unknown_family_is_answered_with_the_known_ones() -> None:
         verdicts(three_versions(), family="holm")
 
 
-@given(st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(-2, 2)), min_size=1, max_size=40))
+@given(
+    st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(-2, 2)), min_size=1, max_size=40)
+)
 def test_flips_agree_with_a_slow_loop(rows: list[tuple[bool, bool, int]]) -> None:
     before, after, labels = (np.array(column) for column in zip(*rows, strict=True))
     found = flips(before, after, labels)
@@ -317,7 +340,14 @@ def test_flips_agree_with_a_slow_loop(rows: list[tuple[bool, bool, int]]) -> Non
 
 def test_classes_stand_by_net_loss_then_by_losses_then_by_label() -> None:
     lost, won, same = (True, False), (False, True), (True, True)
-    table = {4: [lost, lost, won], 9: [lost, same], 1: [won], 7: [same], 3: [same, same], 0: [lost, won]}
+    table = {
+        4: [lost, lost, won],
+        9: [lost, same],
+        1: [won],
+        7: [same],
+        3: [same, same],
+        0: [lost, won],
+    }
     rows = [(*pair, label) for label, pairs in table.items() for pair in pairs]
     before, after, labels = (np.array(column) for column in zip(*rows, strict=True))
     found = flips(before, after, labels)
@@ -337,8 +367,13 @@ def versions(d: int = 12) -> tuple[Pair, Pair, Array, Array]:
 
     def embed(name: str) -> Pair:
         P = shared + 0.5 * rng.normal(size=(d, 5))
-        q, g = (centres[labels] + 1.5 * rng.normal(size=(len(labels), 5)) for labels in (query_labels, gallery_labels))
-        short = VersionFeatures(name, geometry.short_form(q, P), geometry.short_form(g, P), projection=P)
+        q, g = (
+            centres[labels] + 1.5 * rng.normal(size=(len(labels), 5))
+            for labels in (query_labels, gallery_labels)
+        )
+        short = VersionFeatures(
+            name, geometry.short_form(q, P), geometry.short_form(g, P), projection=P
+        )
         return short, VersionFeatures(name, geometry.unit(q @ P.T), geometry.unit(g @ P.T))
 
     (short_1, full_1), (short_2, full_2) = embed("v1"), embed("v2")
@@ -374,9 +409,14 @@ def test_an_adapted_gallery_is_searched_where_it_was_moved() -> None:
     old = VersionFeatures("v1", np.eye(2), np.eye(2))
     turn = np.array([[0.0, 1.0], [-1.0, 0.0]])
     turned = VersionFeatures("v2", np.eye(2) @ turn, np.eye(2) @ turn)
-    moving = VersionFeatures("v2", turned.queries, turned.gallery, adapt=lambda vectors: vectors @ turn)
+    moving = VersionFeatures(
+        "v2", turned.queries, turned.gallery, adapt=lambda vectors: vectors @ turn
+    )
     assert found_before_after([0, 1], old, moving).after.tolist() == [[0], [1]]
-    assert found_before_after([0, 1], old, turned).after.tolist() == [[1], [1]]  # -1 and 0: neither is near
+    assert found_before_after([0, 1], old, turned).after.tolist() == [
+        [1],
+        [1],
+    ]  # -1 and 0: neither is near
 
 
 def test_versions_of_different_width_need_a_word() -> None:

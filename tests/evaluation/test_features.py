@@ -37,14 +37,27 @@ def test_one_npz_or_two_npy_files() -> None:
 
 @pytest.mark.usefixtures("folder")
 def test_labels_are_numbers_or_names() -> None:
-    np.savez("labels.npz", query_labels=np.array([7, 8, 7]), gallery_labels=np.array([8, 7, 7, 9], dtype=np.uint8))
+    np.savez(
+        "labels.npz",
+        query_labels=np.array([7, 8, 7]),
+        gallery_labels=np.array([8, 7, 7, 9], dtype=np.uint8),
+    )
     numbers = read_labels("labels.npz")
-    assert (numbers.queries.tolist(), numbers.gallery.tolist(), numbers.classes) == ([7, 8, 7], [8, 7, 7, 9], {})
+    assert (numbers.queries.tolist(), numbers.gallery.tolist(), numbers.classes) == (
+        [7, 8, 7],
+        [8, 7, 7, 9],
+        {},
+    )
     np.save("ql.npy", np.array(["shoe", "hat", "shoe"]))
     np.save("gl.npy", np.array(["hat", "coat", "coat", "shoe"]))
     names = read_labels("ql.npy,gl.npy")
     assert [names.classes[label] for label in names.queries.tolist()] == ["shoe", "hat", "shoe"]
-    assert [names.classes[label] for label in names.gallery.tolist()] == ["hat", "coat", "coat", "shoe"]
+    assert [names.classes[label] for label in names.gallery.tolist()] == [
+        "hat",
+        "coat",
+        "coat",
+        "shoe",
+    ]
     np.savez("all.npz", queries=Q, gallery=G, query_labels=[1, 2, 3], gallery_labels=[1, 2, 3, 3])
     assert read_labels("all.npz").gallery.tolist() == [1, 2, 3, 3]
     assert len(read_features("v1", "all.npz").gallery) == 4

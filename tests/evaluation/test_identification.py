@@ -25,26 +25,42 @@ def features(labels: Array, seed: int) -> Array:
     """[len(labels), 6], weak classes; unnormalised, with lengths spread over several orders of magnitude."""
     rng = np.random.default_rng(seed)
     centres = np.random.default_rng(0).normal(size=(12, 6))
-    return (centres[labels] + 0.7 * rng.normal(size=(len(labels), 6))) * np.exp(rng.normal(0, 3, (len(labels), 1)))
+    return (centres[labels] + 0.7 * rng.normal(size=(len(labels), 6))) * np.exp(
+        rng.normal(0, 3, (len(labels), 1))
+    )
 
 
 TRUTH, LABELS = np.arange(90) % 12, np.arange(40) % 9  # classes 9, 10 and 11 are not in the gallery
 QUERIES, GALLERY = features(TRUTH, seed=1), features(LABELS, seed=2)
 
-Search = tuple[Array, Array, Array, Array, Array]  # queries, truth, gallery, labels, exact scores [N, M]
+Search = tuple[
+    Array, Array, Array, Array, Array
+]  # queries, truth, gallery, labels, exact scores [N, M]
 
 
 @st.composite
 def tied_searches(draw: st.DrawFn) -> Search:
     """Gallery vectors along the axes: a score is plus or minus one component of the query, so ties are exact."""
-    axes = draw(st.lists(st.tuples(st.integers(0, 2), st.sampled_from([-4.0, -1.0, 1.0])), min_size=1, max_size=9))
-    rows = draw(st.lists(st.lists(st.integers(-2, 2), min_size=3, max_size=3), min_size=1, max_size=6))
+    axes = draw(
+        st.lists(
+            st.tuples(st.integers(0, 2), st.sampled_from([-4.0, -1.0, 1.0])), min_size=1, max_size=9
+        )
+    )
+    rows = draw(
+        st.lists(st.lists(st.integers(-2, 2), min_size=3, max_size=3), min_size=1, max_size=6)
+    )
     truth = draw(st.lists(st.integers(0, 3), min_size=len(rows), max_size=len(rows)))
     labels = draw(st.lists(st.integers(0, 2), min_size=len(axes), max_size=len(axes)))
     gallery = np.zeros((len(axes), 3))
     for item, (axis, length) in enumerate(axes):
         gallery[item, axis] = length
-    return np.array(rows), np.array(truth), gallery, np.array(labels), np.array(rows) @ gallery.clip(-1, 1).T
+    return (
+        np.array(rows),
+        np.array(truth),
+        gallery,
+        np.array(labels),
+        np.array(rows) @ gallery.clip(-1, 1).T,
+    )
 
 
 @given(tied_searches(), st.integers(1, 12))
@@ -77,9 +93,14 @@ def test_rank_k_by_template_is_the_top_k_accuracy_of_scikit_learn() -> None:
     table = cosine_similarity(QUERIES[known], means)
     curve = cmc(QUERIES[known], TRUTH[known], GALLERY, LABELS, [1, 3, 8], "template")
     for k, value in curve.items():
-        assert value == pytest.approx(top_k_accuracy_score(TRUTH[known], table, k=k, labels=classes))
+        assert value == pytest.approx(
+            top_k_accuracy_score(TRUTH[known], table, k=k, labels=classes)
+        )
     assert curve != cmc(QUERIES[known], TRUTH[known], GALLERY, LABELS, [1, 3, 8], "image")
-    assert cmc(QUERIES[known], TRUTH[known], GALLERY, LABELS, [9, 100], "template") == {9: 1.0, 100: 1.0}
+    assert cmc(QUERIES[known], TRUTH[known], GALLERY, LABELS, [9, 100], "template") == {
+        9: 1.0,
+        100: 1.0,
+    }
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -118,7 +139,9 @@ FPIRS = [0.0, 1e-3, 0.1, 0.25, 1 / 3, 0.5, 0.9, 1.0]
 @pytest.mark.parametrize("fpir", FPIRS)
 def test_tpir_agrees_with_a_slow_loop(fpir: float) -> None:
     scores = cosine_similarity(QUERIES, GALLERY)
-    assert tpir_at_fpir(QUERIES, TRUTH, GALLERY, LABELS, fpir) == slow_tpir(TRUTH, LABELS, scores, fpir)
+    assert tpir_at_fpir(QUERIES, TRUTH, GALLERY, LABELS, fpir) == slow_tpir(
+        TRUTH, LABELS, scores, fpir
+    )
     means, classes = templates(GALLERY, LABELS)
     by_template = slow_tpir(TRUTH, classes, cosine_similarity(QUERIES, means), fpir)
     assert tpir_at_fpir(QUERIES, TRUTH, GALLERY, LABELS, fpir, "template") == by_template
@@ -134,8 +157,12 @@ def test_tpir_with_ties_agrees_with_a_slow_loop(search: Search, fpir: float) -> 
             tpir_at_fpir(queries, truth, gallery, labels, fpir)
         return
     lengths = np.sqrt((queries.astype(np.float32) ** 2).sum(axis=1, keepdims=True))
-    cosines = scores.astype(np.float32) / np.maximum(lengths, np.float32(1e-12))  # as exact as the search's own
-    assert tpir_at_fpir(queries, truth, gallery, labels, fpir) == slow_tpir(truth, labels, cosines, fpir)
+    cosines = scores.astype(np.float32) / np.maximum(
+        lengths, np.float32(1e-12)
+    )  # as exact as the search's own
+    assert tpir_at_fpir(queries, truth, gallery, labels, fpir) == slow_tpir(
+        truth, labels, cosines, fpir
+    )
 
 
 def test_open_set_search_by_hand() -> None:
@@ -144,7 +171,13 @@ def test_open_set_search_by_hand() -> None:
     wrong = [0.95, 0.0, np.sqrt(1 - 0.95**2)]
     queries = np.array([[5.0, 0, 0], wrong, [0.6, 0, 0.8], [0, 0.8, 0.6], [0, 0.6, 0.8]])
     truth = np.array([7, 8, 7, 1, 2])
-    for fpir, answer in [(0, [1, 0, 0]), (0.4, [1, 0, 0]), (0.5, [1, 0, 0]), (0.99, [1, 0, 0]), (1, [1, 0, 1])]:
+    for fpir, answer in [
+        (0, [1, 0, 0]),
+        (0.4, [1, 0, 0]),
+        (0.5, [1, 0, 0]),
+        (0.99, [1, 0, 0]),
+        (1, [1, 0, 1]),
+    ]:
         hits = open_set_hits(queries, truth, gallery, labels, fpir)
         assert hits[:3].tolist() == answer
         assert np.isnan(hits[3:]).all()

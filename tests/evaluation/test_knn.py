@@ -27,7 +27,10 @@ def features(count: int, width: int, seed: int) -> Array:
 
 
 QUERIES, GALLERY = features(80, 5, seed=1), features(50, 5, seed=2)
-TRUTH, LABELS = np.arange(80) % 4 * 10 - 20, np.arange(50) % 3 * 10 - 20  # class 10 is not in the gallery
+TRUTH, LABELS = (
+    np.arange(80) % 4 * 10 - 20,
+    np.arange(50) % 3 * 10 - 20,
+)  # class 10 is not in the gallery
 
 
 def test_equal_votes_of_two_classes_are_those_of_scikit_learn() -> None:
@@ -39,12 +42,16 @@ def test_equal_votes_of_two_classes_are_those_of_scikit_learn() -> None:
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 2), st.sampled_from([-4.0, -1.0, 1.0])), min_size=1, max_size=10),
+    st.lists(
+        st.tuples(st.integers(0, 2), st.sampled_from([-4.0, -1.0, 1.0])), min_size=1, max_size=10
+    ),
     st.lists(st.lists(st.integers(-2, 2), min_size=3, max_size=3), min_size=1, max_size=4),
     st.data(),
 )
 @settings(max_examples=100, deadline=None)
-def test_ties_agree_with_a_slow_loop(axes: list[tuple[int, float]], rows: list[list[int]], data: st.DataObject) -> None:
+def test_ties_agree_with_a_slow_loop(
+    axes: list[tuple[int, float]], rows: list[list[int]], data: st.DataObject
+) -> None:
     """Gallery vectors along the axes: a cosine is plus or minus one component of the query, so ties are exact."""
     gallery = np.zeros((len(axes), 3))
     for item, (axis, length) in enumerate(axes):
@@ -53,9 +60,13 @@ def test_ties_agree_with_a_slow_loop(axes: list[tuple[int, float]], rows: list[l
     k = data.draw(st.integers(1, len(axes)))
     found = knn_classes(np.array(rows), gallery, np.array(labels), k)
     for row, answer in zip(rows, found, strict=True):
-        scores = [row[axis] * np.sign(length) / max(math.hypot(*row), 1e-12) for axis, length in axes]
+        scores = [
+            row[axis] * np.sign(length) / max(math.hypot(*row), 1e-12) for axis, length in axes
+        ]
         nearest = sorted(range(len(axes)), key=lambda item: (-scores[item], item))[:k]
-        votes = Counter(labels[item] for item in nearest)  # in the order of the nearest: max takes the first of equals
+        votes = Counter(
+            labels[item] for item in nearest
+        )  # in the order of the nearest: max takes the first of equals
         assert answer == max(votes, key=votes.__getitem__)
 
 
@@ -64,7 +75,9 @@ def test_the_nearest_decides_between_equal_votes() -> None:
     gallery = np.stack([np.cos(angles), np.sin(angles)], axis=1)
     query = np.array([[1.0, 0.0]])
     assert knn_classes(query, gallery, np.array([9, 3, 3, 9, 5]), 4).tolist() == [9]
-    assert knn_classes(query, gallery, np.array([5, 3, 9, 9, 3]), 5).tolist() == [3]  # 5 is nearest, with one vote
+    assert knn_classes(query, gallery, np.array([5, 3, 9, 9, 3]), 5).tolist() == [
+        3
+    ]  # 5 is nearest, with one vote
     assert knn_classes(query, gallery, np.array([5, 4, 3, 2, 1]), 5).tolist() == [5]
 
 

@@ -32,8 +32,12 @@ def embedded() -> tuple[list[VersionFeatures], list[VersionFeatures]]:
     short, full = [], []
     for t in range(T):
         P = shared + 0.6 * rng.normal(size=(WIDTH, 4))
-        q, g = (centres[y] + 1.2 * rng.normal(size=(len(y), 4)) for y in (QUERY_LABELS, GALLERY_LABELS))
-        short.append(VersionFeatures(f"v{t + 1}", geometry.short_form(q, P), geometry.short_form(g, P), P))
+        q, g = (
+            centres[y] + 1.2 * rng.normal(size=(len(y), 4)) for y in (QUERY_LABELS, GALLERY_LABELS)
+        )
+        short.append(
+            VersionFeatures(f"v{t + 1}", geometry.short_form(q, P), geometry.short_form(g, P), P)
+        )
         full.append(VersionFeatures(f"v{t + 1}", geometry.unit(q @ P.T), geometry.unit(g @ P.T)))
     return short, full
 
@@ -65,9 +69,17 @@ def test_rank_k(k: int) -> None:
 def test_knn() -> None:
     result = cross_test(SHORT, QUERY_LABELS, GALLERY_LABELS, "knn5")
     for t, k in CELLS:
-        weights = KNeighborsClassifier(5).fit(FULL[k].gallery, GALLERY_LABELS).predict_proba(FULL[t].queries)
-        clear = np.sort(weights, axis=1)[:, -1] > np.sort(weights, axis=1)[:, -2]  # ties are broken otherwise there
-        assert np.array_equal(result.hits[t, k][clear], (weights.argmax(axis=1) == QUERY_LABELS)[clear])
+        weights = (
+            KNeighborsClassifier(5)
+            .fit(FULL[k].gallery, GALLERY_LABELS)
+            .predict_proba(FULL[t].queries)
+        )
+        clear = (
+            np.sort(weights, axis=1)[:, -1] > np.sort(weights, axis=1)[:, -2]
+        )  # ties are broken otherwise there
+        assert np.array_equal(
+            result.hits[t, k][clear], (weights.argmax(axis=1) == QUERY_LABELS)[clear]
+        )
         assert clear.mean() > 0.5
 
 
@@ -76,7 +88,9 @@ def test_average_precision_leaves_queries_without_a_positive_out() -> None:
     result = cross_test(SHORT, labels, GALLERY_LABELS, "map")
     kept = np.flatnonzero(labels != 99)
     for cell in CELLS:
-        expected = [average_precision_score(labels[i] == GALLERY_LABELS, cosines(*cell)[i]) for i in kept]
+        expected = [
+            average_precision_score(labels[i] == GALLERY_LABELS, cosines(*cell)[i]) for i in kept
+        ]
         assert np.allclose(result.hits[cell], expected)
         assert result.matrix[cell] == pytest.approx(np.mean(expected))
     assert verdicts(result)[1, 0].mean == pytest.approx(result.matrix[1, 0] - result.matrix[0, 0])
@@ -153,14 +167,18 @@ def test_tar_at_far(far: float) -> None:
 def test_tpir_at_fpir(fpir: str) -> None:
     """Class 3 is in no gallery: its queries must find nothing."""
     kept = GALLERY_LABELS < 3
-    short, full = ([replace(v, gallery=v.gallery[kept]) for v in versions] for versions in (SHORT, FULL))
+    short, full = (
+        [replace(v, gallery=v.gallery[kept]) for v in versions] for versions in (SHORT, FULL)
+    )
     labels, mated = GALLERY_LABELS[kept], QUERY_LABELS < 3
     result = cross_test(short, QUERY_LABELS, labels, f"TPIR@FPIR={fpir}")
     for t, k in CELLS:
         found = full[t].queries @ full[k].gallery.T
         best = found.max(axis=1)
         strangers = np.sort(best[~mated])[::-1]
-        right = (labels[found.argmax(axis=1)] == QUERY_LABELS) & (best > strangers[int(float(fpir) * len(strangers))])
+        right = (labels[found.argmax(axis=1)] == QUERY_LABELS) & (
+            best > strangers[int(float(fpir) * len(strangers))]
+        )
         assert np.array_equal(result.hits[t, k].astype(bool), right[mated])
 
 
@@ -168,7 +186,8 @@ def test_cameras_and_listed_images_reach_average_precision() -> None:
     cameras = np.arange(N) // 4 % 3, np.arange(M) // 4 % 2
     by_camera = cross_test(SHORT, QUERY_LABELS, GALLERY_LABELS, "map", cameras=cameras)
     listed = [
-        np.flatnonzero((y == GALLERY_LABELS) & (cameras[1] != c)) for y, c in zip(QUERY_LABELS, cameras[0], strict=True)
+        np.flatnonzero((y == GALLERY_LABELS) & (cameras[1] != c))
+        for y, c in zip(QUERY_LABELS, cameras[0], strict=True)
     ]
     by_list = cross_test(SHORT, QUERY_LABELS, GALLERY_LABELS, "map10", relevant=listed)
     for t, k in CELLS:

@@ -29,8 +29,13 @@ def make(seed: int, d: int, m: int) -> tuple[VersionFeatures, VersionFeatures]:
     rng = np.random.default_rng(seed)
     P = rng.normal(size=(d, m)) + 1.5 * np.random.default_rng(0).normal(size=(40, 20))[:d, :m]
     centres = np.random.default_rng(1).normal(size=(4, 20))[:, :m]
-    q, g = (centres[labels - 5] + 1.5 * rng.normal(size=(len(labels), m)) for labels in (QUERY_LABELS, GALLERY_LABELS))
-    short = VersionFeatures(f"v{seed}", geometry.short_form(q, P), geometry.short_form(g, P), projection=P)
+    q, g = (
+        centres[labels - 5] + 1.5 * rng.normal(size=(len(labels), m))
+        for labels in (QUERY_LABELS, GALLERY_LABELS)
+    )
+    short = VersionFeatures(
+        f"v{seed}", geometry.short_form(q, P), geometry.short_form(g, P), projection=P
+    )
     return short, VersionFeatures(f"v{seed}", geometry.unit(q @ P.T), geometry.unit(g @ P.T))
 
 
@@ -38,13 +43,20 @@ def padded(features: Array, width: int) -> Array:
     return np.pad(features, ((0, 0), (0, width - features.shape[1])))
 
 
-def slow_found(full: list[VersionFeatures], held: Array, t: int, protocol: str) -> list[tuple[int, float]]:
+def slow_found(
+    full: list[VersionFeatures], held: Array, t: int, protocol: str
+) -> list[tuple[int, float]]:
     """For each query the class (template) or the gallery row (image) it finds, and the cosine."""
     width = max(version.width for version in full)
     rows = np.array([padded(full[v].gallery, width)[i] for i, v in enumerate(held)])
     if protocol == "template":
         classes = sorted(set(GALLERY_LABELS.tolist()))
-        rows = np.array([np.mean([rows[i] for i in np.flatnonzero(c == GALLERY_LABELS)], axis=0) for c in classes])
+        rows = np.array(
+            [
+                np.mean([rows[i] for i in np.flatnonzero(c == GALLERY_LABELS)], axis=0)
+                for c in classes
+            ]
+        )
     found = []
     for query in padded(full[t].queries, width):
         cosines = [float(query @ row / np.linalg.norm(query) / np.linalg.norm(row)) for row in rows]
@@ -54,7 +66,10 @@ def slow_found(full: list[VersionFeatures], held: Array, t: int, protocol: str) 
 
 
 def slow_hits(full: list[VersionFeatures], held: Array, t: int, protocol: str) -> list[bool]:
-    names = [row if protocol == "template" else GALLERY_LABELS[row] for row, _ in slow_found(full, held, t, protocol)]
+    names = [
+        row if protocol == "template" else GALLERY_LABELS[row]
+        for row, _ in slow_found(full, held, t, protocol)
+    ]
     return [bool(name == label) for name, label in zip(names, QUERY_LABELS, strict=True)]
 
 
@@ -69,7 +84,9 @@ def test_versions_held_may_be_a_list(protocol: str) -> None:
     assert np.array_equal(found, expected)
 
 
-def queries_by(t: int, versions: list[VersionFeatures], held: NDArray[Any]) -> tuple[list[VersionFeatures], Any]:
+def queries_by(
+    t: int, versions: list[VersionFeatures], held: NDArray[Any]
+) -> tuple[list[VersionFeatures], Any]:
     """The versions with number t last, and ``held`` by their new numbers."""
     order = [*(k for k in range(len(versions)) if k != t), t]
     return [versions[k] for k in order], np.argsort(order)[held]
@@ -86,7 +103,9 @@ def test_three_versions_agree_with_full_features(protocol: str, t: int) -> None:
     assert 0.3 < np.mean(expected) < 1
     for versions in (short, full, [short[0], full[1], short[2]]):
         asking, numbers = queries_by(t, versions, held)
-        found = mixed_gallery_search(asking, numbers, QUERY_LABELS, GALLERY_LABELS, protocol=protocol)
+        found = mixed_gallery_search(
+            asking, numbers, QUERY_LABELS, GALLERY_LABELS, protocol=protocol
+        )
         assert found.tolist() == expected
         assert found.dtype == np.bool_
 
@@ -103,15 +122,23 @@ def test_the_nearest_image_comes_with_its_full_cosine() -> None:
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("widths", [(12, 18), (18, 12)])
-def test_components_that_a_version_lacks_count_as_zero(widths: tuple[int, int], protocol: str) -> None:
+def test_components_that_a_version_lacks_count_as_zero(
+    widths: tuple[int, int], protocol: str
+) -> None:
     pairs = [make(seed, d, m) for seed, d, m in zip((1, 2), widths, (6, 9), strict=True)]
     held = np.arange(36) // 2 % 2
     expected = slow_hits([full for _, full in pairs], held, 1, protocol)
-    for versions in ([short for short, _ in pairs], [full for _, full in pairs], [pairs[0][0], pairs[1][1]]):
+    for versions in (
+        [short for short, _ in pairs],
+        [full for _, full in pairs],
+        [pairs[0][0], pairs[1][1]],
+    ):
         shared = [replace(version, shared_components=True) for version in versions]
         found = mixed_gallery_search(shared, held, QUERY_LABELS, GALLERY_LABELS, protocol=protocol)
         assert found.tolist() == expected
-        with pytest.raises(InputError, match=f"v1 {widths[0]}, v2 {widths[1]}.*shared_components=True"):
+        with pytest.raises(
+            InputError, match=f"v1 {widths[0]}, v2 {widths[1]}.*shared_components=True"
+        ):
             mixed_gallery_search(versions, held, QUERY_LABELS, GALLERY_LABELS, protocol=protocol)
 
 
@@ -127,7 +154,9 @@ def test_a_gallery_of_one_version_is_a_cell_of_the_cross_test(protocol: str) -> 
 
 def test_versions_compete_on_one_scale() -> None:
     """In the old space the query keeps a tenth of its length: its cosine there is 0.1, not 1 after normalising."""
-    old = VersionFeatures("v1", np.ones((1, 1)), np.ones((2, 1)), projection=np.array([[1.0], [0.0]]))
+    old = VersionFeatures(
+        "v1", np.ones((1, 1)), np.ones((2, 1)), projection=np.array([[1.0], [0.0]])
+    )
     direction = np.array([[0.1, np.sqrt(0.99)]])
     new = VersionFeatures("v2", direction, np.array([[0.0, 1.0], [0.6, 0.8]]))
     indices, cosines = mixed_nearest([old, new], np.array([0, 1]))
@@ -147,7 +176,10 @@ def test_lengths_and_float_types_do_not_matter() -> None:
     _, one = make(1, 15, 6)
     _, two = make(2, 15, 6)
     held = np.arange(36) % 2
-    long = [replace(v, queries=(v.queries * 7).astype(np.float32), gallery=v.gallery * 0.01) for v in (one, two)]
+    long = [
+        replace(v, queries=(v.queries * 7).astype(np.float32), gallery=v.gallery * 0.01)
+        for v in (one, two)
+    ]
     for protocol in PROTOCOLS:
         ways = {"protocol": protocol}
         expected = mixed_gallery_search([one, two], held, QUERY_LABELS, GALLERY_LABELS, **ways)  # type: ignore[arg-type]
@@ -165,13 +197,17 @@ def test_adapters_move_older_vectors_into_the_space_of_the_query(protocol: str) 
     def moved(t: int) -> VersionFeatures:
         adapt = None if t == 0 else (lambda vectors: vectors @ turns[t - 1].T @ turns[t])
         old = straight[t]
-        return VersionFeatures(old.name, old.queries @ turns[t], old.gallery @ turns[t], adapt=adapt)
+        return VersionFeatures(
+            old.name, old.queries @ turns[t], old.gallery @ turns[t], adapt=adapt
+        )
 
     moving = [moved(t) for t in range(3)]
     held = rng.integers(0, 3, 36)
     for t, mixture in ((2, held), (1, held.clip(0, 1))):
         found, expected = (
-            mixed_gallery_search(versions[: t + 1], mixture, QUERY_LABELS, GALLERY_LABELS, protocol=protocol)
+            mixed_gallery_search(
+                versions[: t + 1], mixture, QUERY_LABELS, GALLERY_LABELS, protocol=protocol
+            )
             for versions in (moving, straight)
         )
         assert np.array_equal(found, expected)
@@ -188,7 +224,15 @@ def test_adapters_move_older_vectors_into_the_space_of_the_query(protocol: str) 
 def test_the_backfill_curve_agrees_with_a_slow_loop(protocol: str) -> None:
     (old, old_full), (new, new_full) = make(1, 15, 6), make(2, 15, 9)
     order = np.random.default_rng(9).permutation(36)
-    shares = [0.5, 0.0, 1.0, 0.25, 0.26, 0.25, 0.97]  # in any order, repeated, and rounded to whole images
+    shares = [
+        0.5,
+        0.0,
+        1.0,
+        0.25,
+        0.26,
+        0.25,
+        0.97,
+    ]  # in any order, repeated, and rounded to whole images
     curve = backfill_curve(old, new, QUERY_LABELS, GALLERY_LABELS, shares, order, protocol=protocol)
     hits = []
     for count in (18, 0, 36, 9, 9, 9, 35):
@@ -208,7 +252,9 @@ def test_the_backfill_curve_agrees_with_a_slow_loop(protocol: str) -> None:
 
 def test_old_vectors_may_be_searched_with_other_queries() -> None:
     (old, old_full), (new, new_full) = make(2, 40, 12), make(3, 40, 8)
-    asked = geometry.unit(old.queries + 0.3 * np.random.default_rng(5).normal(size=old.queries.shape))
+    asked = geometry.unit(
+        old.queries + 0.3 * np.random.default_rng(5).normal(size=old.queries.shape)
+    )
     asking = replace(new, asked={old.name: asked})
     order = np.random.default_rng(4).permutation(len(GALLERY_LABELS))
     shares, scores = [0.0, 0.5, 1.0], {"v2": (4.0, -1.0), "v3": (3.0, -2.0)}
@@ -236,7 +282,9 @@ def test_old_vectors_may_be_searched_with_other_queries() -> None:
     assert curve.accuracy[0] != plain.accuracy[0]
     assert curve.accuracy[-1] == plain.accuracy[-1]
     with pytest.raises(InputError, match="by protocol 'image' only"):
-        backfill_curve(old, asking, QUERY_LABELS, GALLERY_LABELS, shares, order, protocol="template")
+        backfill_curve(
+            old, asking, QUERY_LABELS, GALLERY_LABELS, shares, order, protocol="template"
+        )
 
 
 def test_whole_classes_are_backfilled_at_once() -> None:
@@ -246,7 +294,9 @@ def test_whole_classes_are_backfilled_at_once() -> None:
     classes = np.random.default_rng(3).permutation(4)  # the turn of each class
     for share, accuracy in zip(shares, curve.accuracy, strict=True):
         held = (classes[GALLERY_LABELS - 5] < round(share * 4)).astype(int)
-        assert accuracy == mixed_gallery_search([old, new], held, QUERY_LABELS, GALLERY_LABELS).mean()
+        assert (
+            accuracy == mixed_gallery_search([old, new], held, QUERY_LABELS, GALLERY_LABELS).mean()
+        )
 
 
 def test_random_orders_are_averaged() -> None:
@@ -263,7 +313,9 @@ def test_random_orders_are_averaged() -> None:
     assert len(np.unique(several.runs[:, 3])) == 1
 
 
-def test_each_version_is_factorised_a_fixed_number_of_times(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_version_is_factorised_a_fixed_number_of_times(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     old, new = make(1, 15, 6)[0], make(2, 15, 9)[0]
     factored: list[Array] = []
     original = geometry.short_factors

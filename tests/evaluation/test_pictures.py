@@ -43,7 +43,9 @@ def failing(C: NDArray[np.float64]) -> set[Cell]:
 
 
 def squares(axes: Axes, kind: str) -> dict[Cell, Rectangle]:
-    found = [patch for patch in axes.patches if isinstance(patch, Rectangle) and patch.get_gid() == kind]
+    found = [
+        patch for patch in axes.patches if isinstance(patch, Rectangle) and patch.get_gid() == kind
+    ]
     return {(int(patch.get_y()), int(patch.get_x())): patch for patch in found}
 
 
@@ -56,12 +58,17 @@ def crosses(axes: Axes) -> set[Cell]:
 
 def numbers(axes: Axes) -> dict[Cell, str]:
     _, *texts = axes.texts  # the title comes first
-    return {(int(text.get_position()[1]), int(text.get_position()[0])): text.get_text() for text in texts}
+    return {
+        (int(text.get_position()[1]), int(text.get_position()[0])): text.get_text()
+        for text in texts
+    }
 
 
 def heads(figure: Figure) -> list[str]:
     planes = [axes for axes in figure.axes if axes.texts]
-    return [text for axes in planes for text in (axes.get_title(loc="left"), axes.texts[0].get_text())]
+    return [
+        text for axes in planes for text in (axes.get_title(loc="left"), axes.texts[0].get_text())
+    ]
 
 
 @pytest.mark.parametrize("T", [2, 7, 16, 31])
@@ -90,7 +97,14 @@ def test_a_tie_is_marked_and_the_mark_does_not_rest_on_colour_alone() -> None:
 
 def test_cells_print_percent_with_one_decimal() -> None:
     axes = compatibility_heat_map(SMALL).axes[0]
-    expected = {(0, 0): "30.0", (1, 0): "35.0", (1, 1): "50.0", (2, 0): "30.0", (2, 1): "42.1", (2, 2): "60.0"}
+    expected = {
+        (0, 0): "30.0",
+        (1, 0): "35.0",
+        (1, 1): "50.0",
+        (2, 0): "30.0",
+        (2, 1): "42.1",
+        (2, 2): "60.0",
+    }
     assert numbers(axes) == expected
     assert len(numbers(drawn(16).axes[0])) == 136
     assert not numbers(drawn(31).axes[0])
@@ -107,11 +121,17 @@ def test_numbers_fit_their_cells() -> None:
 
 
 def test_labels_title_and_summary() -> None:
-    figure = compatibility_heat_map(SMALL, names=["v1", "v2", "a name far too long to print"], title="shop, $5 to $6")
+    figure = compatibility_heat_map(
+        SMALL, names=["v1", "v2", "a name far too long to print"], title="shop, $5 to $6"
+    )
     axes = figure.axes[0]
     assert axes.get_xlabel() == "gallery by"
     assert axes.get_ylabel() == "query by"
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["v1", "v2", "a name far too lo…"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == [
+        "v1",
+        "v2",
+        "a name far too lo…",
+    ]
     assert axes.yaxis_inverted()
     texts = [axes.texts[0], *axes.get_xticklabels(), *axes.get_yticklabels()]
     assert not any(text.get_parse_math() for text in texts)  # a dollar is a dollar
@@ -120,7 +140,9 @@ def test_labels_title_and_summary() -> None:
     assert [label.get_text() for label in default.get_xticklabels()] == ["1", "2", "3"]
 
 
-@pytest.mark.parametrize("names", [None, ["v1 resnet18, 2024", "v2 resnet50, 2025", "$v3$ of a long name"]])
+@pytest.mark.parametrize(
+    "names", [None, ["v1 resnet18, 2024", "v2 resnet50, 2025", "$v3$ of a long name"]]
+)
 def test_nothing_is_cut_off(names: list[str] | None) -> None:
     title = "a rather long title of an experiment with very many words"
     figure = compatibility_heat_map(SMALL, names=names, title=title)
@@ -139,7 +161,9 @@ def test_the_file_is_a_png_of_the_figures_size(T: int, tmp_path: Path) -> None:
     with Image.open(path) as image:
         assert np.allclose(image.size, figure.get_size_inches() * 200, atol=1)
         assert all(800 <= pixels <= 2000 for pixels in image.size)
-        assert len(np.unique(np.asarray(image.convert("RGB")).reshape(-1, 3)[::50], axis=0)) > 50  # not blank
+        assert (
+            len(np.unique(np.asarray(image.convert("RGB")).reshape(-1, 3)[::50], axis=0)) > 50
+        )  # not blank
 
 
 def test_side_by_side_shares_one_colour_scale(tmp_path: Path) -> None:
@@ -230,7 +254,12 @@ def test_the_legend_explains_the_third_mark_and_nothing_is_cut_off(T: int) -> No
     figure = side_by_side({"one": C[:T, :T]}, verdicts={"one": cells})
     figure.draw_without_rendering()  # places the texts of a legend
     shown = figure.legends[0].get_texts()
-    assert [text.get_text() for text in shown] == ["self-test", "compatible", "not compatible", "not decided"]
+    assert [text.get_text() for text in shown] == [
+        "self-test",
+        "compatible",
+        "not compatible",
+        "not decided",
+    ]
     box = figure.get_tightbbox()
     assert box.x1 < figure.get_size_inches()[0]
     extents = [text.get_window_extent() for text in shown]

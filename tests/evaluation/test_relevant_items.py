@@ -15,7 +15,14 @@ from sklearn.metrics import ndcg_score
 from wording import refuses
 
 from fixstar.errors import DataError, InputError
-from fixstar.evaluation import matched, ndcg, paired_bootstrap, read_relevance, recall, reciprocal_rank
+from fixstar.evaluation import (
+    matched,
+    ndcg,
+    paired_bootstrap,
+    read_relevance,
+    recall,
+    reciprocal_rank,
+)
 from fixstar.evaluation.relevance import query_ids
 from fixstar.evaluation.retrieval import MEASURED, first_places, retrieval_measure, top_1
 
@@ -38,7 +45,9 @@ def slow(name: str, scores: list[float], grades: list[float]) -> float:
         place = places.index(relevant[0]) + 1
         return 1 / place if place <= k else 0.0
     best = sorted((max(grade, 0) for grade in grades), reverse=True)
-    gained = math.fsum(max(grades[item], 0) / math.log2(place + 2) for place, item in enumerate(places[:k]))
+    gained = math.fsum(
+        max(grades[item], 0) / math.log2(place + 2) for place, item in enumerate(places[:k])
+    )
     return gained / math.fsum(grade / math.log2(place + 2) for place, grade in enumerate(best[:k]))
 
 
@@ -70,7 +79,9 @@ def test_ndcg_is_that_of_scikit_learn_without_ties() -> None:
 
 def test_worked_by_hand() -> None:
     scores = np.array([[0.9, 0.8, 0.8, 0.1], [0.9, 0.8, 0.8, 0.1]])
-    grades = np.array([[0, 0, 3, 1], [0, 0, 0, 0]])  # the tie goes to item 1, so the 3 is in place 3
+    grades = np.array(
+        [[0, 0, 3, 1], [0, 0, 0, 0]]
+    )  # the tie goes to item 1, so the 3 is in place 3
     dcg = 3 / 2 + 1 / math.log2(5)
     best = 3 + 1 / math.log2(3)
     np.testing.assert_allclose(ndcg(scores, grades), [dcg / best, 0])
@@ -131,9 +142,15 @@ def test_a_plain_list_may_repeat_a_pair(tmp_path: Path) -> None:
     [
         (b"", "judges nothing: a line has query, item and grade"),
         (b"query-id\tcorpus-id\tscore\n", "judges nothing"),
-        (b"q1\ta\thigh\n", "line 1: a grade is a number, 0 for not relevant, 1 or more for relevant; got 'high'"),
+        (
+            b"q1\ta\thigh\n",
+            "line 1: a grade is a number, 0 for not relevant, 1 or more for relevant; got 'high'",
+        ),
         (b"q1\ta\t1\nq1\tb\tnan\n", "line 2: a grade is a number"),
-        (b"q1\ta\t1\nq2\tb\t1\nq1\ta\t0\n", "line 3: item 'a' was already judged for query 'q1' on line 1; keep one"),
+        (
+            b"q1\ta\t1\nq2\tb\t1\nq1\ta\t0\n",
+            "line 3: item 'a' was already judged for query 'q1' on line 1; keep one",
+        ),
         (b"q1\ta\t1\nq1\tb\n", "line 2 has 2 columns, the first line 3"),
         (b"q1 Q0 a 1 0.7 tag\n", "line 1 has 6 columns"),
         (b"q1\n", "line 1 has 1 column"),
@@ -190,7 +207,9 @@ def test_ids_of_queries_are_read_in_order(tmp_path: Path) -> None:
 
 
 def test_queries_without_a_relevant_item_in_the_gallery_are_left_out_and_counted() -> None:
-    wanted = read_relevance({"q1": {"a": 1, "x": 2}, "q2": ["x"], "q3": {"a": 0}, "q4": ["a"], "q5": {"c": 3, "a": 1}})
+    wanted = read_relevance(
+        {"q1": {"a": 1, "x": 2}, "q2": ["x"], "q3": {"a": 0}, "q4": ["a"], "q5": {"c": 3, "a": 1}}
+    )
     found = matched(wanted, ["q5", "q3", "q1", "q2"], ["c", "b", "a"])
     assert found.queries.tolist() == [2, 0]
     assert [rows.tolist() for rows in found.items] == [[2], [0, 2]]

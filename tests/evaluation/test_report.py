@@ -22,10 +22,23 @@ from fixstar.errors import InputError
 from fixstar.evaluation.compatibility import summary
 from fixstar.evaluation.cross_test import CrossTest, cross_test
 from fixstar.evaluation.curves import metric_curve
-from fixstar.evaluation.evidence import cell_evidence, flips, found_before_after, needed_resamples, verdicts
+from fixstar.evaluation.evidence import (
+    cell_evidence,
+    flips,
+    found_before_after,
+    needed_resamples,
+    verdicts,
+)
 from fixstar.evaluation.features import VersionFeatures
 from fixstar.evaluation.mixed import BackfillCurve, backfill_curve
-from fixstar.evaluation.report import RateTable, Report, Thumbnails, backfill_sentence, lost_queries, verdict_sentences
+from fixstar.evaluation.report import (
+    RateTable,
+    Report,
+    Thumbnails,
+    backfill_sentence,
+    lost_queries,
+    verdict_sentences,
+)
 
 EMPTY = {"img", "meta"}
 N = 240
@@ -105,7 +118,9 @@ def full_report() -> Report:
 
 def written(report: Report, folder: Path) -> tuple[Page, dict[str, Any]]:
     report.write(folder)
-    return Page((folder / "report.html").read_text(encoding="utf-8")), json.loads((folder / "report.json").read_text())
+    return Page((folder / "report.html").read_text(encoding="utf-8")), json.loads(
+        (folder / "report.json").read_text()
+    )
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +147,9 @@ def test_the_page_stands_alone_and_is_escaped(full: Full) -> None:
     assert page.of("html") == [{"lang": "en"}]
     assert "prefers-color-scheme: dark" in text
     assert any(meta.get("name") == "viewport" for meta in page.of("meta"))
-    assert sum(EVIL in part for part in page.texts) == 5  # title, h1, two tables of classes, one of ranks
+    assert (
+        sum(EVIL in part for part in page.texts) == 5
+    )  # title, h1, two tables of classes, one of ranks
     assert "0 <half>" in page.texts
     assert "HOC <1>" in page.texts
 
@@ -167,7 +184,9 @@ def test_the_numbers_are_those_of_the_functions(full: Full) -> None:
     result, evidence = measured(3), verdicts(measured(3))
     found = content["methods"]["ER"]
     assert found["versions"] == ["v1", "v2", "v3"]
-    assert [value for row in found["matrix"] for value in row] == result.matrix[np.tril_indices(3)].tolist()
+    assert [value for row in found["matrix"] for value in row] == result.matrix[
+        np.tril_indices(3)
+    ].tolist()
     assert found["summary"] == summary(result.matrix)
     assert found["answers"] == N
     assert found["evidence"]["ac_range"] == list(cell_evidence(evidence).ac_range)
@@ -203,11 +222,18 @@ def test_one_upgrade_and_thirty_one_versions(T: int, tmp_path: Path) -> None:
 
 def test_no_flips_and_no_labels(tmp_path: Path) -> None:
     features = versions(2)[0]
-    same = cross_test([features, VersionFeatures("v2", features.queries, features.gallery)], LABELS, LABELS, "image")
+    same = cross_test(
+        [features, VersionFeatures("v2", features.queries, features.gallery)],
+        LABELS,
+        LABELS,
+        "image",
+    )
     page, content = written(Report(same, query_labels=LABELS), tmp_path / "labels")
     assert "No query is lost, and none is won." in page.texts
     assert content["methods"][""]["flips"][0]["negative"] == []
-    assert any(text.startswith("It is not decided whether v2 can be deployed") for text in page.texts)
+    assert any(
+        text.startswith("It is not decided whether v2 can be deployed") for text in page.texts
+    )
     page, content = written(Report(same), tmp_path / "none")
     assert "Flips" not in page.texts
     assert content["methods"][""]["flips"] == []
@@ -225,9 +251,12 @@ def test_lost_queries_stand_with_what_was_found(tmp_path: Path) -> None:
         rows = found_before_after([lost.query], old, new)
         assert (lost.before, lost.after) == (rows.before[0, 0], rows.after[0, 0])
     losing = [row.label for row in found.classes if row.negative]
-    assert [int(LABELS[lost.query]) for lost in chosen] == losing[:4]  # one of each class, heaviest net loss first
+    assert [int(LABELS[lost.query]) for lost in chosen] == losing[
+        :4
+    ]  # one of each class, heaviest net loss first
     page, _ = written(
-        Report(result, query_labels=LABELS, lost={"": chosen}, thumbnails=Thumbnails(grey, grey)), tmp_path
+        Report(result, query_labels=LABELS, lost={"": chosen}, thumbnails=Thumbnails(grey, grey)),
+        tmp_path,
     )
     small = [image for image in page.of("img") if image.get("class") == "thumbnail"]
     assert [image["alt"] for image in small] == [
@@ -253,19 +282,30 @@ def test_by_class_the_evidence_is_drawn_by_class(tmp_path: Path) -> None:
 
 def hits(*right: float) -> dict[tuple[int, int], NDArray[np.bool_]]:
     """Cells (0, 0), (1, 0), (1, 1) with these shares of 200 queries right."""
-    return {cell: np.arange(200) < 200 * share for cell, share in zip(((0, 0), (1, 0), (1, 1)), right, strict=True)}
+    return {
+        cell: np.arange(200) < 200 * share
+        for cell, share in zip(((0, 0), (1, 0), (1, 1)), right, strict=True)
+    }
 
 
 @pytest.mark.parametrize(
     ("cross", "beginning"),
     [
-        (0.7, "v2 can be deployed over v1's gallery: its queries reach 70.0 % there, v1's own 50.0 %."),
-        (0.51, "It is not decided whether v2 can be deployed over v1's gallery: its queries reach 51.0 %"),
+        (
+            0.7,
+            "v2 can be deployed over v1's gallery: its queries reach 70.0 % there, v1's own 50.0 %.",
+        ),
+        (
+            0.51,
+            "It is not decided whether v2 can be deployed over v1's gallery: its queries reach 51.0 %",
+        ),
         (0.3, "v2 must not be deployed over v1's gallery: its queries reach 30.0 %"),
     ],
 )
 def test_the_verdict_is_said_in_words(cross: float, beginning: str) -> None:
-    test = CrossTest(("v1", "v2"), "image", np.array([[0.5, np.nan], [cross, 0.8]]), hits(0.5, cross, 0.8))
+    test = CrossTest(
+        ("v1", "v2"), "image", np.array([[0.5, np.nan], [cross, 0.8]]), hits(0.5, cross, 0.8)
+    )
     (sentence,) = verdict_sentences(test, verdicts(test), 0.95)
     assert sentence.text.startswith(beginning)
     assert "95 % confidence" in sentence.text
@@ -276,9 +316,13 @@ def test_a_backfill_that_dips_is_warned_of(tmp_path: Path) -> None:
     dips = BackfillCurve(shares, np.array([[0.8, 0.6, 0.45], [0.8, 0.6, 0.55]]))
     rises = BackfillCurve(shares, np.array([[0.8, 0.6, 0.6]]))
     assert backfill_sentence(rises) == ""
-    warning = "A gallery that is 25.0 % re-embedded reaches 50.0 %, one that is 0.0 % re-embedded 60.0 %."
+    warning = (
+        "A gallery that is 25.0 % re-embedded reaches 50.0 %, one that is 0.0 % re-embedded 60.0 %."
+    )
     assert backfill_sentence(dips).startswith(warning)
-    page, _ = written(Report({"a": measured(2), "b": measured(2)}, backfill={"a": rises, "b": dips}), tmp_path)
+    page, _ = written(
+        Report({"a": measured(2), "b": measured(2)}, backfill={"a": rises, "b": dips}), tmp_path
+    )
     assert sum(text.startswith(f"b: {warning}") for text in page.texts) == 1
     assert not any(text.startswith("a: ") for text in page.texts)
 
@@ -304,7 +348,9 @@ def test_high_confidence_takes_more_resamples(confidence: float, resamples: int)
         lambda: Report(measured(2), by_class=True),
         lambda: Report(measured(2), confidence=95),
         lambda: Report({"a": measured(2)}, lost={"b": []}),
-        lambda: Report({"a": measured(2), "b": cross_test(versions(2), LABELS, LABELS, "template")}),
+        lambda: Report(
+            {"a": measured(2), "b": cross_test(versions(2), LABELS, LABELS, "template")}
+        ),
         lambda: RateTable("", ("one",), {"row": (1.0, 2.0)}),
         lambda: Report(measured(2)).write(__file__),
     ],

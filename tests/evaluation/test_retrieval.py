@@ -40,7 +40,9 @@ def slow_precision(right: list[bool], positives: int, at: int | None) -> float:
 
 
 @pytest.mark.parametrize("ranked", [search.RANKED, 64 * 80])
-def test_average_precision_is_that_of_scikit_learn(ranked: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_average_precision_is_that_of_scikit_learn(
+    ranked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In one block and in several; no two cosines are equal, and about half are negative."""
     monkeypatch.setattr(search, "RANKED", ranked)
     queries, gallery = features(150, 6, seed=1), features(80, 6, seed=2)
@@ -52,7 +54,9 @@ def test_average_precision_is_that_of_scikit_learn(ranked: int, monkeypatch: pyt
         if truth[row] == 4:
             assert np.isnan(values[row])
         else:
-            assert values[row] == pytest.approx(average_precision_score(labels == truth[row], table[row]))
+            assert values[row] == pytest.approx(
+                average_precision_score(labels == truth[row], table[row])
+            )
     result = mean_average_precision(queries, truth, gallery, labels)
     assert result.mean == pytest.approx(values[truth != 4].mean())
     assert (result.counted, result.skipped) == ((truth != 4).sum(), (truth == 4).sum())
@@ -62,8 +66,16 @@ def test_average_precision_is_that_of_scikit_learn(ranked: int, monkeypatch: pyt
 @st.composite
 def tied_searches(draw: st.DrawFn) -> dict[str, Any]:
     """Gallery vectors along the axes: a cosine is plus or minus one component of the query, so ties are exact."""
-    axes = draw(st.lists(st.tuples(st.integers(0, 2), st.sampled_from([-4.0, -1.0, 1.0])), min_size=1, max_size=10))
-    rows = draw(st.lists(st.lists(st.integers(-2, 2), min_size=3, max_size=3), min_size=1, max_size=4))
+    axes = draw(
+        st.lists(
+            st.tuples(st.integers(0, 2), st.sampled_from([-4.0, -1.0, 1.0])),
+            min_size=1,
+            max_size=10,
+        )
+    )
+    rows = draw(
+        st.lists(st.lists(st.integers(-2, 2), min_size=3, max_size=3), min_size=1, max_size=4)
+    )
     gallery = np.zeros((len(axes), 3))
     for item, (axis, length) in enumerate(axes):
         gallery[item, axis] = length
@@ -83,7 +95,9 @@ def tied_searches(draw: st.DrawFn) -> dict[str, Any]:
 
 @given(tied_searches(), st.none() | st.integers(1, 12), st.booleans())
 @settings(max_examples=150, deadline=None)
-def test_ties_and_ignored_images_agree_with_a_slow_loop(search: dict[str, Any], at: int | None, cameras: bool) -> None:
+def test_ties_and_ignored_images_agree_with_a_slow_loop(
+    search: dict[str, Any], at: int | None, cameras: bool
+) -> None:
     if not cameras:
         search["query_cameras"] = search["gallery_cameras"] = None
     values = average_precisions(**search, at=at)
@@ -117,7 +131,11 @@ def test_places_by_hand() -> None:
 def test_a_perfect_list_has_precision_one_however_short() -> None:
     gallery, labels = np.array([[1.0, 0.0]] * 5 + [[0.0, 1.0]] * 5), np.repeat([0, 1], 5)
     for at in (None, 1, 3, 5, 7):
-        assert mean_average_precision(np.eye(2), np.array([0, 1]), gallery, labels, at=at) == (1.0, 2, 0)
+        assert mean_average_precision(np.eye(2), np.array([0, 1]), gallery, labels, at=at) == (
+            1.0,
+            2,
+            0,
+        )
 
 
 def test_identical_images_rank_in_the_order_of_the_gallery() -> None:
@@ -130,9 +148,13 @@ def test_a_query_in_its_own_gallery_finds_itself_unless_ignored() -> None:
     images, labels = features(40, 8, seed=4), np.arange(40) % 8
     own = np.arange(40)
     with_itself = mean_average_precision(images, labels, images, labels)
-    without = mean_average_precision(images, labels, images, labels, query_cameras=own, gallery_cameras=own)
+    without = mean_average_precision(
+        images, labels, images, labels, query_cameras=own, gallery_cameras=own
+    )
     others = [
-        mean_average_precision(images[[i]], labels[[i]], np.delete(images, i, 0), np.delete(labels, i)).mean
+        mean_average_precision(
+            images[[i]], labels[[i]], np.delete(images, i, 0), np.delete(labels, i)
+        ).mean
         for i in range(40)
     ]
     assert without.mean == pytest.approx(np.mean(others))
@@ -188,7 +210,9 @@ GOOD, ONE = np.ones((2, 3)), np.array([0, 1])
         lambda: average_precisions(GOOD[:0], ONE[:0], GOOD, ONE),
         lambda: average_precisions(GOOD, ONE, GOOD[:0], ONE[:0]),
         lambda: average_precisions(GOOD, ONE, GOOD, ONE, query_cameras=ONE),
-        lambda: average_precisions(GOOD, ONE, GOOD, ONE, query_cameras=ONE, gallery_cameras=ONE[:1]),
+        lambda: average_precisions(
+            GOOD, ONE, GOOD, ONE, query_cameras=ONE, gallery_cameras=ONE[:1]
+        ),
         lambda: mean_average_precision(GOOD, ONE + 5, GOOD, ONE),
     ],
 )

@@ -17,7 +17,14 @@ from wording import refuses
 from fixstar import geometry
 from fixstar.errors import InputError
 from fixstar.evaluation import search
-from fixstar.evaluation.search import PROTOCOLS, image_search, nearest, store_search, template_search, templates
+from fixstar.evaluation.search import (
+    PROTOCOLS,
+    image_search,
+    nearest,
+    store_search,
+    template_search,
+    templates,
+)
 from fixstar.gallery import MemoryGallery
 
 Array = NDArray[Any]
@@ -33,7 +40,9 @@ def cosine(a: Array, b: Array) -> float:
     return float(np.dot(a, b) / (np.linalg.norm(a) * np.linalg.norm(b)))
 
 
-def slow_hits(queries: Array, query_labels: Array, gallery: Array, gallery_labels: Array) -> list[bool]:
+def slow_hits(
+    queries: Array, query_labels: Array, gallery: Array, gallery_labels: Array
+) -> list[bool]:
     hits = []
     for query, label in zip(queries, query_labels, strict=True):
         scores = [cosine(query, item) for item in gallery]
@@ -45,7 +54,9 @@ def slow_hits(queries: Array, query_labels: Array, gallery: Array, gallery_label
 @pytest.mark.parametrize("k", [1, 2, 9, 60])
 def test_nearest_agrees_with_scikit_learn(k: int, block: int) -> None:
     queries, gallery = features(40, 12, seed=1), features(60, 12, seed=2)
-    distances, expected = NearestNeighbors(metric="cosine", algorithm="brute").fit(gallery).kneighbors(queries, k)
+    distances, expected = (
+        NearestNeighbors(metric="cosine", algorithm="brute").fit(gallery).kneighbors(queries, k)
+    )
     indices, cosines = nearest(queries, gallery, k, block)
     assert np.array_equal(indices, expected)
     assert np.allclose(cosines, 1 - distances, atol=1e-6)
@@ -63,7 +74,11 @@ def test_negative_cosines_are_ranked_too() -> None:
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 2), st.sampled_from([-4.0, -1.0, 1.0, 2.0])), min_size=1, max_size=12),
+    st.lists(
+        st.tuples(st.integers(0, 2), st.sampled_from([-4.0, -1.0, 1.0, 2.0])),
+        min_size=1,
+        max_size=12,
+    ),
     st.lists(st.lists(st.integers(-2, 2), min_size=3, max_size=3), min_size=1, max_size=5),
     st.integers(1, 13),
     st.data(),
@@ -87,7 +102,9 @@ def test_ties_go_to_the_lowest_index(
 @pytest.mark.parametrize("width", [3, 64, 99])
 def test_identical_images_tie(count: int, width: int) -> None:
     half = features(77, width, seed=width)
-    indices, cosines = nearest(features(count, width, seed=5), np.concatenate([half, half]), k=2, block=50)
+    indices, cosines = nearest(
+        features(count, width, seed=5), np.concatenate([half, half]), k=2, block=50
+    )
     assert (indices[:, 0] < 77).all()
     assert np.array_equal(indices[:, 1], indices[:, 0] + 77)
     assert np.array_equal(cosines[:, 0], cosines[:, 1])
@@ -130,7 +147,9 @@ def test_a_gallery_prepared_once_answers_many_query_sets(protocol: str, device: 
     for seed in (17, 18):
         queries, truth = features(50, 6, seed), np.arange(50) % 3
         expected = slow_hits(
-            queries, truth, *(templates(gallery, labels) if protocol == "template" else (gallery, labels))
+            queries,
+            truth,
+            *(templates(gallery, labels) if protocol == "template" else (gallery, labels)),
         )
         assert find(queries, truth).tolist() == expected
     with refuses(InputError):
@@ -143,7 +162,9 @@ def test_on_a_device_equal_cosines_go_to_the_lowest_index_in_blocks_of_any_size(
     gallery = np.tile(np.eye(3, dtype=np.float32), (5, 1))
     queries = np.eye(3, dtype=np.float32)[[2, 0, 1, 1]]
     for cells in (1, 30, 1 << 20):
-        found = search._nearest_on_device(torch.from_numpy(queries), torch.from_numpy(gallery), cells)
+        found = search._nearest_on_device(
+            torch.from_numpy(queries), torch.from_numpy(gallery), cells
+        )
         assert found.tolist() == [2, 0, 1, 1]
 
 
@@ -162,7 +183,10 @@ def test_length_and_float_type_do_not_matter() -> None:
     truth = nearest(queries, gallery)[0][:, 0]
     assert image_search(queries * 1e-3, truth, gallery * 1e3, labels).all()
     assert np.array_equal(nearest(queries.astype(np.float32), gallery)[0][:, 0], truth)
-    halves = (np.round(array / np.linalg.norm(array, axis=1, keepdims=True), 3) for array in (queries, gallery))
+    halves = (
+        np.round(array / np.linalg.norm(array, axis=1, keepdims=True), 3)
+        for array in (queries, gallery)
+    )
     low = [array.astype(np.float16) for array in halves]
     exact = [array.astype(np.float64) for array in low]
     assert np.array_equal(nearest(*low)[0], nearest(*exact)[0])
@@ -187,7 +211,9 @@ def test_ranks_order_all_cosines_and_come_back_unchanged() -> None:
 
 
 def test_a_zero_vector_is_orthogonal_to_everything() -> None:
-    indices, cosines = nearest(np.array([[0.0, 0.0], [1.0, 0.0]]), np.array([[-1.0, 0.0], [0.0, 0.0]]))
+    indices, cosines = nearest(
+        np.array([[0.0, 0.0], [1.0, 0.0]]), np.array([[-1.0, 0.0], [0.0, 0.0]])
+    )
     assert indices.tolist() == [[0], [1]]
     assert cosines.tolist() == [[0.0], [0.0]]
 
@@ -230,7 +256,9 @@ LABEL_OF = dict(zip(IDS, GALLERY_LABELS.tolist(), strict=True))
 
 def weak(labels: Array, width: int, seed: int) -> Array:
     rng = np.random.default_rng(seed)
-    return np.random.default_rng(1).normal(size=(4, width))[labels] + 2 * rng.normal(size=(len(labels), width))
+    return np.random.default_rng(1).normal(size=(4, width))[labels] + 2 * rng.normal(
+        size=(len(labels), width)
+    )
 
 
 def store(old_items: int) -> tuple[MemoryGallery, Array]:
@@ -246,7 +274,9 @@ def store(old_items: int) -> tuple[MemoryGallery, Array]:
 
 @pytest.mark.parametrize("block", [1024, 50])
 @pytest.mark.parametrize("old_items", [0, 25, 40])
-def test_a_store_answers_like_the_search_by_image(old_items: int, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_answers_like_the_search_by_image(
+    old_items: int, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(search, "STORE_BLOCK", block)
     gallery, full = store(old_items)
     h = weak(QUERY_LABELS, 8, 4)
@@ -254,14 +284,20 @@ def test_a_store_answers_like_the_search_by_image(old_items: int, block: int, mo
     assert hits.dtype == np.bool_
     assert np.array_equal(hits, image_search(h @ NEW.T, QUERY_LABELS, full, GALLERY_LABELS))
     assert 0 < hits.mean() < 1
-    by_function = store_search(gallery, "new", geometry.short_form(h, NEW), QUERY_LABELS, lambda item: LABEL_OF[item])
+    by_function = store_search(
+        gallery, "new", geometry.short_form(h, NEW), QUERY_LABELS, lambda item: LABEL_OF[item]
+    )
     assert np.array_equal(hits, by_function)
 
 
 def test_an_empty_store_finds_nothing() -> None:
     gallery = MemoryGallery()
     gallery.create_version("v1", 3)
-    assert store_search(gallery, "v1", np.eye(3), np.arange(3), {}).tolist() == [False, False, False]
+    assert store_search(gallery, "v1", np.eye(3), np.arange(3), {}).tolist() == [
+        False,
+        False,
+        False,
+    ]
 
 
 def test_wrong_input_to_store_search_is_named() -> None:

@@ -43,7 +43,8 @@ def largest_gap(a: Floats, b: Floats) -> float:
     """Between two empirical distribution functions (Kolmogorov and Smirnov), over its 0.1 % critical value."""
     values = np.concatenate([a, b])
     gap = np.abs(
-        np.searchsorted(np.sort(a), values, "right") / len(a) - np.searchsorted(np.sort(b), values, "right") / len(b)
+        np.searchsorted(np.sort(a), values, "right") / len(a)
+        - np.searchsorted(np.sort(b), values, "right") / len(b)
     )
     return float(gap.max() / (1.95 * math.sqrt((len(a) + len(b)) / (len(a) * len(b)))))
 
@@ -64,7 +65,12 @@ def test_samples_are_those_of_rejection(d: int, angle: float) -> None:
 def test_that_comparison_sees_a_cap_that_is_a_little_too_wide() -> None:
     axis = np.array([1.0, 0.0, 0.0])
     rng = np.random.default_rng(0)
-    assert largest_gap(sample_cap(axis, 1.3, 4000, rng) @ axis, sample_cap(axis, 1.4, 2000, rng) @ axis) > 1
+    assert (
+        largest_gap(
+            sample_cap(axis, 1.3, 4000, rng) @ axis, sample_cap(axis, 1.4, 2000, rng) @ axis
+        )
+        > 1
+    )
 
 
 @given(angle=st.floats(0.05, math.pi))
@@ -92,7 +98,9 @@ def test_sampled_cosines_have_that_mean(d: int, angle: float) -> None:
 def test_quantiles_are_those_of_the_ordinary_sphere() -> None:
     """Archimedes: heights are uniform."""
     quantiles = np.linspace(0, 1, 11)
-    np.testing.assert_allclose(np.cos(polar_angles(3, 1.2, quantiles)), 1 - quantiles * (1 - math.cos(1.2)), atol=1e-6)
+    np.testing.assert_allclose(
+        np.cos(polar_angles(3, 1.2, quantiles)), 1 - quantiles * (1 - math.cos(1.2)), atol=1e-6
+    )
 
 
 def test_both_inequalities_hold_and_the_estimates_are_the_closed_forms() -> None:
@@ -136,7 +144,11 @@ def test_the_picture_has_a_dot_where_each_estimate_is(tmp_path: Path) -> None:
     figure = draw_theorem(checks, tmp_path / "theorem.png", "title")
     assert Image.open(tmp_path / "theorem.png").format == "PNG"
     drawn = [np.asarray(line.get_data()).tolist() for axes in figure.axes for line in axes.lines]
-    for values in ([c.same.old for c in checks], [c.different.cross for c in checks], [c.same.margin for c in checks]):
+    for values in (
+        [c.same.old for c in checks],
+        [c.different.cross for c in checks],
+        [c.same.margin for c in checks],
+    ):
         assert [[5, 30], values[::-1]] in drawn
     with pytest.raises(InputError, match="no dimension"):
         draw_theorem([])
@@ -149,10 +161,20 @@ def test_a_cap_has_an_angle(angle: float) -> None:
 
 
 def test_the_command_prints_what_it_measured(tmp_path: Path) -> None:
-    words = ["theorem", "--dimensions", "4,8", "--samples", "2000", "--out", str(tmp_path / "t.png")]
+    words = [
+        "theorem",
+        "--dimensions",
+        "4,8",
+        "--samples",
+        "2000",
+        "--out",
+        str(tmp_path / "t.png"),
+    ]
     shown = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
     expected = check_theorem([4, 8], math.radians(45), math.radians(30), 2000)
-    assert [row["same"]["margin"] for row in shown["dimensions"]] == [check.same.margin for check in expected]
+    assert [row["same"]["margin"] for row in shown["dimensions"]] == [
+        check.same.margin for check in expected
+    ]
     assert Path(shown["picture"]).is_file()
     text = CliRunner().invoke(app, words, env={"COLUMNS": "160"}).stdout
     assert text.count("holds") == 4

@@ -38,7 +38,11 @@ Array = NDArray[Any]
 @st.composite
 def scored_pairs(draw: st.DrawFn, least: int = 1) -> tuple[Array, Array]:
     """Tenths from -1 to 1, so that ties are common, with ``least`` pairs or more of each kind."""
-    same = draw(st.permutations([True] * draw(st.integers(least, 12)) + [False] * draw(st.integers(least, 12))))
+    same = draw(
+        st.permutations(
+            [True] * draw(st.integers(least, 12)) + [False] * draw(st.integers(least, 12))
+        )
+    )
     scores = draw(st.lists(st.integers(-10, 10), min_size=len(same), max_size=len(same)))
     return np.array(scores) / 10, np.array(same)
 
@@ -61,13 +65,17 @@ def test_roc_is_that_of_scikit_learn(scored: tuple[Array, Array]) -> None:
 @pytest.mark.parametrize("digits", [12, 2])
 def test_roc_of_many_pairs_is_that_of_scikit_learn(digits: int) -> None:
     scores, same = random_pairs(5000, seed=1, digits=digits)
-    for ours, theirs in zip(roc(scores, same), roc_curve(same, scores, drop_intermediate=False), strict=True):
+    for ours, theirs in zip(
+        roc(scores, same), roc_curve(same, scores, drop_intermediate=False), strict=True
+    ):
         assert np.array_equal(ours, theirs)
 
 
 @given(scored_pairs(), st.sampled_from([0.0, 1e-6, 0.1, 0.2, 0.3, 1 / 3, 0.5, 0.7, 0.999, 1.0]))
 @settings(max_examples=150, deadline=None)
-def test_tar_at_far_is_the_best_allowed_point_of_the_roc(scored: tuple[Array, Array], far: float) -> None:
+def test_tar_at_far_is_the_best_allowed_point_of_the_roc(
+    scored: tuple[Array, Array], far: float
+) -> None:
     scores, same = scored
     measured, tar, _ = roc_curve(same, scores, drop_intermediate=False)
     expected = max(t for f, t in zip(measured, tar, strict=True) if f <= far)
@@ -85,20 +93,36 @@ def test_a_far_finer_than_the_impostors_allows_no_false_accept() -> None:
     assert tar_at_far(scores, same, 0) == (scores[same] > scores[~same].max()).mean()
     ordered = np.sort(scores[~same])[::-1]
     for allowed in (1, 7, 50):  # k / N is reached exactly, k impostors accepted
-        assert (scores[~same] >= threshold_at_far(scores, same, allowed / impostors)).sum() == allowed
-        assert tar_at_far(scores, same, allowed / impostors) == (scores[same] > ordered[allowed]).mean()
+        assert (
+            scores[~same] >= threshold_at_far(scores, same, allowed / impostors)
+        ).sum() == allowed
+        assert (
+            tar_at_far(scores, same, allowed / impostors)
+            == (scores[same] > ordered[allowed]).mean()
+        )
 
 
 @pytest.mark.parametrize("kind", [np.float64, np.float32, np.float16])
-def test_tied_impostors_are_refused_together_in_every_precision(kind: type[np.floating[Any]]) -> None:
+def test_tied_impostors_are_refused_together_in_every_precision(
+    kind: type[np.floating[Any]],
+) -> None:
     scores = np.array([0.3, 0.3, 0.3, 0.1, 0.9, 0.3], dtype=kind)
     same = np.array([False, False, False, False, True, True])
     assert tar_at_far(scores, same, 0.5) == 0.5
     assert tar_at_far(scores, same, 0.75) == 1.0
-    assert (scores >= threshold_at_far(scores, same, 0.5)).tolist() == [False, False, False, False, True, False]
+    assert (scores >= threshold_at_far(scores, same, 0.5)).tolist() == [
+        False,
+        False,
+        False,
+        False,
+        True,
+        False,
+    ]
 
 
-def slow_folds(scores: Array, same: Array, folds: int, stratified: bool = True) -> tuple[list[float], list[float]]:
+def slow_folds(
+    scores: Array, same: Array, folds: int, stratified: bool = True
+) -> tuple[list[float], list[float]]:
     """The same text as the docstring, one pair at a time."""
     fold_of = {}
     for kind in (True, False) if stratified else (None,):
@@ -107,7 +131,9 @@ def slow_folds(scores: Array, same: Array, folds: int, stratified: bool = True) 
             fold_of[i] = place * folds // len(members)
     accuracies, thresholds = [], []
     for fold in range(folds):
-        train, test = ([i for i in fold_of if (fold_of[i] == fold) == held] for held in (False, True))
+        train, test = (
+            [i for i in fold_of if (fold_of[i] == fold) == held] for held in (False, True)
+        )
         levels = sorted({scores[i] for i in train})
         between = [(low + high) / 2 for low, high in pairwise(levels)]
         candidates = [levels[0], *between, np.nextafter(levels[-1], 2)]
@@ -141,12 +167,16 @@ def test_ten_folds_of_many_pairs_agree_with_a_slow_loop() -> None:
     assert result.thresholds.tolist() == thresholds
     assert 0.6 < result.mean < 0.9
     assert result.right.shape == (300,)
-    assert result.right.mean() == pytest.approx(result.mean, abs=0.01)  # folds differ by two pairs at most
+    assert result.right.mean() == pytest.approx(
+        result.mean, abs=0.01
+    )  # folds differ by two pairs at most
 
 
 @given(scored_pairs(least=4), st.integers(2, 4))
 @settings(max_examples=60, deadline=None)
-def test_folds_of_the_list_as_it_stands_agree_with_a_slow_loop(scored: tuple[Array, Array], folds: int) -> None:
+def test_folds_of_the_list_as_it_stands_agree_with_a_slow_loop(
+    scored: tuple[Array, Array], folds: int
+) -> None:
     scores, same = scored
     result = kfold_accuracy(scores, same, folds, stratified=False)
     accuracies, thresholds = slow_folds(scores, same, folds, stratified=False)
@@ -158,7 +188,9 @@ def test_folds_of_the_list_as_it_stands_may_hold_one_kind_alone() -> None:
     same = np.array([True] * 3 + [False] * 97)
     scores = np.where(same, 0.4, np.linspace(0.1, 0.5, 100))
     result = kfold_accuracy(scores, same, 10, stratified=False)
-    assert result.accuracies[0] == 0.7  # the rest holds no genuine pair: its threshold, over 0.5, accepts none here
+    assert (
+        result.accuracies[0] == 0.7
+    )  # the rest holds no genuine pair: its threshold, over 0.5, accepts none here
     assert result.thresholds[0] > 0.5
     with refuses(InputError):
         kfold_accuracy(scores, same, 101, stratified=False)
@@ -173,7 +205,10 @@ def test_folds_as_drawn_are_too_low_and_far_below_a_half_for_scores_that_say_not
     assert kfold_accuracy(noise, pairs.same, stratified=False).mean < 0.15
     good = noise + 1.2 * pairs.same  # an accuracy of about 0.72
     assert kfold_accuracy(good, pairs.same).mean == pytest.approx(0.72, abs=0.02)
-    assert kfold_accuracy(good, pairs.same, stratified=False).mean < kfold_accuracy(good, pairs.same).mean - 0.03
+    assert (
+        kfold_accuracy(good, pairs.same, stratified=False).mean
+        < kfold_accuracy(good, pairs.same).mean - 0.03
+    )
 
 
 def test_the_order_of_lfw_gives_the_folds_of_lfw() -> None:
@@ -185,7 +220,10 @@ def test_the_order_of_lfw_gives_the_folds_of_lfw() -> None:
     assert result.accuracies.tolist() == [1, 1, 1, 0, 1, 1, 1, 1, 1, 1]
     assert np.flatnonzero(~result.right).tolist() == list(range(180, 240))
     shuffled = np.argsort(~same, kind="stable")  # all genuine pairs first: the same folds
-    assert kfold_accuracy(scores[shuffled], same[shuffled]).accuracies.tolist() == result.accuracies.tolist()
+    assert (
+        kfold_accuracy(scores[shuffled], same[shuffled]).accuracies.tolist()
+        == result.accuracies.tolist()
+    )
 
 
 def test_scores_that_say_nothing_give_a_half() -> None:
@@ -211,14 +249,18 @@ def test_scores_are_cosines_of_the_two_models() -> None:
     pairs = sample_pairs(np.arange(50) % 5, 100, 900)
     table = cosine_similarity(new, old)
     assert np.allclose(pair_scores(new, old, pairs), table[pairs.first, pairs.second], atol=1e-6)
-    assert not np.allclose(pair_scores(old, new, pairs), table[pairs.first, pairs.second], atol=1e-2)
+    assert not np.allclose(
+        pair_scores(old, new, pairs), table[pairs.first, pairs.second], atol=1e-2
+    )
 
 
 def test_more_pairs_than_one_block() -> None:
     rng = np.random.default_rng(5)
     features, rows = rng.normal(size=(30, 4)), rng.integers(0, 30, size=(2, 5000))
     pairs = VerificationPairs(rows[0], rows[1], np.ones(5000, dtype=bool))
-    assert np.allclose(pair_scores(features, features, pairs), cosine_similarity(features)[tuple(rows)], atol=1e-6)
+    assert np.allclose(
+        pair_scores(features, features, pairs), cosine_similarity(features)[tuple(rows)], atol=1e-6
+    )
 
 
 def test_templates_agree_with_a_slow_loop() -> None:
@@ -282,7 +324,10 @@ CIFAR_10_TEST = np.repeat(np.arange(10), 1000)
 
 
 def unordered(pairs: VerificationPairs) -> list[tuple[int, int]]:
-    return [(min(a, b), max(a, b)) for a, b in zip(pairs.first.tolist(), pairs.second.tolist(), strict=True)]
+    return [
+        (min(a, b), max(a, b))
+        for a, b in zip(pairs.first.tolist(), pairs.second.tolist(), strict=True)
+    ]
 
 
 @given(st.lists(st.integers(-2, 3), min_size=2, max_size=12), st.data())
@@ -352,7 +397,9 @@ def test_drawing_goes_on_until_a_rare_kind_is_full_and_keeps_the_order() -> None
     expected: list[tuple[int, int]] = []
     while sum(a == b for a, b in expected) < 40:
         for a, b in rng.integers(500, size=(410, 2)):
-            if (a == b and sum(x == y for x, y in expected) < 40) or (a != b and all(x == y for x, y in expected)):
+            if (a == b and sum(x == y for x, y in expected) < 40) or (
+                a != b and all(x == y for x, y in expected)
+            ):
                 expected.append((a, b))
     assert list(zip(pairs.first, pairs.second, strict=True)) == expected
     assert pairs.same.tolist() == [a == b for a, b in expected]
@@ -369,9 +416,13 @@ def test_pairs_of_the_cifar_10_test_images() -> None:
     assert classes.min() > 450  # 600 expected
 
 
-@given(st.lists(st.integers(-1, 4), min_size=1, max_size=30), st.sampled_from([0.01, 0.25, 0.5, 0.9]))
+@given(
+    st.lists(st.integers(-1, 4), min_size=1, max_size=30), st.sampled_from([0.01, 0.25, 0.5, 0.9])
+)
 @settings(max_examples=60, deadline=None)
-def test_a_split_holds_each_image_once_and_each_class_on_both_sides(labels: list[int], share: float) -> None:
+def test_a_split_holds_each_image_once_and_each_class_on_both_sides(
+    labels: list[int], share: float
+) -> None:
     counts = Counter(labels)
     if max(counts.values()) == 1:
         with pytest.raises(InputError, match="nothing is left to query"):
@@ -392,7 +443,9 @@ def test_a_split_is_that_of_its_seed_and_random_within_a_class() -> None:
     one, same, other = (gallery_query_split(labels, 0.25, seed) for seed in (1, 1, 2))
     assert np.array_equal(one.gallery, same.gallery)
     assert not np.array_equal(one.gallery, other.gallery)
-    often = np.bincount(np.concatenate([gallery_query_split(labels, 0.25, s).gallery for s in range(200)]))
+    often = np.bincount(
+        np.concatenate([gallery_query_split(labels, 0.25, s).gallery for s in range(200)])
+    )
     assert often.min() > 20  # 50 expected, deviation 6
     assert often.max() < 80
 
@@ -401,8 +454,14 @@ def test_pairs_and_splits_come_back_as_they_were(tmp_path: Path) -> None:
     pairs, split = sample_pairs(CIFAR_10_TEST, 50, 70), gallery_query_split(CIFAR_10_TEST, 0.1)
     pairs.save(tmp_path / "sub" / "pairs")  # no ending is added
     split.save(str(tmp_path / "split.npz"))
-    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["pairs", "split.npz"]
-    read, divided = VerificationPairs.load(tmp_path / "sub" / "pairs"), Split.load(str(tmp_path / "split.npz"))
+    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == [
+        "pairs",
+        "split.npz",
+    ]
+    read, divided = (
+        VerificationPairs.load(tmp_path / "sub" / "pairs"),
+        Split.load(str(tmp_path / "split.npz")),
+    )
     for name in ("first", "second", "same"):
         assert np.array_equal(getattr(read, name), getattr(pairs, name))
         assert getattr(read, name).dtype == getattr(pairs, name).dtype
@@ -416,7 +475,9 @@ def test_the_same_pairs_are_the_same_bytes(tmp_path: Path) -> None:
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
-def test_an_interrupted_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_save_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "pairs.npz"
     sample_pairs(CIFAR_10_TEST, 5, 5, seed=1).save(path)
     before = path.read_bytes()
@@ -447,7 +508,11 @@ def test_a_damaged_file_is_named_and_never_read_wrongly(tmp_path: Path) -> None:
         except DataError as error:
             refused.append(error)
         else:
-            assert (read.first.tolist(), read.second.tolist(), read.same.tolist()) == ([0, 5], [2, 1], [True, False])
+            assert (read.first.tolist(), read.second.tolist(), read.same.tolist()) == (
+                [0, 5],
+                [2, 1],
+                [True, False],
+            )
     assert len(refused) > len(whole) / 2
     assert all("pairs.npz" in str(error) for error in refused)
     assert all(error.next_steps[0].action == "evaluate" for error in refused)

@@ -50,7 +50,9 @@ def content_after_kill(path: Path) -> State:
     folder.mkdir()
     for file in (path, path.with_name(f"{path.name}-wal")):
         if file.exists():
-            subprocess.run(["cp", str(file), str(folder)], check=True)  # a copy made here would drop SQLite's locks
+            subprocess.run(
+                ["cp", str(file), str(folder)], check=True
+            )  # a copy made here would drop SQLite's locks
     with SqliteGallery(folder / path.name) as copy:
         assert verify_gallery(copy) == []
         seen = content(copy)
@@ -74,7 +76,9 @@ def trial(folder: Path, seed: int, seen: Counter[str]) -> None:
     rng = np.random.default_rng(seed)
     path = folder / "g.db"
     state = make(path)
-    possible = [state]  # what a kill may leave: refused writes of which all is in the log may come back, one of them
+    possible = [
+        state
+    ]  # what a kill may leave: refused writes of which all is in the log may come back, one of them
     kind = seed % len(KINDS)
     first = int(rng.integers(1, 40))
     length = int(rng.choice([1, 2, 10]))
@@ -120,7 +124,9 @@ def trial_of_files(folder: Path, seed: int, seen: Counter[str]) -> None:
     steps = [0, 0]
     for step in range(1, WRITES + 1):
         for place in (0, 1):
-            faults.disk_faults_begin(os.fsencode(folder), kind, int(rng.integers(1, 4)), int(rng.choice([1, 2, 10])))
+            faults.disk_faults_begin(
+                os.fsencode(folder), kind, int(rng.integers(1, 4)), int(rng.choice([1, 2, 10]))
+            )
             refused = False
             try:
                 if place == 0:
@@ -134,7 +140,12 @@ def trial_of_files(folder: Path, seed: int, seen: Counter[str]) -> None:
             content, stored = read_arrays(arrays, "trial")
             now = [read_document(known, "trial")["step"], content["step"]]
             np.testing.assert_array_equal(stored["numbers"], numbers + content["step"])
-            assert now[place] in ((steps[place], step) if refused else (step,)), (seed, step, place, refused)
+            assert now[place] in ((steps[place], step) if refused else (step,)), (
+                seed,
+                step,
+                place,
+                refused,
+            )
             assert now[1 - place] == steps[1 - place]
             steps = now
     assert sorted(file.name for file in folder.iterdir()) == ["arrays.safetensors", "known.json"]
@@ -143,7 +154,9 @@ def trial_of_files(folder: Path, seed: int, seen: Counter[str]) -> None:
 def compiled(folder: Path) -> Path:
     """The library to preload. Needs a C compiler."""
     library = folder / "disk_faults.so"
-    subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", str(library), str(SOURCE), "-ldl"], check=True)
+    subprocess.run(
+        ["cc", "-O1", "-shared", "-fPIC", "-o", str(library), str(SOURCE), "-ldl"], check=True
+    )
     return library
 
 
@@ -151,7 +164,15 @@ def run(trials: int, seed: int = 0) -> dict[str, int]:
     """Trials in a child whose disk fails; what came of them."""
     with tempfile.TemporaryDirectory() as folder:
         library = compiled(Path(folder))
-        command = [sys.executable, __file__, "--child", "--trials", str(trials), "--seed", str(seed)]
+        command = [
+            sys.executable,
+            __file__,
+            "--child",
+            "--trials",
+            str(trials),
+            "--seed",
+            str(seed),
+        ]
         places = os.pathsep.join(path for path in sys.path if path)
         known = {**os.environ, "LD_PRELOAD": str(library), "PYTHONPATH": places}
         done = subprocess.run(command, env=known, capture_output=True, text=True, check=False)

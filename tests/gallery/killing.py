@@ -95,20 +95,32 @@ def check(path: Path, acknowledged: State, under_way: dict[str, Any] | None) -> 
     with SqliteGallery(path) as gallery:
         items = list(gallery.iterate())
         state: State = {item.id: (item.version, item.payload["step"]) for item in items}
-        allowed = [acknowledged] if under_way is None else [acknowledged, after(acknowledged, under_way)]
-        assert state in allowed, f"lost or half-written: {set(acknowledged.items()) ^ set(state.items())}"
-        counts = {f"v{n}": sum(version == f"v{n}" for version, _ in state.values()) for n in (1, 2, 3)}
+        allowed = (
+            [acknowledged] if under_way is None else [acknowledged, after(acknowledged, under_way)]
+        )
+        assert state in allowed, (
+            f"lost or half-written: {set(acknowledged.items()) ^ set(state.items())}"
+        )
+        counts = {
+            f"v{n}": sum(version == f"v{n}" for version, _ in state.values()) for n in (1, 2, 3)
+        }
         assert gallery.count() == counts
         for item in items:
-            np.testing.assert_allclose(item.vector, vector(item.id, item.version, state[item.id][1]), atol=1e-6)
+            np.testing.assert_allclose(
+                item.vector, vector(item.id, item.version, state[item.id][1]), atol=1e-6
+            )
         if items:
             hits = gallery.search("v1", np.stack([item.vector for item in items[:20]]), k=1)
-            assert [(found[0].id, found[0].version) for found in hits] == [(i.id, i.version) for i in items[:20]]
+            assert [(found[0].id, found[0].version) for found in hits] == [
+                (i.id, i.version) for i in items[:20]
+            ]
     return state
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

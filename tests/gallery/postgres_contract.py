@@ -13,17 +13,27 @@ import sys
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
-CHOSEN = ("gallery/test_gallery_contract.py", "gallery/test_postgres_model.py", "service/test_shared.py")
+CHOSEN = (
+    "gallery/test_gallery_contract.py",
+    "gallery/test_postgres_model.py",
+    "service/test_shared.py",
+)
 
 
 def main() -> int:
     """Run them; the exit code is pytest's."""
     if not os.environ.get("FIXSTAR_POSTGRES_URL"):
-        print("skipped: no server was tested. Set FIXSTAR_POSTGRES_URL, such as postgresql://me@localhost:6432/test")
+        print(
+            "skipped: no server was tested. Set FIXSTAR_POSTGRES_URL, such as postgresql://me@localhost:6432/test"
+        )
         return 0
     import pytest
 
-    return int(pytest.main([*(str(TESTS / name) for name in CHOSEN), "-k", "postgres or shared", *sys.argv[1:]]))
+    return int(
+        pytest.main(
+            [*(str(TESTS / name) for name in CHOSEN), "-k", "postgres or shared", *sys.argv[1:]]
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -39,7 +39,9 @@ def rate(search: Callable[[Any], object], queries: Any, at_once: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--items", type=int, default=100_000)
     parser.add_argument("--width", type=int, default=64)
     options = parser.parse_args()
@@ -66,7 +68,9 @@ def main() -> None:
         (state,) = gallery.build_index("v1")
         found["index built and measured, s"] = round(time.perf_counter() - start, 1)
         found["recall"] = state.recall
-        found["disk with index, times the vectors"] = round(float(server.execute(size)[0][0]) / rows.nbytes, 2)
+        found["disk with index, times the vectors"] = round(
+            float(server.execute(size)[0][0]) / rows.nbytes, 2
+        )
         where = {"shop": "shop-7"}
         kinds: list[tuple[str, int, dict[str, Any]]] = [
             ("exact, one at a time", 1, {}),
@@ -77,7 +81,9 @@ def main() -> None:
             ("index, filter 1 in 20", 1, {"exact": False, "where": where}),
         ]
         for name, at_once, options_ in kinds:
-            found[f"queries per second: {name}"] = rate(partial(gallery.search, "v1", **options_), queries, at_once)
+            found[f"queries per second: {name}"] = rate(
+                partial(gallery.search, "v1", **options_), queries, at_once
+            )
     print(json.dumps(found, indent=1))
 
 

@@ -97,7 +97,9 @@ class Writer:
             self._checkpoint()
         else:
             rows = np.stack([vector(item, plan["version"], plan["step"]) for item in plan["ids"]])
-            self.gallery.upsert(plan["version"], plan["ids"], rows, [{"step": plan["step"]}] * len(rows))
+            self.gallery.upsert(
+                plan["version"], plan["ids"], rows, [{"step": plan["step"]}] * len(rows)
+            )
 
     def _checkpoint(self) -> None:
         import psycopg
@@ -113,13 +115,17 @@ class Writer:
             self.state = self.unknown
         self.unknown = None
         lost = {item: what for item, what in self.state.items() if seen.get(item) != what}
-        assert seen == self.state, f"lost {lost}, and there is {set(seen.items()) - set(self.state.items())}"
+        assert seen == self.state, (
+            f"lost {lost}, and there is {set(seen.items()) - set(self.state.items())}"
+        )
 
 
 def kill(server: Server, kind: str, rng: np.random.Generator) -> None:
     """One of the ``KINDS`` of kills."""
     if kind == "one process killed":
-        found = server.execute("SELECT pid FROM pg_stat_activity WHERE application_name = 'fixstar' ORDER BY pid")
+        found = server.execute(
+            "SELECT pid FROM pg_stat_activity WHERE application_name = 'fixstar' ORDER BY pid"
+        )
         if found:
             os.kill(int(rng.choice([pid for (pid,) in found])), signal.SIGKILL)
         return
@@ -175,9 +181,16 @@ class Trials:
         if kind in DISK_FAULTS:
             place = self.server.folder / PLACES[int(rng.integers(len(PLACES)))]
             first = int(rng.integers(1, 40))
-            length = int(rng.choice([1, 2, 5]))  # each may end the server, which takes seconds to recover
-            self._faults.disk_faults_begin(os.fsencode(place), DISK_FAULTS.index(kind), first, length)
-        threads = [threading.Thread(target=writer.write_some, args=(rng.spawn(1)[0],)) for writer in self.writers]
+            length = int(
+                rng.choice([1, 2, 5])
+            )  # each may end the server, which takes seconds to recover
+            self._faults.disk_faults_begin(
+                os.fsencode(place), DISK_FAULTS.index(kind), first, length
+            )
+        threads = [
+            threading.Thread(target=writer.write_some, args=(rng.spawn(1)[0],))
+            for writer in self.writers
+        ]
         for thread in threads:
             thread.start()
         if kind not in DISK_FAULTS:
@@ -220,7 +233,9 @@ def run(numbers: Sequence[int]) -> Counter[str]:
             try:
                 trials.run(number)
             except AssertionError as error:
-                raise AssertionError(f"trial {number}, {KINDS[number % len(KINDS)]}: {error}") from error
+                raise AssertionError(
+                    f"trial {number}, {KINDS[number % len(KINDS)]}: {error}"
+                ) from error
         trials.close()
     return trials.seen
 

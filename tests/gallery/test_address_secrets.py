@@ -16,20 +16,35 @@ from fixstar.gallery.transfer import open_vectors
 @pytest.mark.parametrize(
     ("address", "shown"),
     [
-        ("postgresql://me:sesame@host:5432/db?gallery=shop", "postgresql://me:***@host:5432/db?gallery=shop"),
+        (
+            "postgresql://me:sesame@host:5432/db?gallery=shop",
+            "postgresql://me:***@host:5432/db?gallery=shop",
+        ),
         ("postgresql://me:sesame@/db?host=/tmp/x", "postgresql://me:***@/db?host=/tmp/x"),
-        ("postgresql://host/db?password=sesame&gallery=shop", "postgresql://host/db?password=***&gallery=shop"),
+        (
+            "postgresql://host/db?password=sesame&gallery=shop",
+            "postgresql://host/db?password=***&gallery=shop",
+        ),
         ("postgresql://host/db?pass%77ord=sesame", "postgresql://host/db?pass%77ord=***"),
         ("postgresql://host/db?sslpassword=sesame", "postgresql://host/db?sslpassword=***"),
         ("postgresql://me:a@sesame@host/db", "postgresql://me:***@host/db"),
         ("postgresql://me:a/sesame@host/db", "postgresql://me:***@host/db"),
         ("postgresql://me:a?sesame@host/db?gallery=x", "postgresql://me:***@host/db?gallery=x"),
-        ("postgresql://me:sesame@host/db?password=sesame", "postgresql://me:***@host/db?password=***"),
+        (
+            "postgresql://me:sesame@host/db?password=sesame",
+            "postgresql://me:***@host/db?password=***",
+        ),
         ("qdrant://host:6333?api_key=sesame", "qdrant://host:6333?api_key=***"),
         ("milvus://host/db?items=a.db&token=sesame", "milvus://host/db?items=a.db&token=***"),
         ("milvus://root:sesame@host/db?items=a.db", "milvus://root:***@host/db?items=a.db"),
-        ("milvus://host?items=postgresql%3A%2F%2Fme%3Asesame%40db%2Fx", "milvus://host?items=postgresql://me:***@db/x"),
-        ("milvus://host?items=postgresql://me:sesame@db/x", "milvus://host?items=postgresql://me:***@db/x"),
+        (
+            "milvus://host?items=postgresql%3A%2F%2Fme%3Asesame%40db%2Fx",
+            "milvus://host?items=postgresql://me:***@db/x",
+        ),
+        (
+            "milvus://host?items=postgresql://me:sesame@db/x",
+            "milvus://host?items=postgresql://me:***@db/x",
+        ),
     ],
 )
 def test_a_secret_is_hidden_wherever_it_stands(address: str, shown: str) -> None:
@@ -89,12 +104,23 @@ def test_a_wrong_address_of_milvus_is_told_without_secrets(address: str) -> None
     assert "sesame" not in str(caught.value)
 
 
-def test_an_address_of_milvus_names_server_items_and_collections(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_of_milvus_names_server_items_and_collections(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("MILVUS_TOKEN", "sesame")
     items = "postgresql://db.example/shop?gallery=shop"
     parsed = parse_milvus_address(
         f"milvus+https://m.example/catalogue?gallery=shop&index=hnsw&items={quote(items, safe='')}"
     )
-    assert (parsed.url, parsed.database, parsed.items) == ("https://m.example:19530", "catalogue", items)
-    assert (parsed.gallery, parsed.index, parsed.token, parsed.timeout) == ("shop", "HNSW", "sesame", 60)
+    assert (parsed.url, parsed.database, parsed.items) == (
+        "https://m.example:19530",
+        "catalogue",
+        items,
+    )
+    assert (parsed.gallery, parsed.index, parsed.token, parsed.timeout) == (
+        "shop",
+        "HNSW",
+        "sesame",
+        60,
+    )
     assert "sesame" not in repr(parsed)

@@ -34,13 +34,17 @@ class Counted:
 
     def __init__(self, width: int, b: int, seed: int = 0) -> None:
         rng = np.random.default_rng(seed)
-        self._arrays = [rng.standard_normal(shape) for shape in ((width, b), (width, 2 * b), (2 * b, b))]
+        self._arrays = [
+            rng.standard_normal(shape) for shape in ((width, b), (width, 2 * b), (2 * b, b))
+        ]
         self.given = 0
 
     def __call__(self, stored: Any) -> Any:
         self.given += len(stored)
         straight, first, second = self._arrays
-        rows = stored.astype(np.float64)  # rounded at the end, so that a row does not depend on those beside it
+        rows = stored.astype(
+            np.float64
+        )  # rounded at the end, so that a row does not depend on those beside it
         return unit(rows @ straight + np.maximum(rows @ first, 0) @ second).astype(np.float32)
 
 
@@ -75,7 +79,10 @@ def slowly(
             if score >= least:
                 rank = question.slope * score + question.offset
                 found[query].append((-rank, place, item.id, item.version, score))
-    return [[(name, version, score) for _, _, name, version, score in sorted(ranked)[:k]] for ranked in found]
+    return [
+        [(name, version, score) for _, _, name, version, score in sorted(ranked)[:k]]
+        for ranked in found
+    ]
 
 
 def dot(one: Any, other: Any) -> float:
@@ -84,17 +91,27 @@ def dot(one: Any, other: Any) -> float:
 
 def some(question: Question, part: slice) -> Question:
     """The same question with some of its queries."""
-    return replace(question, own=question.own[part], new=None if question.new is None else question.new[part])
+    return replace(
+        question, own=question.own[part], new=None if question.new is None else question.new[part]
+    )
 
 
 def agree(hits: list[list[Hit]], expected: list[list[tuple[str, str, float]]]) -> None:
-    assert [[(hit.id, hit.version) for hit in one] for one in hits] == [[row[:2] for row in one] for one in expected]
+    assert [[(hit.id, hit.version) for hit in one] for one in hits] == [
+        [row[:2] for row in one] for one in expected
+    ]
     for one, rows in zip(hits, expected, strict=True):
         np.testing.assert_allclose([hit.score for hit in one], [row[2] for row in rows], atol=1e-6)
 
 
 def question(
-    version: str, width: int, queries: int = 4, weight: float = 0.6, b: int = 7, seed: int = 0, **options: Any
+    version: str,
+    width: int,
+    queries: int = 4,
+    weight: float = 0.6,
+    b: int = 7,
+    seed: int = 0,
+    **options: Any,
 ) -> Question:
     """Queries of two models and a map between them."""
     own = vectors(queries, width, seed=100 + seed)
@@ -102,7 +119,9 @@ def question(
         return Question(version, own, **options)
     new = vectors(queries, b, seed=200 + seed)
     forward = options.pop("forward", None) or Counted(width, b, seed)
-    return Question(version, own, new, forward, options.pop("key", f"map {seed}"), weight, **options)
+    return Question(
+        version, own, new, forward, options.pop("key", f"map {seed}"), weight, **options
+    )
 
 
 def store(gallery: Gallery, version: str, width: int, count: int, seed: int = 0) -> list[Held]:
@@ -156,7 +175,13 @@ def test_a_question_without_a_map_is_a_search(gallery: Gallery, exact: bool) -> 
         gallery.build_index()
     queries = np.concatenate([vectors(20, 16, seed=2), rows[5:6]])
     questions = [Question(name, queries) for name in ("v1", "v2")]
-    for options in ({}, {"k": 60}, {"where": {"parity": "odd"}}, {"versions": ["v2"]}, {"min_score": 0.4}):
+    for options in (
+        {},
+        {"k": 60},
+        {"where": {"parity": "odd"}},
+        {"versions": ["v2"]},
+        {"min_score": 0.4},
+    ):
         wanted: Any = {**options, "exact": exact}
         assert gallery.ask(questions, **wanted) == gallery.search("v1", queries, **wanted)
         alone = [some(one, slice(20, 21)) for one in questions]
@@ -175,7 +200,10 @@ def test_queries_that_a_space_does_not_hold_in_full_are_asked_as_they_are(galler
         gallery.upsert(name, [f"{name}-{i}" for i in range(20)], vectors(20, P.shape[1]))
     spaces = {space.name: space for space in gallery.versions()}
     queries, carrier = vectors(3, 8, seed=5), Carrier(gallery.projection)
-    questions = [Question(name, carrier.carried(queries, spaces["v2"], space)) for name, space in spaces.items()]
+    questions = [
+        Question(name, carrier.carried(queries, spaces["v2"], space))
+        for name, space in spaces.items()
+    ]
     assert np.linalg.norm(questions[0].own, axis=1).max() < 0.9
     assert gallery.ask(questions, k=40) == gallery.search("v2", queries, k=40)
     long = queries * np.float32(1.0005)  # half precision does that
@@ -185,7 +213,11 @@ def test_queries_that_a_space_does_not_hold_in_full_are_asked_as_they_are(galler
 @pytest.mark.parametrize("exact", [True, False])
 def test_scores_are_those_of_a_loop(gallery: Gallery, exact: bool) -> None:
     """So few items that all are candidates, by any query: two maps of other widths, and a version without."""
-    items = store(gallery, "v1", 5, 30) + store(gallery, "v2", 9, 40, seed=1) + store(gallery, "v3", 7, 20, seed=2)
+    items = (
+        store(gallery, "v1", 5, 30)
+        + store(gallery, "v2", 9, 40, seed=1)
+        + store(gallery, "v3", 7, 20, seed=2)
+    )
     questions = [
         question("v1", 5, weight=0.6),
         question("v2", 9, weight=0.3, seed=1, slope=2.5, offset=-0.3),
@@ -194,7 +226,13 @@ def test_scores_are_those_of_a_loop(gallery: Gallery, exact: bool) -> None:
     if not exact:
         gallery.build_index()
     for asked in (questions, [some(one, slice(1)) for one in questions]):
-        for k, where in ((1, None), (10, None), (10, {"parity": "odd"}), (1000, None), (5, {"n": {"lt": 2}})):
+        for k, where in (
+            (1, None),
+            (10, None),
+            (10, {"parity": "odd"}),
+            (1000, None),
+            (5, {"n": {"lt": 2}}),
+        ):
             hits = gallery.ask(asked, k=k, where=where, exact=exact)
             agree(hits, slowly(items, asked, k, where))
     hits = gallery.ask(questions, k=12, versions=["v1", "v3", "v1"], exact=exact)
@@ -222,13 +260,18 @@ def test_slopes_and_offsets_rank_and_scores_stay(gallery: Gallery) -> None:
     gallery.upsert("v2", ["b"], np.array([[0.8, 0.6]]))
     query = np.array([[1.0, 0.0]])
     plain = [Question("v1", query), Question("v2", query)]
-    scaled = [replace(plain[0], slope=10.0, offset=-5.0), replace(plain[1], slope=10.0, offset=-8.0)]
+    scaled = [
+        replace(plain[0], slope=10.0, offset=-5.0),
+        replace(plain[1], slope=10.0, offset=-8.0),
+    ]
     assert [hit.id for hit in gallery.ask(plain, k=1)[0]] == ["b"]
     (hits,) = gallery.ask(scaled, k=2)
     assert [(hit.id, hit.version) for hit in hits] == [("a", "v1"), ("b", "v2")]
     assert [hit.score for hit in hits] == pytest.approx([0.6, 0.8], abs=1e-6)
     assert gallery.ask(scaled, k=1)[0] == hits[:1]
-    assert [hit.id for hit in gallery.ask(scaled, k=1, min_score=0.7)[0]] == ["b"]  # what is left out takes no place
+    assert [hit.id for hit in gallery.ask(scaled, k=1, min_score=0.7)[0]] == [
+        "b"
+    ]  # what is left out takes no place
     assert [hit.id for hit in gallery.ask(scaled[1:])[0]] == ["b"]  # v1 is not asked
 
 
@@ -261,7 +304,9 @@ def test_equal_ranks_come_in_the_order_of_writing(gallery: Gallery) -> None:
 def test_what_is_written_between_two_questions_is_seen(gallery: Gallery) -> None:
     """Appended, replaced, removed, moved: the loop over a dictionary says what is found."""
     rng = np.random.default_rng(1)
-    held = {item.id: item for item in store(gallery, "v1", 5, 30) + store(gallery, "v2", 5, 10, seed=1)}
+    held = {
+        item.id: item for item in store(gallery, "v1", 5, 30) + store(gallery, "v2", 5, 10, seed=1)
+    }
     asked = [question("v1", 5), question("v2", 5, seed=1, slope=1.3)]
     for step in range(12):
         names = rng.choice(sorted(held), size=4, replace=False).tolist()
@@ -287,7 +332,10 @@ def test_questions_that_make_no_sense(gallery: Gallery) -> None:
         ([], "no question, so no version would be searched"),
         ([good, good], "'v1' is asked twice"),
         ([replace(good, version="v9")], r"no version 'v9' \(it has: v1\)"),
-        ([replace(good, own=vectors(4, 4))], r"'v1' takes a matrix \[queries, 3\] of own queries, got \(4, 4\)"),
+        (
+            [replace(good, own=vectors(4, 4))],
+            r"'v1' takes a matrix \[queries, 3\] of own queries, got \(4, 4\)",
+        ),
         ([replace(good, own=2 * vectors(4, 3))], "query 0 has length 2, 1 is the longest"),
         ([replace(good, own=np.full((4, 3), np.nan))], "has length nan"),
         ([replace(good, own=vectors(4, 3)[0])], "is a matrix"),
@@ -299,11 +347,20 @@ def test_questions_that_make_no_sense(gallery: Gallery) -> None:
         ([replace(good, new=None)], "needs new queries, a forward map and a key"),
         ([replace(good, forward=None)], "needs new queries, a forward map and a key"),
         ([replace(good, key="")], "needs new queries, a forward map and a key"),
-        ([replace(good, new=vectors(3, 7))], r"4 queries, so new is a matrix \[4, b\]; got \(3, 7\)"),
+        (
+            [replace(good, new=vectors(3, 7))],
+            r"4 queries, so new is a matrix \[4, b\]; got \(3, 7\)",
+        ),
         ([replace(good, new=2 * vectors(4, 7))], "not of length 1"),
         ([replace(good, forward=lambda rows: rows)], r"map 'map 0' made float32 \(\d, 3\)"),
-        ([replace(good, forward=lambda rows: np.ones((len(rows), 7), np.float32))], "not of length 1"),
-        ([replace(good, forward=lambda rows: np.full((len(rows), 7), np.nan, np.float32))], "not of length 1"),
+        (
+            [replace(good, forward=lambda rows: np.ones((len(rows), 7), np.float32))],
+            "not of length 1",
+        ),
+        (
+            [replace(good, forward=lambda rows: np.full((len(rows), 7), np.nan, np.float32))],
+            "not of length 1",
+        ),
     ]
     for questions, told in wrong:
         with pytest.raises(GalleryError, match=told):
@@ -375,7 +432,9 @@ def test_a_map_computes_each_vector_once(embedded: Gallery) -> None:
     gone = {f"v1-{n}" for n in range(0, 530, 3)}
     embedded.delete(sorted(gone))
     left = [item for item in items if item.id not in gone]
-    agree(embedded.ask(asked, k=1000), slowly(left, [replace(asked[0], forward=Counted(6, 7))], 1000))
+    agree(
+        embedded.ask(asked, k=1000), slowly(left, [replace(asked[0], forward=Counted(6, 7))], 1000)
+    )
     assert len({*map(id, before)} & {*map(id, segments(embedded, "v1"))}) < len(before)
     assert mapping.given == 530
 
@@ -423,7 +482,9 @@ def test_mapped_vectors_keep_what_a_map_made_in_files_too(tmp_path: Path) -> Non
     assert mapped_bytes(folder) == 0
 
 
-def test_a_full_disk_costs_a_question_and_no_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_costs_a_question_and_no_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: object) -> Any:
         raise GalleryUnavailableError("the disk is full")
 
@@ -486,20 +547,30 @@ def test_others_do_not_wait_for_a_map(embedded: Gallery) -> None:
     go_on.set()
     for thread in threads:
         thread.join(60)
-    assert mapping.given == 60  # the second question waited for the first, and used what that one computed
+    assert (
+        mapping.given == 60
+    )  # the second question waited for the first, and used what that one computed
     for hits in found:
         agree(hits, slowly(items, asked, 10))
 
 
-def test_few_rows_that_pass_a_filter_are_mapped_alone(embedded: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_rows_that_pass_a_filter_are_mapped_alone(
+    embedded: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(matrix, "_FEW_MAPPED", 20)
     items = store(embedded, "v1", 6, 2000)
     mapping = Counted(6, 7)
     asked = [question("v1", 6, forward=mapping)]
     reference = [replace(asked[0], forward=Counted(6, 7))]
-    agree(embedded.ask(asked, where={"n": {"ge": 1992}}), slowly(items, reference, 10, {"n": {"ge": 1992}}))
+    agree(
+        embedded.ask(asked, where={"n": {"ge": 1992}}),
+        slowly(items, reference, 10, {"n": {"ge": 1992}}),
+    )
     assert mapping.given <= 8 + 8 * len(asked[0].own)  # to find the best, and to score them
-    agree(embedded.ask(asked, where={"n": {"ge": 1970}}), slowly(items, reference, 10, {"n": {"ge": 1970}}))
+    agree(
+        embedded.ask(asked, where={"n": {"ge": 1970}}),
+        slowly(items, reference, 10, {"n": {"ge": 1970}}),
+    )
     assert mapping.given >= 2000
     seen = mapping.given
     embedded.ask(asked)
@@ -520,7 +591,9 @@ def test_questions_are_answered_while_others_write(embedded: Gallery) -> None:
         assert one.forward is not None
         assert one.new is not None
         stored = rows[one.version]
-        scores[one.version] = one.weight * one.new @ one.forward(stored).T + (1 - one.weight) * one.own @ stored.T
+        scores[one.version] = (
+            one.weight * one.new @ one.forward(stored).T + (1 - one.weight) * one.own @ stored.T
+        )
     stop, failed = threading.Event(), list[BaseException]()
 
     def look() -> None:
@@ -641,7 +714,10 @@ def test_an_index_finds_most_of_what_all_scores_would(indexed: SqliteGallery) ->
     asked = related(60)
     exact = indexed.ask([asked], k=10)
     quick = indexed.ask([asked], k=10, exact=False)
-    shared = [len({hit.id for hit in one} & {hit.id for hit in other}) for one, other in zip(exact, quick, strict=True)]
+    shared = [
+        len({hit.id for hit in one} & {hit.id for hit in other})
+        for one, other in zip(exact, quick, strict=True)
+    ]
     assert np.mean(shared) / 10 > 0.97
     for true, hits in zip(indexed.ask([asked], k=3000), quick, strict=True):
         by_id = {hit.id: hit for hit in true}
@@ -663,7 +739,10 @@ def test_candidates_are_the_nearest_by_the_own_queries(indexed: SqliteGallery) -
             expected += slowly([item for item in items if item.id in names], [one], k)
         hits = indexed.ask([asked], k=k, exact=False)
         found = [{hit.id for hit in one} for one in hits]
-        shared = [len(ids & {name for name, _, _ in rows}) for ids, rows in zip(found, expected, strict=True)]
+        shared = [
+            len(ids & {name for name, _, _ in rows})
+            for ids, rows in zip(found, expected, strict=True)
+        ]
         assert np.mean(shared) / k > 0.95
         assert indexed.ask([asked], k=k) != hits  # an exact search finds others too
 
@@ -723,11 +802,16 @@ def test_an_approximate_search_needs_no_room_for_mapped_vectors(
     with pytest.raises(GalleryUnavailableError, match="no room"):
         indexed.ask([asked])
     wrong = replace(asked, key="wrong", forward=lambda rows: 2 * rows[:, :7])
-    with pytest.warns(UserWarning, match="could not be mapped"), pytest.raises(GalleryError, match="not of length 1"):
+    with (
+        pytest.warns(UserWarning, match="could not be mapped"),
+        pytest.raises(GalleryError, match="not of length 1"),
+    ):
         mapped_or_failed(indexed, wrong)
 
 
-def slowly_offered(stored: Any, offered: Sequence[Any], asked: Question) -> list[list[tuple[str, str, float]]]:
+def slowly_offered(
+    stored: Any, offered: Sequence[Any], asked: Question
+) -> list[list[tuple[str, str, float]]]:
     """All that each query was offered."""
     found = []
     for place, rows in enumerate(offered):
@@ -748,7 +832,9 @@ def test_of_many_candidates_the_best_are_chosen_whatever_their_scores(
 
     class Offers:
         def candidates(self, _rows: Any, queries: Any, _k: int, _allowed: Any) -> Any:
-            return np.repeat(np.arange(len(queries)), [len(rows) for rows in offered]), np.concatenate(offered)
+            return np.repeat(
+                np.arange(len(queries)), [len(rows) for rows in offered]
+            ), np.concatenate(offered)
 
     with MemoryGallery() as gallery:
         gallery.create_version("v1", 6)
@@ -756,10 +842,14 @@ def test_of_many_candidates_the_best_are_chosen_whatever_their_scores(
         exact_of(gallery).indexes = {"v1": Offers()}
         asked = question("v1", 6, queries=3)
         hits = gallery.ask([asked], k=k, exact=False)
-        monkeypatch.setattr(matrix._Target, "may_be_best", lambda _self, query, *_: np.ones(len(query), bool))
+        monkeypatch.setattr(
+            matrix._Target, "may_be_best", lambda _self, query, *_: np.ones(len(query), bool)
+        )
         assert hits == gallery.ask([asked], k=k, exact=False)
     assert [len(found) for found in hits] == [k, k, min(k, 20)]
-    scores = [{row: score for row, _, score in one} for one in slowly_offered(stored, offered, asked)]
+    scores = [
+        {row: score for row, _, score in one} for one in slowly_offered(stored, offered, asked)
+    ]
     for found, true in zip(hits, scores, strict=True):
         least = sorted(true.values())[-len(found)]
         assert all(true[hit.id] >= least - 1e-6 for hit in found)
@@ -772,7 +862,8 @@ def test_filters_and_removed_rows_with_an_index(indexed: SqliteGallery) -> None:
         exact = indexed.ask([asked], where=where)
         quick = indexed.ask([asked], where=where, exact=False)
         shared = [
-            len({*map(str, one)} & {*map(str, other)}) / len(one) for one, other in zip(exact, quick, strict=True)
+            len({*map(str, one)} & {*map(str, other)}) / len(one)
+            for one, other in zip(exact, quick, strict=True)
         ]
         assert np.mean(shared) > 0.95
 
@@ -809,16 +900,22 @@ def test_a_server_scores_candidates_in_full() -> None:
     items = [Held(str(n), "v1", row, {}) for n, row in enumerate(rows)]
     reference = replace(asked, forward=Counted(5, 7))
     expected = {
-        (q, int(name)): score for q, best in enumerate(slowly(items, [reference], 6)) for name, _, score in best
+        (q, int(name)): score
+        for q, best in enumerate(slowly(items, [reference], 6))
+        for name, _, score in best
     }
     scores = postgres.full_scores(postgres.in_float64(asked), rows[place], query, place)
-    np.testing.assert_allclose(scores, [expected[int(q), int(n)] for q, n in zip(query, place, strict=True)], atol=1e-6)
+    np.testing.assert_allclose(
+        scores, [expected[int(q), int(n)] for q, n in zip(query, place, strict=True)], atol=1e-6
+    )
     assert mapping.given == 4  # each item once
     nothing = postgres.full_scores(postgres.in_float64(asked), rows[:0], query[:0], place[:0])
     assert nothing.shape == (0,)
 
 
-def mapped_in_background(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Held], Question, Gated]:
+def mapped_in_background(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> tuple[list[Held], Question, Gated]:
     """Many vectors, a question with all weight on a gated map, and a limit that they are above."""
     monkeypatch.setattr(matrix, "AT_ONCE", 100)
     stored = vectors(600, 6, seed=1)
@@ -826,7 +923,9 @@ def mapped_in_background(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> t
     gallery.upsert("v1", [f"item-{row}" for row in range(600)], stored)
     items = [Held(f"item-{row}", "v1", stored[row], {}) for row in range(600)]
     forward = Gated(6, 5)
-    question = Question("v1", vectors(3, 6, seed=2), vectors(3, 5, seed=3), forward, "gated", weight=0.9)
+    question = Question(
+        "v1", vectors(3, 6, seed=2), vectors(3, 5, seed=3), forward, "gated", weight=0.9
+    )
     return items, question, forward
 
 
@@ -840,12 +939,19 @@ def test_no_search_waits_while_many_vectors_are_mapped(
         early = gallery.ask([question], k=5)  # the gate is closed: this would wait for ever
         assert forward.waiting.wait(60)
         assert gallery.ask([question], k=5) == early
-        nearest = [sorted(items, key=lambda item: -dot(own, item.vector))[: ranking.scored(5)] for own in question.own]
+        nearest = [
+            sorted(items, key=lambda item: -dot(own, item.vector))[: ranking.scored(5)]
+            for own in question.own
+        ]
         expected = []
         for query, candidates in enumerate(nearest):
-            one = replace(question, own=question.own[[query]], new=np.asarray(question.new)[[query]])
+            one = replace(
+                question, own=question.own[[query]], new=np.asarray(question.new)[[query]]
+            )
             expected += slowly(candidates, [one], 5)
-        assert [[hit.id for hit in hits] for hits in early] == [[name for name, _, _ in hits] for hits in expected]
+        assert [[hit.id for hit in hits] for hits in early] == [
+            [name for name, _, _ in hits] for hits in expected
+        ]
         forward.gate.set()
         whole = slowly(items, [question], 5)
         assert whole != expected  # so the candidates were not all
@@ -867,7 +973,11 @@ def test_a_chain_of_versions_has_one_limit(monkeypatch: pytest.MonkeyPatch) -> N
     with MemoryGallery() as gallery:
         for number in range(5):
             items += store(gallery, f"v{number}", 6, 500, seed=number)
-            asked.append(question(f"v{number}", 6, queries=3, forward=forward, key=f"map {number}", weight=0.9))
+            asked.append(
+                question(
+                    f"v{number}", 6, queries=3, forward=forward, key=f"map {number}", weight=0.9
+                )
+            )
         asked[4] = replace(asked[4], weight=0.0, offset=-1.0)  # the newest version needs no map
         items += store(gallery, "small", 6, 40, seed=9)
         small = question("small", 6, queries=3, weight=0.9)
@@ -941,7 +1051,9 @@ def test_closing_stops_the_mapping_of_stored_vectors(monkeypatch: pytest.MonkeyP
     assert forward.given == given + 450
 
 
-def test_a_map_that_fails_in_the_background_fails_the_next_search(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_map_that_fails_in_the_background_fails_the_next_search(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     gallery = MemoryGallery()
     _, question, forward = mapped_in_background(gallery, monkeypatch)
     forward.error = GalleryUnavailableError("no room")

@@ -58,7 +58,9 @@ KINDS: dict[str, Any] = {
     "near ties": near_ties,
     "equal": lambda rng: np.tile(rng.standard_normal(WIDTH), (BLOCK, 1)),
     "one component": lambda rng: np.eye(WIDTH)[np.full(BLOCK, rng.integers(WIDTH))],
-    "axes": lambda rng: np.eye(WIDTH)[rng.integers(WIDTH, size=BLOCK)] * rng.choice([-1, 1], size=(BLOCK, 1)),
+    "axes": lambda rng: (
+        np.eye(WIDTH)[rng.integers(WIDTH, size=BLOCK)] * rng.choice([-1, 1], size=(BLOCK, 1))
+    ),
     "all sizes": all_sizes,
     "features of a ReLU": lambda rng: np.maximum(rng.standard_normal((BLOCK, WIDTH)), 0) + 1e-3,
     "one is odd": one_odd,
@@ -91,12 +93,23 @@ def code(gallery: MemoryGallery) -> list[CodedBlock]:
 
 def slowly(rows: Any, query: Any, k: int, allowed: Any) -> list[tuple[str, float]]:
     """The k best of the ``allowed`` rows [n], equal ones in order of writing."""
-    cosines = (rows.astype(np.float64) * query.astype(np.float64)).sum(axis=1).astype(np.float32).clip(-1, 1)
-    best = [place for place in np.lexsort((np.arange(len(rows)), -cosines)).tolist() if allowed[place]]
+    cosines = (
+        (rows.astype(np.float64) * query.astype(np.float64))
+        .sum(axis=1)
+        .astype(np.float32)
+        .clip(-1, 1)
+    )
+    best = [
+        place for place in np.lexsort((np.arange(len(rows)), -cosines)).tolist() if allowed[place]
+    ]
     return [(str(place), float(cosines[place])) for place in best[:k]]
 
 
-@given(st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=6), st.integers(0, 1 << 30), st.integers(1, 40))
+@given(
+    st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=6),
+    st.integers(0, 1 << 30),
+    st.integers(1, 40),
+)
 @settings(max_examples=60, deadline=None)
 def test_answers_are_those_of_a_loop(kinds: list[str], seed: int, k: int) -> None:
     """Over removed rows, a filter that leaves most of them, and rows that came after the codes were made."""
@@ -104,7 +117,9 @@ def test_answers_are_those_of_a_loop(kinds: list[str], seed: int, k: int) -> Non
     rng = np.random.default_rng(seed)
     gallery = MemoryGallery()
     gallery.create_version("v1", WIDTH)
-    gallery.upsert("v1", [str(i) for i in range(len(rows))], rows, [{"n": i % 10} for i in range(len(rows))])
+    gallery.upsert(
+        "v1", [str(i) for i in range(len(rows))], rows, [{"n": i % 10} for i in range(len(rows))]
+    )
     code(gallery)
     gone = {int(place) for place in rng.integers(len(rows), size=4)}
     later = made(["random"], seed + 1)[:20]
@@ -183,7 +198,9 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     return found
 
 
-def test_blocks_that_codes_can_rule_out_are_not_read(gallery: MemoryGallery, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_that_codes_can_rule_out_are_not_read(
+    gallery: MemoryGallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """6 x 128 rows in segments of 434: three blocks and 50 rows, then two blocks and 78 rows."""
     blocks = code(gallery)
     assert len(blocks) == 5
@@ -263,7 +280,9 @@ def test_what_is_not_coded(without: str, tmp_path: Path, monkeypatch: pytest.Mon
     if without == "faiss":
         monkeypatch.setattr(matrix, "are_available", lambda: False)
     rows = made(["random"] * 2, 1)
-    with SqliteGallery(tmp_path / "g.db", map_vectors=tmp_path if without == "memory" else None) as gallery:
+    with SqliteGallery(
+        tmp_path / "g.db", map_vectors=tmp_path if without == "memory" else None
+    ) as gallery:
         gallery.create_version("v1", WIDTH)
         gallery.upsert("v1", [str(i) for i in range(len(rows))], rows)
         for _ in range(3):
@@ -311,6 +330,8 @@ print(gallery._exact.rows["v1"].missing_codes() > 0)
 
 def test_a_process_ends_while_vectors_are_coded() -> None:
     start = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", EXITS], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", EXITS], capture_output=True, text=True, timeout=120, check=False
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
     assert time.monotonic() - start < 110

@@ -53,7 +53,9 @@ def fitted(vectors: Floats) -> Codes:
 def test_an_index_finds_them_all(kind: str) -> None:
     vectors = KINDS[kind]
     draft = Draft(Rows(WIDTH))
-    draft.append(range(len(vectors)), [str(i) for i in range(len(vectors))], vectors, ["{}"] * len(vectors))
+    draft.append(
+        range(len(vectors)), [str(i) for i in range(len(vectors))], vectors, ["{}"] * len(vectors)
+    )
     index = build_hnsw(draft.rows(), lambda: True)
     assert index is not None
     assert index.recall is not None

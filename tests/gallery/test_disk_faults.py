@@ -10,7 +10,9 @@ import pytest
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler (cc)")
 def test_a_failing_disk_loses_nothing_that_was_acknowledged() -> None:
-    seen = disk_faults.run(trials=4, seed=4)  # one of each kind; in the last, refused writes stay behind in the log
+    seen = disk_faults.run(
+        trials=4, seed=4
+    )  # one of each kind; in the last, refused writes stay behind in the log
     assert seen["short write: calls that failed"] > 5
     assert "short write: writes refused" not in seen  # the rest is written after
     for kind in ("full", "write error", "sync error"):

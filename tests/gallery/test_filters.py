@@ -24,7 +24,13 @@ def test_a_long_list_costs_one_look_per_payload(monkeypatch: pytest.MonkeyPatch)
         return real(value)
 
     monkeypatch.setattr(filters, "_key", counting)
-    assert [passes({"n": value}) for value in (8999, 9000, 8999.0, "red", "8999")] == [True, False, True, True, False]
+    assert [passes({"n": value}) for value in (8999, 9000, 8999.0, "red", "8999")] == [
+        True,
+        False,
+        True,
+        True,
+        False,
+    ]
     assert looked == 5
 
 
@@ -62,7 +68,9 @@ def test_waiting_for_a_server_is_not_the_filters_time(monkeypatch: pytest.Monkey
     assert all(passes({"n": 1}) for _ in range(1000))
 
 
-def test_a_filter_has_a_deadline_and_continues_where_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_filter_has_a_deadline_and_continues_where_it_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     gallery = MemoryGallery()
     gallery.create_version("v1", 2)
     vectors = np.tile(np.eye(2), (500, 1))

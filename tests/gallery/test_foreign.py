@@ -14,7 +14,14 @@ from postgres_server import shared_server
 from test_gallery_contract import vectors
 from wording import REASON, refuses
 
-from fixstar.errors import DataError, FixstarError, GalleryError, GalleryUnavailableError, InputError, MissingExtraError
+from fixstar.errors import (
+    DataError,
+    FixstarError,
+    GalleryError,
+    GalleryUnavailableError,
+    InputError,
+    MissingExtraError,
+)
 from fixstar.gallery import MemoryGallery, import_version
 from fixstar.gallery.addresses import QdrantAddress, parse_qdrant_address
 from fixstar.gallery.foreign import faiss_index, postgres_table, qdrant, qdrant_collection
@@ -48,10 +55,14 @@ def collection(client: QdrantClient, named: bool = False, **options: Any) -> str
         f"fixstar-test-{uuid.uuid4().hex}",
         models.VectorParams(size=4, distance=models.Distance.DOT, **options),
     )
-    client.create_collection(name, vectors_config={"clip": params, "b": params} if named else params)
+    client.create_collection(
+        name, vectors_config={"clip": params, "b": params} if named else params
+    )
     both: Any = {"clip": ROWS.tolist(), "b": ROWS[::-1].tolist()}
     payloads = [{"sku": f"s{i}", "n": i} for i in range(2500)]
-    batch = models.Batch(ids=list(range(10, 2510)), vectors=both if named else ROWS.tolist(), payloads=payloads)
+    batch = models.Batch(
+        ids=list(range(10, 2510)), vectors=both if named else ROWS.tolist(), payloads=payloads
+    )
     client.upsert(name, batch, wait=True)
     return name
 
@@ -68,7 +79,12 @@ def test_a_qdrant_collection_becomes_a_version(client: QdrantClient) -> None:
 def test_a_collection_by_its_address(client: QdrantClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(qdrant, "_connect", lambda _: client)
     gallery, name = MemoryGallery(), collection(client, named=True)
-    assert import_version(gallery, "old", f"qdrant://localhost?collection={name}&vector=b&id=sku&timeout=5") == 2500
+    assert (
+        import_version(
+            gallery, "old", f"qdrant://localhost?collection={name}&vector=b&id=sku&timeout=5"
+        )
+        == 2500
+    )
     np.testing.assert_allclose(gallery.get(["s0"])["s0"].vector, ROWS[2499] / 7, atol=1e-6)
 
 
@@ -152,7 +168,8 @@ def test_collections_that_cannot_be_imported(client: QdrantClient) -> None:
     with pytest.raises(DataError, match=r"row 89 \('99'\) is zero"):
         import_version(gallery, "old", qdrant_collection(client, name))
     client.create_collection(
-        "fixstar-test-empty", vectors_config=models.VectorParams(size=4, distance=models.Distance.DOT)
+        "fixstar-test-empty",
+        vectors_config=models.VectorParams(size=4, distance=models.Distance.DOT),
     )
     with pytest.raises(DataError, match="is empty"):
         qdrant_collection(client, "fixstar-test-empty")
@@ -163,8 +180,13 @@ def test_collections_that_cannot_be_imported(client: QdrantClient) -> None:
 def table() -> Any:
     server, name = shared_server(), f"t_{uuid.uuid4().hex}"
     server.execute("CREATE EXTENSION IF NOT EXISTS vector")
-    server.execute(f'CREATE TABLE {name} ("Sku" text, clip vector(4), arrays double precision[], n int, note text)')
-    texts = (f"('s{i:04}', '{row.tolist()}', ARRAY{row.tolist()}, {i}, NULL)" for i, row in enumerate(ROWS[:1500]))
+    server.execute(
+        f'CREATE TABLE {name} ("Sku" text, clip vector(4), arrays double precision[], n int, note text)'
+    )
+    texts = (
+        f"('s{i:04}', '{row.tolist()}', ARRAY{row.tolist()}, {i}, NULL)"
+        for i, row in enumerate(ROWS[:1500])
+    )
     server.execute(f"INSERT INTO {name} VALUES {','.join(texts)}")
     yield server.url(), name
     server.execute(f"DROP TABLE {name}")
@@ -174,11 +196,15 @@ def table() -> Any:
 def test_a_postgres_table_becomes_a_version(table: tuple[str, str], column: str) -> None:
     url, name = table
     gallery = MemoryGallery()
-    assert import_version(gallery, "old", postgres_table(url, f"public.{name}", "Sku", column)) == 1500
+    assert (
+        import_version(gallery, "old", postgres_table(url, f"public.{name}", "Sku", column)) == 1500
+    )
     by_address = MemoryGallery()
     assert (
         import_version(
-            by_address, "old", f"{url}{'&' if '?' in url else '?'}table=public.{name}&id=Sku&vector={column}"
+            by_address,
+            "old",
+            f"{url}{'&' if '?' in url else '?'}table=public.{name}&id=Sku&vector={column}",
         )
         == 1500
     )
@@ -207,7 +233,9 @@ def test_tables_that_cannot_be_imported(table: tuple[str, str]) -> None:
     assert gallery.versions() == []
 
 
-@pytest.mark.parametrize("kind", ["Flat", "IDMap,Flat", "HNSW8", "IVF4,Flat", "SQfp16", "PCA3,Flat"])
+@pytest.mark.parametrize(
+    "kind", ["Flat", "IDMap,Flat", "HNSW8", "IVF4,Flat", "SQfp16", "PCA3,Flat"]
+)
 def test_a_faiss_index_becomes_a_version(kind: str, tmp_path: Path) -> None:
     faiss = pytest.importorskip("faiss")
     index, numbered = faiss.index_factory(4, kind), kind.startswith("IDMap")

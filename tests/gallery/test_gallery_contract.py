@@ -62,7 +62,10 @@ def test_the_nearest_come_first_with_their_cosine_version_and_payload(gallery: G
     gallery.create_version("v1", 2)
     gallery.upsert("v1", ["east", "north"], np.eye(2, dtype=np.float32), [{"x": 1}, {"x": 2}])
     (hits,) = gallery.search("v1", np.array([[0.6, 0.8]], np.float32), k=5)
-    assert [(hit.id, hit.version, hit.payload["x"]) for hit in hits] == [("north", "v1", 2), ("east", "v1", 1)]
+    assert [(hit.id, hit.version, hit.payload["x"]) for hit in hits] == [
+        ("north", "v1", 2),
+        ("east", "v1", 1),
+    ]
     assert [hit.score for hit in hits] == pytest.approx([0.8, 0.6])
 
 
@@ -70,10 +73,18 @@ def test_the_nearest_come_first_with_their_cosine_version_and_payload(gallery: G
 def far_versions() -> tuple[dict[str, Any], dict[str, Any], Any, Any]:
     """Projections to d = 20,000 from m = 64 and m = 48, 30 short forms each, 4 queries of the second, all cosines."""
     rng = np.random.default_rng(0)
-    projections = {name: rng.standard_normal((20_000, m)).astype(np.float32) for name, m in (("v1", 64), ("v2", 48))}
-    h = {name: rng.standard_normal((34, P.shape[1])).astype(np.float32) for name, P in projections.items()}
+    projections = {
+        name: rng.standard_normal((20_000, m)).astype(np.float32)
+        for name, m in (("v1", 64), ("v2", 48))
+    }
+    h = {
+        name: rng.standard_normal((34, P.shape[1])).astype(np.float32)
+        for name, P in projections.items()
+    }
     grams = {name: P.T.astype(np.float64) @ P for name, P in projections.items()}
-    short = {name: unit(h[name] @ np.linalg.cholesky(G)) for name, G in grams.items()}  # P^T P = R^T R, u ~ R h
+    short = {
+        name: unit(h[name] @ np.linalg.cholesky(G)) for name, G in grams.items()
+    }  # P^T P = R^T R, u ~ R h
     full = {name: unit(h[name].astype(np.float64) @ P.T) for name, P in projections.items()}
     cosines = full["v2"][30:] @ np.concatenate([rows[:30] for rows in full.values()]).T
     return projections, {name: rows[:30] for name, rows in short.items()}, short["v2"][30:], cosines
@@ -98,15 +109,25 @@ def test_short_forms_and_full_features_meet_in_one_gallery(gallery: Gallery) -> 
     rng = np.random.default_rng(1)
     P = rng.standard_normal((40, 8)).astype(np.float32)
     h = rng.standard_normal((5, 8)).astype(np.float32)
-    full = {"short": unit(h.astype(np.float64) @ P.T), "wide": vectors(5, 50, 2), "narrow": vectors(5, 30, 3)}
+    full = {
+        "short": unit(h.astype(np.float64) @ P.T),
+        "wide": vectors(5, 50, 2),
+        "narrow": vectors(5, 30, 3),
+    }
     stored = {**full, "short": short_form(h, P)}
     for name in stored:
         gallery.create_version(name, stored[name].shape[1], P if name == "short" else None)
         gallery.upsert(name, [f"{name}-{i}" for i in range(5)], stored[name])
-    padded = {name: np.pad(array, ((0, 0), (0, 50 - array.shape[1]))) for name, array in full.items()}
+    padded = {
+        name: np.pad(array, ((0, 0), (0, 50 - array.shape[1]))) for name, array in full.items()
+    }
     for name in stored:
         for i, hits in enumerate(gallery.search(name, stored[name], k=15)):
-            expected = {f"{other}-{j}": padded[name][i] @ padded[other][j] for other in padded for j in range(5)}
+            expected = {
+                f"{other}-{j}": padded[name][i] @ padded[other][j]
+                for other in padded
+                for j in range(5)
+            }
             assert {hit.id: hit.score for hit in hits} == pytest.approx(expected, abs=1e-5)
 
 
@@ -182,11 +203,15 @@ def test_random_writes_leave_what_a_dictionary_would_hold(gallery: Gallery) -> N
     for step in range(40):
         names = [str(i) for i in rng.choice(30, size=5, replace=False)]
         if rng.random() < 0.3:
-            assert gallery.delete(names) == sum(expected.pop(name, None) is not None for name in names)
+            assert gallery.delete(names) == sum(
+                expected.pop(name, None) is not None for name in names
+            )
         else:
             version, rows = f"v{rng.integers(1, 3)}", vectors(5, 4, seed=step)
             gallery.upsert(version, names, rows, [{"step": step}] * 5)
-            expected.update({name: (version, row, step) for name, row in zip(names, rows, strict=True)})
+            expected.update(
+                {name: (version, row, step) for name, row in zip(names, rows, strict=True)}
+            )
         (hits,) = gallery.search("v1", vectors(1, 4, seed=step), k=100)
         scores = {name: row @ vectors(1, 4, seed=step)[0] for name, (_, row, _) in expected.items()}
         assert {hit.id: hit.score for hit in hits} == pytest.approx(scores, abs=1e-5)
@@ -199,7 +224,12 @@ def test_random_writes_leave_what_a_dictionary_would_hold(gallery: Gallery) -> N
 
 
 def test_an_empty_gallery_finds_nothing(gallery: Gallery) -> None:
-    assert (gallery.versions(), gallery.count(), list(gallery.iterate()), gallery.get(["a"])) == ([], {}, [], {})
+    assert (gallery.versions(), gallery.count(), list(gallery.iterate()), gallery.get(["a"])) == (
+        [],
+        {},
+        [],
+        {},
+    )
     gallery.create_version("v1", 3)
     assert gallery.search("v1", vectors(2, 3)) == [[], []]
     assert gallery.search("v1", vectors(0, 3)) == []
@@ -256,7 +286,11 @@ def test_a_filter_follows_every_write(gallery: Gallery) -> None:
     gallery.delete(["i1", "i199"])
     gallery.upsert("v2", ["i3"], rows[:1], [{"parity": "even"}])
     (hits,) = gallery.search("v1", rows[:1], k=500, where=where)
-    assert {hit.id for hit in hits} == {f"i{i}" for i in range(1, 200, 2)} - {"i1", "i199", "i3"} | {"i0"}
+    assert {hit.id for hit in hits} == {f"i{i}" for i in range(1, 200, 2)} - {
+        "i1",
+        "i199",
+        "i3",
+    } | {"i0"}
     assert [hit.id for hit in gallery.search("v1", rows[7:8], k=1, where={"n": 7})[0]] == ["i7"]
     few = gallery.search("v1", rows[:4], k=3, where={"n": {"in": [7, 8]}})
     assert [sorted(hit.id for hit in hits) for hits in few] == [["i7", "i8"]] * 4
@@ -285,7 +319,12 @@ def test_what_was_written_since_a_revision_comes_in_the_order_of_writing(gallery
     gallery.upsert("v2", names[5:6], vectors(1, 3, seed=1), [{"n": "moved"}])
     gallery.delete(names[7:8])
     pages = list(gallery.written_since(0))
-    assert [item.id for page in pages for item in page] == [*names[:5], names[6], *names[8:], names[5]]
+    assert [item.id for page in pages for item in page] == [
+        *names[:5],
+        names[6],
+        *names[8:],
+        names[5],
+    ]
     assert len(pages) > 1
     last = pages[-1][-1]
     assert (last.version, last.payload) == ("v2", {"n": "moved"})
@@ -301,7 +340,9 @@ def test_iterating_over_large_payloads(gallery: Gallery) -> None:
     names = [f"{i:02}" for i in range(40)]
     for name in names:
         gallery.upsert("v1", [name], vectors(1, 3), [{"text": name * 200_000}])
-    assert [(item.id, len(item.payload["text"])) for item in gallery.iterate()] == [(name, 400_000) for name in names]
+    assert [(item.id, len(item.payload["text"])) for item in gallery.iterate()] == [
+        (name, 400_000) for name in names
+    ]
 
 
 def test_fewer_large_payloads_are_read_at_once() -> None:
@@ -335,7 +376,18 @@ def test_iterating_continues_while_items_are_written(gallery: Gallery) -> None:
 
 def test_ids_are_any_unicode(gallery: Gallery) -> None:
     gallery.create_version("版本1", 3)
-    names = ["a'b\"c", "Ünïcode", "\U0001f4f7", "u\u0308", "\u00fc", "%_", " ", "line\nbreak", "\uffff", "日本"]
+    names = [
+        "a'b\"c",
+        "Ünïcode",
+        "\U0001f4f7",
+        "u\u0308",
+        "\u00fc",
+        "%_",
+        " ",
+        "line\nbreak",
+        "\uffff",
+        "日本",
+    ]
     gallery.upsert("版本1", names, vectors(len(names), 3), [{"ключ": name} for name in names])
     for name, row in zip(names, vectors(len(names), 3), strict=True):
         (hit,) = gallery.search("版本1", row[None], k=1)[0]
@@ -350,16 +402,22 @@ def test_approximate_search_has_exact_scores_best_first(gallery: Gallery) -> Non
     rows, queries = filled(gallery, 1200, 16), vectors(5, 16, seed=9)
     for _ in range(2):
         for where, least in ((None, 10), ({"parity": "odd"}, 10), ({"n": 7}, 1)):
-            for query, hits in zip(queries, gallery.search("v2", queries, where=where, exact=False), strict=True):
+            for query, hits in zip(
+                queries, gallery.search("v2", queries, where=where, exact=False), strict=True
+            ):
                 assert len({hit.id for hit in hits}) == len(hits) == least
                 scores = [hit.score for hit in hits]
                 assert scores == sorted(scores, reverse=True)
-                np.testing.assert_allclose(scores, [rows[int(hit.id[1:])] @ query for hit in hits], atol=1e-5)
+                np.testing.assert_allclose(
+                    scores, [rows[int(hit.id[1:])] @ query for hit in hits], atol=1e-5
+                )
                 assert all(hit.payload["parity"] == "odd" for hit in hits if where)
         gallery.build_index()
     gallery.delete(["i1", "i700"])
     gallery.upsert("v2", ["i2"], queries[:1])
-    found = gallery.search("v1", np.concatenate([queries[:1], rows[1:2], rows[700:701]]), exact=False)
+    found = gallery.search(
+        "v1", np.concatenate([queries[:1], rows[1:2], rows[700:701]]), exact=False
+    )
     assert (found[0][0].id, found[0][0].version) == ("i2", "v2")
     assert found[0][0].score == pytest.approx(1, abs=1e-6)
     assert not {"i1", "i700"} & {hit.id for hits in found for hit in hits}
@@ -452,13 +510,18 @@ def test_every_change_moves_the_revision(gallery: Gallery) -> None:
     gallery.upsert("v1", ["i0"], rows[:1])
     seen.append(gallery.get(["i0"])["i0"].revision)
     assert sorted(set(seen)) == seen
-    assert [item.revision for item in gallery.iterate()] == [gallery.get([f"i{i}"])[f"i{i}"].revision for i in range(6)]
+    assert [item.revision for item in gallery.iterate()] == [
+        gallery.get([f"i{i}"])[f"i{i}"].revision for i in range(6)
+    ]
 
 
 def test_payload_fields_are_changed_and_removed(gallery: Gallery) -> None:
     filled(gallery, 6)
     before = gallery.get(["i0", "i1"])
-    assert gallery.update_payload("i0", {"n": None, "price": 3}).payload == {"parity": "even", "price": 3}
+    assert gallery.update_payload("i0", {"n": None, "price": 3}).payload == {
+        "parity": "even",
+        "price": 3,
+    }
     now = gallery.get(["i0", "i1"])
     np.testing.assert_array_equal(now["i0"].vector, before["i0"].vector)
     assert (now["i0"].version, now["i1"].revision) == ("v1", before["i1"].revision)
@@ -512,7 +575,11 @@ def test_payloads_changed_at_once_are_all_kept(gallery: Gallery) -> None:
     for one in done:
         one.result()
     payload = gallery.get(["i0"])["i0"].payload
-    assert payload.keys() == {"n", "parity", *(f"{field} {step}" for field in "ab" for step in times)}
+    assert payload.keys() == {
+        "n",
+        "parity",
+        *(f"{field} {step}" for field in "ab" for step in times),
+    }
     assert gallery.get(["i1"])["i1"].payload == {"step": 19}
     assert gallery.count() == {"v1": 2, "v2": 4}
 

@@ -27,7 +27,10 @@ def gallery(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Gallery]
         opened.upsert("v1", ["a", "b"], vectors(2, 3), [{"x": 1}, {"x": 2}])
         yield opened
         assert opened.count() == {"v1": 2}
-        assert {item.id: item.payload for item in opened.iterate()} == {"a": {"x": 1}, "b": {"x": 2}}
+        assert {item.id: item.payload for item in opened.iterate()} == {
+            "a": {"x": 1},
+            "b": {"x": 2},
+        }
         assert len(opened.search("v1", vectors(1, 3))[0]) == 2
 
 
@@ -45,7 +48,9 @@ def broken(kind: str) -> Any:
 
 @pytest.mark.parametrize("kind", ["nan", "zero", "long", "wide", "one row", "words"])
 def test_vectors_that_make_no_sense(gallery: Gallery, kind: str) -> None:
-    with pytest.raises(GalleryError, match="length 1" if kind in ("nan", "zero", "long") else "matrix"):
+    with pytest.raises(
+        GalleryError, match="length 1" if kind in ("nan", "zero", "long") else "matrix"
+    ):
         gallery.upsert("v1", ["a", "c"], broken(kind))
     with pytest.raises(GalleryError):
         gallery.search("v1", broken(kind))
@@ -56,7 +61,10 @@ def test_vectors_that_make_no_sense(gallery: Gallery, kind: str) -> None:
     [
         (lambda g: g.create_version("v1", 3), "already"),
         (lambda g: g.create_version("", 3), "non-empty"),
-        (lambda g: g.create_version("a b/c", 3), "'a b/c': a name has letters, digits and . _ - [+] : @ only"),
+        (
+            lambda g: g.create_version("a b/c", 3),
+            "'a b/c': a name has letters, digits and . _ - [+] : @ only",
+        ),
         (lambda g: g.create_version("v1@a b", 3), "'v1@a b': a name has letters"),
         (lambda g: g.create_version("-v2", 3), "does not start with - or [.]"),
         (lambda g: g.create_version("..", 3), "does not start with - or [.]"),
@@ -84,9 +92,15 @@ def test_vectors_that_make_no_sense(gallery: Gallery, kind: str) -> None:
         (lambda g: g.upsert("v1", ["a", "c"], vectors(2, 3), [{}, {"x": {1, 2}}]), "JSON"),
         (lambda g: g.upsert("v1", ["a", "c"], vectors(2, 3), [{}, {"x": float("nan")}]), "JSON"),
         (lambda g: g.search("v1", vectors(1, 3), k=0), "at least 1"),
-        (lambda g: g.search("v1", vectors(1, 3), where={"x": {"near": 1}}), "no condition 'near'; use one of"),
+        (
+            lambda g: g.search("v1", vectors(1, 3), where={"x": {"near": 1}}),
+            "no condition 'near'; use one of",
+        ),
         (lambda g: g.search("v1", vectors(1, 3), where={"x": {"in": "ab"}}), "a list"),
-        (lambda g: g.search("v1", vectors(1, 3), where={"x": {"lt": None}}), "a number or a string"),
+        (
+            lambda g: g.search("v1", vectors(1, 3), where={"x": {"lt": None}}),
+            "a number or a string",
+        ),
         (lambda g: g.search("v1", vectors(1, 3), where={"x": {"exists": 1}}), "True or False"),
         (lambda g: g.search("v1", vectors(1, 3), where=["x"]), "maps payload fields"),
         (lambda g: g.search("v1", vectors(1, 3), where={"x": {1, 2}}), "a filter holds"),
@@ -99,7 +113,22 @@ def test_mistakes_are_told(gallery: Gallery, mistake: Callable[[Any], object], t
 
 @pytest.mark.parametrize(
     "name",
-    ["a b", "a/b", "a\\b", "a?b", "a#b", "a%20b", "a=b", "a&b", "a'b", "a$b", "a\nb", "a\u00a0b", "a,b", "\U0001f4f7"],
+    [
+        "a b",
+        "a/b",
+        "a\\b",
+        "a?b",
+        "a#b",
+        "a%20b",
+        "a=b",
+        "a&b",
+        "a'b",
+        "a$b",
+        "a\nb",
+        "a\u00a0b",
+        "a,b",
+        "\U0001f4f7",
+    ],
 )
 def test_a_version_is_called_what_can_be_typed(name: str) -> None:
     gallery = MemoryGallery()
@@ -110,7 +139,19 @@ def test_a_version_is_called_what_can_be_typed(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["v1", "old-system", "old@v2", "clip:ViT-B+32", "2024.05_a", "版本1", "Größe", "u\u0308", "हिन्दी", "_x", "@x"],
+    [
+        "v1",
+        "old-system",
+        "old@v2",
+        "clip:ViT-B+32",
+        "2024.05_a",
+        "版本1",
+        "Größe",
+        "u\u0308",
+        "हिन्दी",
+        "_x",
+        "@x",
+    ],
 )
 def test_names_of_any_script_are_taken(name: str) -> None:
     gallery = MemoryGallery()

@@ -39,7 +39,12 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("built") / "g.db"
     with SqliteGallery(path) as gallery:
         gallery.create_version("v1", WIDTH)
-        gallery.upsert("v1", names(0, COUNT), clustered(COUNT, 1), [{"n": i, "colour": i % 3} for i in range(COUNT)])
+        gallery.upsert(
+            "v1",
+            names(0, COUNT),
+            clustered(COUNT, 1),
+            [{"n": i, "colour": i % 3} for i in range(COUNT)],
+        )
         (state,) = gallery.build_index("v1")
     assert (state.version, state.kind, state.items) == ("v1", "FAISS HNSW", COUNT)
     assert state.recall is not None
@@ -92,18 +97,24 @@ def test_most_of_the_nearest_are_found_with_exact_scores(
     rows = clustered(COUNT, 1).astype(np.float64)
     for query, hits in zip(queries, gallery.search("v1", queries, exact=False), strict=True):
         assert len({hit.id for hit in hits}) == 10
-        np.testing.assert_allclose([hit.score for hit in hits], [rows[int(hit.id)] @ query for hit in hits], atol=1e-6)
+        np.testing.assert_allclose(
+            [hit.score for hit in hits], [rows[int(hit.id)] @ query for hit in hits], atol=1e-6
+        )
         assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
         assert all(hit.payload["n"] == int(hit.id) for hit in hits)
 
 
-def test_a_search_may_miss_and_the_recall_says_so(gallery: SqliteGallery, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_may_miss_and_the_recall_says_so(
+    gallery: SqliteGallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("fixstar.gallery.hnsw.BREADTH", 1)
     monkeypatch.setattr("fixstar.gallery.hnsw._SPARE", 0)
     queries = clustered(200, 2)
     recall = measured_recall(gallery, "v1", queries)
     exact, quick = (gallery.search("v1", queries, exact=exact) for exact in (True, False))
-    share = np.mean([len({h.id for h in a} & {h.id for h in b}) / 10 for a, b in zip(exact, quick, strict=True)])
+    share = np.mean(
+        [len({h.id for h in a} & {h.id for h in b}) / 10 for a, b in zip(exact, quick, strict=True)]
+    )
     assert recall == pytest.approx(share, abs=1e-9)
     assert 0.3 < recall < 0.999
 
@@ -115,7 +126,9 @@ def test_a_recall_of_nothing_is_refused(gallery: SqliteGallery) -> None:
         gallery.build_index("v9")
 
 
-def test_rows_written_since_are_found(gallery: SqliteGallery, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_written_since_are_found(
+    gallery: SqliteGallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked, new = is_asked(gallery, monkeypatch), clustered(150, 3)
     gallery.upsert("v1", names(COUNT, COUNT + 150), new)
     hits = gallery.search("v1", new, k=3, exact=False)
@@ -124,9 +137,15 @@ def test_rows_written_since_are_found(gallery: SqliteGallery, monkeypatch: pytes
     assert asked
 
 
-def test_rows_that_are_gone_are_never_found(gallery: SqliteGallery, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_are_gone_are_never_found(
+    gallery: SqliteGallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also around queries whose nearest were all removed, or moved, and after segments were rewritten."""
-    asked, rng, left = is_asked(gallery, monkeypatch), np.random.default_rng(4), set(names(0, COUNT))
+    asked, rng, left = (
+        is_asked(gallery, monkeypatch),
+        np.random.default_rng(4),
+        set(names(0, COUNT)),
+    )
     gallery.create_version("v2", WIDTH)
     queries = clustered(60, 2)
     for step in range(6):
@@ -144,12 +163,18 @@ def test_rows_that_are_gone_are_never_found(gallery: SqliteGallery, monkeypatch:
     assert asked
 
 
-@pytest.mark.parametrize("where", [{"colour": 0}, {"colour": {"ne": 0}}, {"n": {"lt": 600}}, {"n": {"lt": 100}}])
-def test_filters_are_kept_and_recall_stays_good(gallery: SqliteGallery, where: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "where", [{"colour": 0}, {"colour": {"ne": 0}}, {"n": {"lt": 600}}, {"n": {"lt": 100}}]
+)
+def test_filters_are_kept_and_recall_stays_good(
+    gallery: SqliteGallery, where: dict[str, Any]
+) -> None:
     gallery.delete(names(0, 40))
     queries = clustered(100, 2)
     assert measured_recall(gallery, "v1", queries, where=where) > 0.97
-    exact, quick = (gallery.search("v1", queries, where=where, exact=exact) for exact in (True, False))
+    exact, quick = (
+        gallery.search("v1", queries, where=where, exact=exact) for exact in (True, False)
+    )
     allowed = {hit.id for hit in gallery.search("v1", queries[:1], k=COUNT, where=where)[0]}
     for found, true in zip(quick, exact, strict=True):
         assert {hit.id for hit in found} <= allowed
@@ -180,7 +205,9 @@ def test_versions_with_and_without_an_index_are_searched_together(gallery: Sqlit
     gallery.upsert("v2", [f"new{i}" for i in range(300)], clustered(300, 5))
     queries = clustered(100, 2)
     assert measured_recall(gallery, "v2", queries) > 0.97
-    versions = {hit.version for found in gallery.search("v2", queries, exact=False) for hit in found}
+    versions = {
+        hit.version for found in gallery.search("v2", queries, exact=False) for hit in found
+    }
     assert versions == {"v1", "v2"}
 
 
@@ -210,7 +237,9 @@ def empty(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [garbage, cut, flipped, empty])
-def test_a_damaged_index_file_is_not_trusted(gallery: SqliteGallery, damage: Callable[[Path], None]) -> None:
+def test_a_damaged_index_file_is_not_trusted(
+    gallery: SqliteGallery, damage: Callable[[Path], None]
+) -> None:
     gallery.close()
     damage(saved(gallery))
     with SqliteGallery(gallery.path) as again:
@@ -243,7 +272,9 @@ def more_rows(gallery: Gallery) -> None:
 
 def another_width(gallery: Gallery) -> None:
     gallery.create_version("v1", 5)
-    gallery.upsert("v1", names(0, COUNT), unit(np.random.default_rng(0).standard_normal((COUNT, 5))))
+    gallery.upsert(
+        "v1", names(0, COUNT), unit(np.random.default_rng(0).standard_normal((COUNT, 5)))
+    )
 
 
 @pytest.mark.parametrize("fill", [other_vectors, fewer_vectors, more_rows, another_width])
@@ -284,7 +315,9 @@ def test_an_index_that_is_behind_is_used_with_what_came_since(gallery: SqliteGal
         assert not {hit.id for hits in found for hit in hits} & set(names(0, 30))
 
 
-def test_without_faiss_searches_are_exact(gallery: SqliteGallery, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_faiss_searches_are_exact(
+    gallery: SqliteGallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gallery.close()
     monkeypatch.setitem(sys.modules, "faiss", None)
     with SqliteGallery(gallery.path, index_above=10) as again:
@@ -301,4 +334,6 @@ def test_a_gallery_in_memory_is_always_exact() -> None:
         gallery.create_version("v1", WIDTH)
         gallery.upsert("v1", names(0, 100), clustered(100, 1))
         assert (gallery.build_index(), gallery.build_index("v1"), gallery.indexes()) == ([], [], [])
-        assert gallery.search("v1", clustered(3, 2), exact=False) == gallery.search("v1", clustered(3, 2))
+        assert gallery.search("v1", clustered(3, 2), exact=False) == gallery.search(
+            "v1", clustered(3, 2)
+        )

@@ -56,13 +56,17 @@ class Held:
         self.begun, self.let_go = threading.Event(), threading.Event()
         monkeypatch.setattr(hnsw, "build_hnsw", self.build)
 
-    def build(self, rows: Any, keep_going: Callable[[], bool], *arguments: Any, **options: Any) -> HnswIndex | None:
+    def build(
+        self, rows: Any, keep_going: Callable[[], bool], *arguments: Any, **options: Any
+    ) -> HnswIndex | None:
         self.begun.set()
         until(lambda: self.let_go.is_set() or not keep_going())
         return build_hnsw(rows, keep_going, *arguments, **options)
 
 
-def test_an_index_is_built_beside_the_searches_and_swapped_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_index_is_built_beside_the_searches_and_swapped_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Searches return while it is built, and see every write."""
     queries, held = clustered(5, 2), Held(monkeypatch)
     with filled(tmp_path / "g.db") as gallery:
@@ -77,7 +81,9 @@ def test_an_index_is_built_beside_the_searches_and_swapped_in(tmp_path: Path, mo
         assert covered(gallery) == 0
         held.let_go.set()
         until(lambda: covered(gallery) > 0 and is_idle(gallery))
-        assert [(state.version, state.items) for state in gallery.indexes()] == [("v1", covered(gallery))]
+        assert [(state.version, state.items) for state in gallery.indexes()] == [
+            ("v1", covered(gallery))
+        ]
         assert covered(gallery) >= COUNT
         assert measured_recall(gallery, "v1", clustered(100, 2)) > 0.97
         assert index_path(tmp_path / "g.db.index", "v1").exists()
@@ -208,7 +214,10 @@ def test_a_process_killed_while_saving_leaves_the_old_index(tmp_path: Path) -> N
             os.kill(other.pid, signal.SIGKILL)
         with SqliteGallery(tmp_path / "g.db") as gallery:
             assert [state.items for state in gallery.indexes()] == [COUNT]
-    for old in (*(tmp_path / "g.db.index").glob(".*.partial"), tmp_path / "g.db.index" / ".x.1.partial"):
+    for old in (
+        *(tmp_path / "g.db.index").glob(".*.partial"),
+        tmp_path / "g.db.index" / ".x.1.partial",
+    ):
         old.touch()
         os.utime(old, (0, 0))  # what kills left behind, long ago
     with SqliteGallery(tmp_path / "g.db", index_above=10) as gallery:
@@ -226,7 +235,9 @@ def look(gallery: SqliteGallery, version: str = "v1") -> list[tuple[str, int]]:
     return [(state.version, state.items) for state in gallery.indexes()]
 
 
-def test_a_version_that_was_backfilled_as_a_whole_leaves_no_index_and_the_others_get_theirs(tmp_path: Path) -> None:
+def test_a_version_that_was_backfilled_as_a_whole_leaves_no_index_and_the_others_get_theirs(
+    tmp_path: Path,
+) -> None:
     saved = index_path(tmp_path / "g.db.index", "v1")
     with filled(tmp_path / "g.db") as gallery:
         gallery.build_index()
@@ -234,7 +245,9 @@ def test_a_version_that_was_backfilled_as_a_whole_leaves_no_index_and_the_others
         gallery.create_version("v2", WIDTH)
         items = list(gallery.get(names(0, COUNT)).values())
         gallery.replace_vectors("v2", items, clustered(COUNT, 5))
-        assert [state.version for state in gallery.indexes()] == []  # the rows are gone; nobody has looked after it yet
+        assert [
+            state.version for state in gallery.indexes()
+        ] == []  # the rows are gone; nobody has looked after it yet
         assert look(gallery, "v2") == [("v2", COUNT)]
         assert set(gallery._matrices.exact.indexes) == {"v2"}
         assert not saved.exists()
@@ -252,7 +265,9 @@ def test_a_version_that_was_backfilled_as_a_whole_leaves_no_index_and_the_others
         assert ("v1", 1100) in look(gallery)
 
 
-def test_rows_may_vanish_between_the_look_and_the_building(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_may_vanish_between_the_look_and_the_building(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with filled(tmp_path / "g.db", 1500) as gallery:
         keeper = gallery._keeper
         held, aside = keeper._held, keeper._build_aside
@@ -295,7 +310,9 @@ def test_one_version_that_cannot_be_indexed_leaves_the_others_theirs(
     with filled(tmp_path / "g.db", 1100) as gallery:
         gallery.create_version("v2", WIDTH)
         gallery.upsert("v2", names(2000, 3500), clustered(1500, 4))
-        with pytest.warns(UserWarning, match=r"of version 'v1' could not be built \(this one is odd\)"):
+        with pytest.warns(
+            UserWarning, match=r"of version 'v1' could not be built \(this one is odd\)"
+        ):
             assert look(gallery) == [("v2", 1500)]
         gallery.upsert("v1", ["new"], clustered(1, 9))
         assert look(gallery) == [("v2", 1500)]

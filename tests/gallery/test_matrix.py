@@ -31,7 +31,10 @@ def content(rows: Rows) -> Content:
         np.testing.assert_array_equal(rows.vectors(row), some)
         np.testing.assert_array_equal(rows.numbers(row), numbers)
         held = zip(zip(*rows.labels(row), strict=True), map(tuple, some.tolist()), strict=True)
-        found |= {number: (*texts, vector) for number, (texts, vector) in zip(numbers.tolist(), held, strict=True)}
+        found |= {
+            number: (*texts, vector)
+            for number, (texts, vector) in zip(numbers.tolist(), held, strict=True)
+        }
     return found
 
 
@@ -55,14 +58,20 @@ def test_random_drafts_leave_what_a_dictionary_would_hold_and_old_rows_as_they_w
     history = []
     for step in range(60):
         next_rows = Draft(rows)
-        gone = rng.choice(list(expected), size=min(len(expected), int(rng.integers(30))), replace=False).tolist()
+        gone = rng.choice(
+            list(expected), size=min(len(expected), int(rng.integers(30))), replace=False
+        ).tolist()
         next_rows.remove([*gone, 10**9])
         for item in gone:
             del expected[item]
         count = int(rng.integers(40))
         numbers, some = range(number, number + count), vectors(count, 4, seed=step)
-        next_rows.append(numbers, [f"i{n}" for n in numbers], some, [f'{{"n":{n}}}' for n in numbers])
-        expected |= {n: (f"i{n}", f'{{"n":{n}}}', tuple(some[n - number].tolist())) for n in numbers}
+        next_rows.append(
+            numbers, [f"i{n}" for n in numbers], some, [f'{{"n":{n}}}' for n in numbers]
+        )
+        expected |= {
+            n: (f"i{n}", f'{{"n":{n}}}', tuple(some[n - number].tolist())) for n in numbers
+        }
         number += count
         rows = next_rows.rows()
         assert content(rows) == expected
@@ -100,15 +109,24 @@ def test_a_change_moves_few_rows() -> None:
     assert [part.segment for part in more.rows().parts[:5]] == [part.segment for part in rows.parts]
     fewer = Draft(rows)
     fewer.remove(range(0, count, 5))
-    assert len({part.segment for part in fewer.rows().parts} & {part.segment for part in rows.parts}) == 4
+    assert (
+        len({part.segment for part in fewer.rows().parts} & {part.segment for part in rows.parts})
+        == 4
+    )
     assert len(fewer.rows()) == count - count // 5
 
 
 @pytest.mark.parametrize("share", [0, 1, 5, 12, 30, 49, 50, 51, 99, 100])
 @pytest.mark.parametrize("k", [1, 7, 200])
-def test_filtered_search_finds_what_a_loop_finds(monkeypatch: pytest.MonkeyPatch, share: int, k: int) -> None:
+def test_filtered_search_finds_what_a_loop_finds(
+    monkeypatch: pytest.MonkeyPatch, share: int, k: int
+) -> None:
     """Some segments, each of several chunks; some rows are removed and some vectors are there twice."""
-    for module, name, value in ((matrix, "_ROWS", 700), (ranking, "CHUNK", 8 * 150), (ranking, "CELLS", 5 * 192)):
+    for module, name, value in (
+        (matrix, "_ROWS", 700),
+        (ranking, "CHUNK", 8 * 150),
+        (ranking, "CELLS", 5 * 192),
+    ):
         monkeypatch.setattr(module, name, value)
     count, queries = 2000, vectors(5, 8, seed=2)
     rows = np.concatenate([vectors(count // 2, 8, seed=1)] * 2)
@@ -146,7 +164,9 @@ def test_a_filter_is_looked_up_until_the_rows_change() -> None:
         assert other is not None
         assert (other.count, other.rows.tolist()) == (1, [n])
     assert len(rows._allowed) == matrix._ALLOWED_KEPT
-    assert rows.allowed({"n": {"lt": 9}}) is not first  # the one that was not used for longest made room
+    assert (
+        rows.allowed({"n": {"lt": 9}}) is not first
+    )  # the one that was not used for longest made room
     gallery.delete(["3"])
     later = gallery._exact.rows["v1"].allowed({"n": {"lt": 9}})
     assert later is not None
@@ -189,7 +209,9 @@ def test_an_error_in_another_thread_is_that_of_the_search() -> None:
 
 def mapped_bytes(folder: Path) -> int:
     """Of mapped files in a folder that have no name any more."""
-    lines = [line for line in Path("/proc/self/maps").read_text().splitlines() if f" {folder}/" in line]
+    lines = [
+        line for line in Path("/proc/self/maps").read_text().splitlines() if f" {folder}/" in line
+    ]
     assert all(line.endswith("(deleted)") for line in lines)
     spans = [line.split()[0].split("-") for line in lines]
     return sum(int(last, 16) - int(first, 16) for first, last in spans)
@@ -217,7 +239,9 @@ def test_mapped_vectors_are_in_files_without_names_while_the_gallery_is_open(
 
 
 @pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="no posix_fallocate")
-def test_a_full_disk_under_mapped_vectors_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_under_mapped_vectors_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -231,7 +255,12 @@ def test_a_full_disk_under_mapped_vectors_loses_nothing(tmp_path: Path, monkeypa
             gallery.upsert("v1", [str(i) for i in range(1000, 3000)], rows[1000:])
             with refuses(GalleryUnavailableError, varies=r"(?<=room for )[\d,]+"):
                 gallery.search("v1", rows[:1])
-        assert [hits[0].id for hits in gallery.search("v1", rows[[0, 999, 1000, 2999]])] == ["0", "999", "1000", "2999"]
+        assert [hits[0].id for hits in gallery.search("v1", rows[[0, 999, 1000, 2999]])] == [
+            "0",
+            "999",
+            "1000",
+            "2999",
+        ]
     with refuses(GalleryError, varies=r"(?<=room for )[\d,]+"):
         SqliteGallery(tmp_path / "g.db", map_vectors=tmp_path / "missing")
 

@@ -15,7 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 from backends import upgrade
-from milvus_server import DroppedGallery, OwnServer, RunningServer, fresh_url, milvus_gallery, mortal_server
+from milvus_server import (
+    DroppedGallery,
+    OwnServer,
+    RunningServer,
+    fresh_url,
+    milvus_gallery,
+    mortal_server,
+)
 from postgres_server import fresh_url as postgres_url
 from shops import indexed_shop
 from typed import typed
@@ -91,17 +98,67 @@ def found(gallery: Gallery, version: str, query: Any, count: int) -> set[str]:
 
 def test_what_milvus_excludes_is_excluded_by_the_filter(gallery: MilvusGallery) -> None:
     """Every condition that Milvus decides, over values of all kinds: the hits are those that Python lets through."""
-    values: list[Any] = [1, 1.0, 2, -3, 2.5, 0, True, False, None, "1", "a", "b", "Z", "ü", "", [1], ["a"], {"x": 1}]
+    values: list[Any] = [
+        1,
+        1.0,
+        2,
+        -3,
+        2.5,
+        0,
+        True,
+        False,
+        None,
+        "1",
+        "a",
+        "b",
+        "Z",
+        "ü",
+        "",
+        [1],
+        ["a"],
+        {"x": 1},
+    ]
     values += [2**53 + 1, 1e300, "x" * 70_000, "nul \0", 'quote "']
     payloads: list[dict[str, Any]] = [{"f": value} for value in values]
     payloads += [{}, {"g": 1}, {"f": 1, "long": "x" * 70_000}, {"f": 2, "large": 2**60}]
     gallery.create_version("v1", 4)
-    gallery.upsert("v1", [str(i) for i in range(len(payloads))], vectors(len(payloads), 4), payloads)
-    operands: list[Any] = [1, 1.0, 2, -3, 2.5, 0, True, None, "1", "a", "Z", "ü", "", 'quote "', 2**53 + 1]
+    gallery.upsert(
+        "v1", [str(i) for i in range(len(payloads))], vectors(len(payloads), 4), payloads
+    )
+    operands: list[Any] = [
+        1,
+        1.0,
+        2,
+        -3,
+        2.5,
+        0,
+        True,
+        None,
+        "1",
+        "a",
+        "Z",
+        "ü",
+        "",
+        'quote "',
+        2**53 + 1,
+    ]
     wheres: list[dict[str, Any]] = [{"f": operand} for operand in operands]
-    wheres += [{"f": {name: operand}} for name in ("gt", "ge", "lt", "le") for operand in (1, -2.5, 2.0, "a", "ü")]
-    wheres += [{"f": {"in": [1, "a"]}}, {"f": {"in": []}}, {"f": {"ne": 1}}, {"f": {"exists": False}}]
-    wheres += [{"f": 1, "long": {"exists": True}}, {"f": {"gt": 0, "lt": 2}}, {"f": {"in": [1, None]}}]
+    wheres += [
+        {"f": {name: operand}}
+        for name in ("gt", "ge", "lt", "le")
+        for operand in (1, -2.5, 2.0, "a", "ü")
+    ]
+    wheres += [
+        {"f": {"in": [1, "a"]}},
+        {"f": {"in": []}},
+        {"f": {"ne": 1}},
+        {"f": {"exists": False}},
+    ]
+    wheres += [
+        {"f": 1, "long": {"exists": True}},
+        {"f": {"gt": 0, "lt": 2}},
+        {"f": {"in": [1, None]}},
+    ]
     for where in wheres:
         test = payload_test(where)
         (hits,) = gallery.search("v1", vectors(1, 4, seed=9), k=100, where=where)
@@ -109,7 +166,9 @@ def test_what_milvus_excludes_is_excluded_by_the_filter(gallery: MilvusGallery) 
         assert {hit.id for hit in hits} == expected, where
 
 
-def test_milvus_and_not_the_items_gallery_answers(gallery: MilvusGallery, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_milvus_and_not_the_items_gallery_answers(
+    gallery: MilvusGallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gallery.create_version("v1", 8)
     gallery.upsert("v1", ["a", "b"], vectors(2, 8), [{"n": 1}, {"n": 2}])
 
@@ -145,8 +204,12 @@ def test_translated_questions_are_scored_in_full(gallery: MilvusGallery) -> None
         for one in (memory, gallery):
             one.create_version("v1", 8)
             one.create_version("v2", 6)
-            one.upsert("v1", [f"o{i}" for i in range(60)], old, [{"even": i % 2 == 0} for i in range(60)])
-            one.upsert("v2", [f"n{i}" for i in range(30)], new, [{"even": i % 2 == 0} for i in range(30)])
+            one.upsert(
+                "v1", [f"o{i}" for i in range(60)], old, [{"even": i % 2 == 0} for i in range(60)]
+            )
+            one.upsert(
+                "v2", [f"n{i}" for i in range(30)], new, [{"even": i % 2 == 0} for i in range(30)]
+            )
             for where in (None, {"even": True}):
                 answers.append(one.ask([forward, Question("v2", own=queries)], k=20, where=where))
     assert answers[:2] == answers[2:]
@@ -171,7 +234,9 @@ def test_items_may_be_on_postgresql(tmp_path: Path) -> None:
     with DroppedGallery(address, PostgresGallery(postgres_url())) as gallery:
         gallery.create_version("v1", 8)
         gallery.create_version("v2", 6)
-        gallery.upsert("v1", [str(i) for i in range(50)], vectors(50, 8), [{"n": i} for i in range(50)])
+        gallery.upsert(
+            "v1", [str(i) for i in range(50)], vectors(50, 8), [{"n": i} for i in range(50)]
+        )
         (hits,) = gallery.search("v1", vectors(50, 8)[7:8], k=3, where={"n": {"ge": 7}})
         assert (hits[0].id, hits[0].payload, len(hits)) == ("7", {"n": 7}, 3)
         gallery.items.upsert("v2", ["7"], vectors(1, 6), [{"n": 70}])
@@ -194,7 +259,11 @@ def test_a_writer_that_ended_before_it_sent_anything_lost_nothing(gallery: Milvu
     gallery.items.delete(["removed"])
     for _ in range(2):
         (hits,) = gallery.search("v1", vectors(3, 8)[1:2], k=10)
-        assert {(hit.id, hit.version) for hit in hits} == {("kept", "v1"), ("moved", "v2"), ("new", "v2")}
+        assert {(hit.id, hit.version) for hit in hits} == {
+            ("kept", "v1"),
+            ("moved", "v2"),
+            ("new", "v2"),
+        }
     left = gallery._server.nearest(gallery._collection(gallery._run, "v1"), vectors(1, 8), 10, "")
     assert [row.item for row in left] == ["kept"]  # the old vectors are gone from Milvus too
 
@@ -238,7 +307,9 @@ def test_a_gallery_opened_for_reading_sends_nothing_and_finds_everything(url: st
             reader.build_index()
 
 
-def test_an_hnsw_index_answers_approximate_searches_and_the_items_exact_ones(tmp_path: Path) -> None:
+def test_an_hnsw_index_answers_approximate_searches_and_the_items_exact_ones(
+    tmp_path: Path,
+) -> None:
     with milvus_gallery(tmp_path, index="HNSW") as gallery:
         gallery.create_version("v1", 8)
         rows = vectors(300, 8)
@@ -273,12 +344,18 @@ def test_a_workspace_is_backfilled_and_copied(url: str, tmp_path: Path) -> None:
             space.backfill(BackfillOptions(budget))
             assert space.gallery.count() == {"v1": left, "v2": 9 - left}
             assert len(found(space.gallery, "v1", query, 20)) == 9
-        stored = [(item.id, item.version, item.vector.tobytes(), item.payload) for item in space.gallery.iterate()]
+        stored = [
+            (item.id, item.version, item.vector.tobytes(), item.payload)
+            for item in space.gallery.iterate()
+        ]
     taken = typed("snapshot", tmp_path / "backup", "-w", path)
     assert taken.code == 0, taken.err
     assert typed("restore", tmp_path / "backup", "-w", tmp_path / "again").code == 0
     with open_workspace_gallery(tmp_path / "again") as gallery:
-        assert [(item.id, item.version, item.vector.tobytes(), item.payload) for item in gallery.iterate()] == stored
+        assert [
+            (item.id, item.version, item.vector.tobytes(), item.payload)
+            for item in gallery.iterate()
+        ] == stored
 
 
 WRITER = """
@@ -301,7 +378,10 @@ def test_nothing_acknowledged_is_lost_when_clients_are_killed(url: str) -> None:
         gallery.create_version("v2", 8)
         for writes in (3, 30, 12):
             writer = subprocess.Popen(
-                [sys.executable, "-c", WRITER, url, str(last)], stdout=subprocess.PIPE, text=True, bufsize=1
+                [sys.executable, "-c", WRITER, url, str(last)],
+                stdout=subprocess.PIPE,
+                text=True,
+                bufsize=1,
             )
             assert writer.stdout is not None
             for _ in range(writes):
@@ -330,7 +410,9 @@ def test_nothing_acknowledged_is_lost_when_the_server_is_killed(
     """Writes go on without it, and searches say that it is away; when it is back, they find everything."""
     stopping = threading.Event()
     acknowledged: list[int] = []
-    address = parse_milvus_address(fresh_url(f"{tmp_path / 'gallery.db'}", place=mortal.place) + "&timeout=5")
+    address = parse_milvus_address(
+        fresh_url(f"{tmp_path / 'gallery.db'}", place=mortal.place) + "&timeout=5"
+    )
     with DroppedGallery(address, SqliteGallery(address.items)) as gallery:
         gallery.create_version("v1", 8)
         gallery.create_version("v2", 8)

@@ -32,7 +32,9 @@ def server(monkeypatch: pytest.MonkeyPatch) -> ServerInMemory:
 
 def opened(folder: Path, read_only: bool = False, file: str = "gallery.db") -> MilvusGallery:
     address = parse_milvus_address(f"milvus://127.0.0.1?items={folder / file}")
-    return MilvusGallery(address, SqliteGallery(address.items, read_only=read_only), read_only=read_only)
+    return MilvusGallery(
+        address, SqliteGallery(address.items, read_only=read_only), read_only=read_only
+    )
 
 
 def vectors(count: int, seed: int = 0) -> Any:
@@ -114,7 +116,9 @@ def test_a_gallery_that_was_closed_during_the_restart_sends_again(
         assert_copied(server, other)
 
 
-def test_a_failure_without_a_restart_sends_nothing_again(server: ServerInMemory, gallery: MilvusGallery) -> None:
+def test_a_failure_without_a_restart_sends_nothing_again(
+    server: ServerInMemory, gallery: MilvusGallery
+) -> None:
     fail_once(server, gallery)
     assert len(found(gallery)) == 40
     assert server.sent == []
@@ -187,12 +191,16 @@ def test_while_a_thread_sends_the_items_answer_and_writes_are_kept(
     going_on.set()
     gallery.flush()
     refuse_items(gallery, monkeypatch)
-    assert len(found(gallery)) == 40  # and deletes the vector of the removed item, if it was sent before
+    assert (
+        len(found(gallery)) == 40
+    )  # and deletes the vector of the removed item, if it was sent before
     assert_copied(server, gallery)
 
 
 @pytest.mark.usefixtures("slowly")
-def test_a_second_restart_while_a_thread_sends_begins_again(server: ServerInMemory, gallery: MilvusGallery) -> None:
+def test_a_second_restart_while_a_thread_sends_begins_again(
+    server: ServerInMemory, gallery: MilvusGallery
+) -> None:
     upserts = 0
 
     def restart(name: str) -> None:
@@ -212,7 +220,9 @@ def test_a_second_restart_while_a_thread_sends_begins_again(server: ServerInMemo
 
 
 @pytest.mark.usefixtures("slowly")
-def test_a_thread_that_fails_is_followed_by_another(server: ServerInMemory, gallery: MilvusGallery) -> None:
+def test_a_thread_that_fails_is_followed_by_another(
+    server: ServerInMemory, gallery: MilvusGallery
+) -> None:
     def fail(name: str) -> None:
         server.away = name == "upsert" and threading.current_thread() is not threading.main_thread()
 
@@ -375,7 +385,9 @@ def test_a_search_does_not_wait_for_a_thread_that_sends_what_was_written_later(
 
 
 @pytest.mark.usefixtures("gallery")
-def test_a_collection_that_somebody_removed_is_made_again(server: ServerInMemory, tmp_path: Path) -> None:
+def test_a_collection_that_somebody_removed_is_made_again(
+    server: ServerInMemory, tmp_path: Path
+) -> None:
     for name in server.vectors():
         del server.collections[name]
     with opened(tmp_path) as other:

@@ -36,7 +36,12 @@ def gallery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SqliteG
     with SqliteGallery(tmp_path / "g.db") as opened:
         monkeypatch.setattr(opened._keeper, "update_in_background", lambda: None)
         opened.create_version("v1", WIDTH)
-        opened.upsert("v1", [f"{i:04}" for i in range(COUNT)], some(COUNT, 1, 2), [{"n": i} for i in range(COUNT)])
+        opened.upsert(
+            "v1",
+            [f"{i:04}" for i in range(COUNT)],
+            some(COUNT, 1, 2),
+            [{"n": i} for i in range(COUNT)],
+        )
         opened.build_index()
         yield opened
 
@@ -84,12 +89,16 @@ def test_alone_and_among_others_a_query_finds_the_same(
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_after_random_changes_too(gallery: SqliteGallery, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+def test_after_random_changes_too(
+    gallery: SqliteGallery, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
     """Removed, replaced and added rows: what is gone is never found, what is new always, and the short way waits."""
     rng, held, new = np.random.default_rng(seed), {f"{i:04}" for i in range(COUNT)}, 0
     taken, queries = short_ways(gallery, monkeypatch), some(12, seed + 10)
     for step in range(6):
-        chosen = sorted(rng.choice(sorted(held), size=int(rng.integers(1, 25)), replace=False).tolist())
+        chosen = sorted(
+            rng.choice(sorted(held), size=int(rng.integers(1, 25)), replace=False).tolist()
+        )
         if rng.random() < 0.4:
             gallery.delete(chosen)
             held -= set(chosen)
@@ -100,10 +109,14 @@ def test_after_random_changes_too(gallery: SqliteGallery, monkeypatch: pytest.Mo
             vectors = some(len(names), 1000 + 100 * seed + step)
             gallery.upsert("v1", names, vectors, [{"n": step}] * len(names))
             held |= set(names)
-            found = [gallery.search("v1", vector[None], k=1, exact=False)[0][0].id for vector in vectors]
+            found = [
+                gallery.search("v1", vector[None], k=1, exact=False)[0][0].id for vector in vectors
+            ]
             assert found == names
         agree(gallery, queries, 10)
-        assert {hit.id for query in queries for hit in gallery.search("v1", query[None], exact=False)[0]} <= held
+        assert {
+            hit.id for query in queries for hit in gallery.search("v1", query[None], exact=False)[0]
+        } <= held
     assert not any(taken)
     gallery.build_index()
     taken = short_ways(gallery, monkeypatch)
@@ -117,7 +130,9 @@ def test_what_only_came_is_found(gallery: SqliteGallery, monkeypatch: pytest.Mon
     gallery.upsert("v1", list("abcde"), vectors)
     assert gallery._matrices.exact.rows["v1"].allowed(None) is None
     agree(gallery, vectors, 10)
-    assert [gallery.search("v1", vector[None], k=1, exact=False)[0][0].id for vector in vectors] == list("abcde")
+    assert [
+        gallery.search("v1", vector[None], k=1, exact=False)[0][0].id for vector in vectors
+    ] == list("abcde")
     assert taken == [True] * 15
 
 
@@ -128,9 +143,13 @@ def test_removed_items_are_not_found_after_their_segment_was_rewritten(
     agree(gallery, queries, 10)
     gone = [f"{i:04}" for i in range(0, COUNT, 3)]
     gallery.delete(gone)
-    assert gallery._matrices.exact.rows["v1"].allowed(None) is None  # nothing is removed, rows have moved
+    assert (
+        gallery._matrices.exact.rows["v1"].allowed(None) is None
+    )  # nothing is removed, rows have moved
     agree(gallery, queries, 10)
-    found = {hit.id for query in queries for hit in gallery.search("v1", query[None], exact=False)[0]}
+    found = {
+        hit.id for query in queries for hit in gallery.search("v1", query[None], exact=False)[0]
+    }
     assert not found & set(gone)
     assert taken == [True] * 20 + [False] * 40
 
@@ -143,7 +162,9 @@ def test_equal_scores_come_in_the_order_of_writing(gallery: SqliteGallery) -> No
 
 
 def test_payloads_belong_to_whoever_asked(gallery: SqliteGallery) -> None:
-    gallery.upsert("v1", [f"{i:04}" for i in range(COUNT)], some(COUNT, 1, 2), [{"tags": ["a"]}] * COUNT)
+    gallery.upsert(
+        "v1", [f"{i:04}" for i in range(COUNT)], some(COUNT, 1, 2), [{"tags": ["a"]}] * COUNT
+    )
     gallery.build_index()
     for queries in (some(1, 2), some(3, 2)):
         hits = gallery.search("v1", queries, exact=False)[0]
@@ -201,12 +222,19 @@ def test_one_vector_is_checked_as_many_are(off: float) -> None:
     together = checked_vectors(rows, WIDTH, "v1")
     for row, checked in zip(rows, together, strict=True):
         np.testing.assert_array_equal(checked_vectors(row[None], WIDTH, "v1")[0], checked)
-    for wrong in (np.zeros((1, WIDTH)), np.full((1, WIDTH), np.nan), np.full((1, WIDTH), np.inf), 1.01 * rows[:1]):
+    for wrong in (
+        np.zeros((1, WIDTH)),
+        np.full((1, WIDTH), np.nan),
+        np.full((1, WIDTH), np.inf),
+        1.01 * rows[:1],
+    ):
         with pytest.raises(GalleryError, match="not of length 1"):
             checked_vectors(wrong, WIDTH, "v1")
 
 
-def test_large_pages_leave_what_memory_holds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_large_pages_leave_what_memory_holds(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     content = np.random.default_rng(4).integers(256, size=20 << 20, dtype=np.uint8)
     with mmap.mmap(-1, len(content)) as memory:
         memory[:] = content.tobytes()

@@ -71,16 +71,28 @@ def test_vectors_of_many_types(tmp_path: Path, kind: str) -> None:
     rows = {"half": rows.astype(np.float16), "integers": rows.astype(np.int8)}.get(kind, rows)
     rows[~rows.any(axis=1)] = 1
     column = pa.array([list(row) for row in rows], types[kind])
-    ids = pa.array(np.arange(2500)) if kind == "fixed" else pa.array([str(i) for i in range(2500)]).dictionary_encode()
-    pq.write_table(pa.table({"sku": ids, "embedding": column}), tmp_path / "x.parquet", row_group_size=900)
+    ids = (
+        pa.array(np.arange(2500))
+        if kind == "fixed"
+        else pa.array([str(i) for i in range(2500)]).dictionary_encode()
+    )
+    pq.write_table(
+        pa.table({"sku": ids, "embedding": column}), tmp_path / "x.parquet", row_group_size=900
+    )
     gallery, seen = MemoryGallery(), []
 
     def advance(count: int = 1, note: str | None = None) -> None:
         assert note is None
         seen.append(count)
 
-    assert import_version(gallery, "x", tmp_path / "x.parquet", advance, "sku", "embedding") == 2500 == sum(seen)
-    expected = rows.astype(np.float64) / np.linalg.norm(rows.astype(np.float64), axis=1, keepdims=True)
+    assert (
+        import_version(gallery, "x", tmp_path / "x.parquet", advance, "sku", "embedding")
+        == 2500
+        == sum(seen)
+    )
+    expected = rows.astype(np.float64) / np.linalg.norm(
+        rows.astype(np.float64), axis=1, keepdims=True
+    )
     for name in ("0", "899", "900", "2499"):
         np.testing.assert_allclose(gallery.get([name])[name].vector, expected[int(name)], atol=1e-3)
 
@@ -102,7 +114,11 @@ def test_other_columns_are_the_payload(tmp_path: Path) -> None:
     )
     gallery = MemoryGallery()
     import_version(gallery, "x", path)
-    assert gallery.get(["a"])["a"].payload == {"price": 1.5, "day": "2026-01-02", "tags": ["x", None]}
+    assert gallery.get(["a"])["a"].payload == {
+        "price": 1.5,
+        "day": "2026-01-02",
+        "tags": ["x", None],
+    }
     assert gallery.get(["b"])["b"].payload == {"stock": 3, "tags": []}
 
 
@@ -110,7 +126,11 @@ def test_a_payload_of_structs_or_texts(tmp_path: Path) -> None:
     rows = [[1.0, 0.0], [0.0, 2.0]]
     gallery = MemoryGallery()
     structs = write(
-        tmp_path / "s.parquet", id=["a", "b"], vector=rows, payload=[{"x": 1, "y": None}, None], other=[1, 2]
+        tmp_path / "s.parquet",
+        id=["a", "b"],
+        vector=rows,
+        payload=[{"x": 1, "y": None}, None],
+        other=[1, 2],
     )
     texts = write(tmp_path / "t.parquet", id=["c", "d"], vector=rows, payload=['{"x": null}', None])
     import_version(gallery, "x", structs)
@@ -121,23 +141,50 @@ def test_a_payload_of_structs_or_texts(tmp_path: Path) -> None:
 
 GOOD = [[1.0, 0.0]] * 3
 BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "no id column": ({"sku": ["a"], "vector": GOOD[:1]}, r"no column 'id'; it has sku, vector.*id_column"),
-    "no vector column": ({"id": ["a"], "clip": GOOD[:1]}, r"no column 'vector'; it has id, clip.*vector_column"),
-    "no rows": ({"id": pa.array([], pa.string()), "vector": pa.array([], pa.list_(pa.float32()))}, "no rows"),
+    "no id column": (
+        {"sku": ["a"], "vector": GOOD[:1]},
+        r"no column 'id'; it has sku, vector.*id_column",
+    ),
+    "no vector column": (
+        {"id": ["a"], "clip": GOOD[:1]},
+        r"no column 'vector'; it has id, clip.*vector_column",
+    ),
+    "no rows": (
+        {"id": pa.array([], pa.string()), "vector": pa.array([], pa.list_(pa.float32()))},
+        "no rows",
+    ),
     "ids of floats": ({"id": [0.5], "vector": GOOD[:1]}, "ids are strings or integers.*double"),
     "no id": ({"id": ["a", None, "c"], "vector": GOOD}, "row 1 has no id"),
     "twice": ({"id": ["a", "a", "c"], "vector": GOOD}, "'a' comes twice"),
     "words": ({"id": ["a"], "vector": [["x"]]}, "lists of real numbers.*string"),
     "numbers": ({"id": ["a"], "vector": [1.0]}, "lists of real numbers.*double"),
-    "ragged": ({"id": ["a", "b", "c"], "vector": [*GOOD[:2], [1.0]]}, "row 2 has a vector of 1 components"),
-    "no vector": ({"id": ["a", "b", "c"], "vector": [GOOD[0], None, GOOD[0]]}, "row 1 has no vector"),
+    "ragged": (
+        {"id": ["a", "b", "c"], "vector": [*GOOD[:2], [1.0]]},
+        "row 2 has a vector of 1 components",
+    ),
+    "no vector": (
+        {"id": ["a", "b", "c"], "vector": [GOOD[0], None, GOOD[0]]},
+        "row 1 has no vector",
+    ),
     "no first vector": ({"id": ["a", "b"], "vector": [None, GOOD[0]]}, "row 0 has no vector"),
     "null inside": ({"id": ["a", "b"], "vector": [GOOD[0], [1.0, None]]}, "row 1 has a null"),
-    "nan": ({"id": ["a", "b"], "vector": [GOOD[0], [1.0, float("nan")]]}, r"row 1 \('b'\) is zero, NaN"),
+    "nan": (
+        {"id": ["a", "b"], "vector": [GOOD[0], [1.0, float("nan")]]},
+        r"row 1 \('b'\) is zero, NaN",
+    ),
     "zero": ({"id": ["a", "b"], "vector": [GOOD[0], [0.0, 0.0]]}, r"row 1 \('b'\) is zero"),
-    "no object": ({"id": ["a"], "vector": GOOD[:1], "payload": ["[1]"]}, "payload of row 0 is not an object"),
-    "no JSON": ({"id": ["a"], "vector": GOOD[:1], "payload": ["{"]}, "row 0 on cannot be kept as JSON"),
-    "NaN in JSON": ({"id": ["a"], "vector": GOOD[:1], "payload": ['{"x": NaN}']}, "NaN is not a JSON number"),
+    "no object": (
+        {"id": ["a"], "vector": GOOD[:1], "payload": ["[1]"]},
+        "payload of row 0 is not an object",
+    ),
+    "no JSON": (
+        {"id": ["a"], "vector": GOOD[:1], "payload": ["{"]},
+        "row 0 on cannot be kept as JSON",
+    ),
+    "NaN in JSON": (
+        {"id": ["a"], "vector": GOOD[:1], "payload": ['{"x": NaN}']},
+        "NaN is not a JSON number",
+    ),
     "bytes": ({"id": ["a"], "vector": GOOD[:1], "x": [b"a"]}, "type bytes; leave that column out"),
     "infinite": ({"id": ["a"], "vector": GOOD[:1], "x": [float("inf")]}, "infinite"),
 }
@@ -152,10 +199,14 @@ def test_a_bad_file_is_refused_before_anything_is_stored(tmp_path: Path, kind: s
     assert gallery.versions() == []
 
 
-def test_files_that_are_damaged_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_are_damaged_or_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(DataError, match="cannot be read"):
         import_version(MemoryGallery(), "x", tmp_path / "missing.parquet")
-    path = write(tmp_path / "x.parquet", id=[str(i) for i in range(1000)], vector=vectors(1000, 2).tolist())
+    path = write(
+        tmp_path / "x.parquet", id=[str(i) for i in range(1000)], vector=vectors(1000, 2).tolist()
+    )
     whole = path.read_bytes()
     for damaged in (b"garbage", whole[:-100], whole[:2000] + b"\xff" * 500 + whole[2500:]):
         path.write_bytes(damaged)
@@ -183,7 +234,11 @@ def test_importing_and_exporting_streams(tmp_path: Path) -> None:
     """Far less memory than the 20 MB of vectors, also where the file is one group of rows."""
     rows = np.random.default_rng(0).standard_normal((10_000, 512), dtype=np.float32)
     column = pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel()), 512)
-    pq.write_table(pa.table({"id": np.arange(10_000), "vector": column}), tmp_path / "x.parquet", row_group_size=10_000)
+    pq.write_table(
+        pa.table({"id": np.arange(10_000), "vector": column}),
+        tmp_path / "x.parquet",
+        row_group_size=10_000,
+    )
     del rows, column
     before, held = pa.total_allocated_bytes(), []
     for ids, _, _ in vector_files.ParquetFile(tmp_path / "x.parquet").blocks(1000):
@@ -194,4 +249,7 @@ def test_importing_and_exporting_streams(tmp_path: Path) -> None:
     items = (Item(f"{i:05}", "v1", row, {"i": i}) for i in range(10_000))
     assert vector_files.write_parquet(tmp_path / "out.parquet", 512, items) == 10_000
     groups = pq.ParquetFile(tmp_path / "out.parquet")
-    assert [groups.metadata.row_group(i).num_rows for i in range(groups.num_row_groups)] == [8192, 1808]
+    assert [groups.metadata.row_group(i).num_rows for i in range(groups.num_row_groups)] == [
+        8192,
+        1808,
+    ]

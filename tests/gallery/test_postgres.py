@@ -55,7 +55,9 @@ def gallery(url: str) -> Iterator[PostgresGallery]:
 def test_another_process_is_seen_by_the_next_search(gallery: PostgresGallery, url: str) -> None:
     query = np.eye(8, dtype=np.float32)[:1]
     command = [sys.executable, "-c", WRITER, url]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
         assert other.stdin is not None
         assert other.stdout is not None
         for version, expected in (("v1", ["v1"]), ("v2", ["v2"]), ("-", [])):
@@ -105,18 +107,26 @@ def test_more_threads_than_connections_write_the_same_items_at_once(url: str) ->
         gallery.create_version("v2", 8)
         names = [str(i) for i in range(20)]
         jobs = [
-            pool.submit(gallery.upsert, f"v{1 + t % 2}", names[:: 1 if t % 3 else -1], vectors(20, 8, t))
+            pool.submit(
+                gallery.upsert, f"v{1 + t % 2}", names[:: 1 if t % 3 else -1], vectors(20, 8, t)
+            )
             for t in range(18)
         ]
         for job in jobs:
             job.result()
-        assert sum(gallery.count().values()) == len(gallery.search("v1", vectors(1, 8), k=50)[0]) == 20
+        assert (
+            sum(gallery.count().values()) == len(gallery.search("v1", vectors(1, 8), k=50)[0]) == 20
+        )
         assert verify_gallery(gallery) == []
-    used = shared_server().execute("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'fixstar'")
+    used = shared_server().execute(
+        "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'fixstar'"
+    )
     assert used[0][0] <= 2  # of other tests, still closing; none of these
 
 
-def test_a_search_does_not_wait_for_a_writer_and_a_second_writer_is_told(gallery: PostgresGallery, url: str) -> None:
+def test_a_search_does_not_wait_for_a_writer_and_a_second_writer_is_told(
+    gallery: PostgresGallery, url: str
+) -> None:
     gallery.upsert("v1", ["a"], vectors(1, 8))
 
     def interrupted_write(second: PostgresGallery) -> None:
@@ -124,7 +134,10 @@ def test_a_search_does_not_wait_for_a_writer_and_a_second_writer_is_told(gallery
             db.execute("UPDATE gallery SET written = written + 1")
             db.execute("DELETE FROM items")
             assert (
-                len(second.search("v1", vectors(1, 8))[0]) == second.count()["v1"] == len(list(second.iterate())) == 1
+                len(second.search("v1", vectors(1, 8))[0])
+                == second.count()["v1"]
+                == len(list(second.iterate()))
+                == 1
             )
             with pytest.raises(GalleryError, match="another writer"):
                 second.upsert("v1", ["x"], vectors(1, 8))
@@ -149,21 +162,61 @@ def test_many_processes_may_make_the_same_gallery(url: str) -> None:
 
 
 VALUES: list[Any] = [
-    *(0, 1, 1.0, -0.0, 0.1, 0.30000000000000004, 3, -7.5, 2**53, 2**53 + 1, float(2**53), 10**23, 1e23, 1e300, 5e-324),
-    *(True, False, None, "", "1", "true", "a", "Z", "ü", "u\u0308", "\U0001f4f7", "\uffff", "a\0b", "\\u0000", 'q"\\'),
+    *(
+        0,
+        1,
+        1.0,
+        -0.0,
+        0.1,
+        0.30000000000000004,
+        3,
+        -7.5,
+        2**53,
+        2**53 + 1,
+        float(2**53),
+        10**23,
+        1e23,
+        1e300,
+        5e-324,
+    ),
+    *(
+        True,
+        False,
+        None,
+        "",
+        "1",
+        "true",
+        "a",
+        "Z",
+        "ü",
+        "u\u0308",
+        "\U0001f4f7",
+        "\uffff",
+        "a\0b",
+        "\\u0000",
+        'q"\\',
+    ),
     *([], [1, True], [1.0, 1], ["a", ["b"]], [{"a": 1}], {"a": 1}, {"a": True}, {}),
 ]
 
 
 def test_filters_in_sql_let_pass_what_python_lets_pass(gallery: PostgresGallery) -> None:
     """Every condition with every operand, against the test in Python: among them those that jsonb sees differently."""
-    payloads: list[dict[str, Any]] = [{"x": value, "n": i} for i, value in enumerate(VALUES)] + [{"n": -1}]
-    gallery.upsert("v1", [str(i) for i in range(len(payloads))], vectors(len(payloads), 8), payloads)
+    payloads: list[dict[str, Any]] = [{"x": value, "n": i} for i, value in enumerate(VALUES)] + [
+        {"n": -1}
+    ]
+    gallery.upsert(
+        "v1", [str(i) for i in range(len(payloads))], vectors(len(payloads), 8), payloads
+    )
     scalars = [value for value in VALUES if not isinstance(value, dict)]
     ordered = [v for v in scalars if isinstance(v, (int, float, str)) and not isinstance(v, bool)]
     conditions = [{name: v} for name in ("eq", "ne") for v in VALUES]
     conditions += [{name: v} for name in ("gt", "ge", "lt", "le") for v in ordered[::2]]
-    conditions += [{"in": VALUES[i::5]} for i in range(5)] + [{"in": []}, {"exists": True}, {"exists": False}]
+    conditions += [{"in": VALUES[i::5]} for i in range(5)] + [
+        {"in": []},
+        {"exists": True},
+        {"exists": False},
+    ]
     conditions += [{"ge": 0, "lt": 1.5}, {"ge": "A", "ne": "a"}, {"eq": "\ud800"}]
     for condition in conditions:
         test = payload_test({"x": condition})
@@ -195,7 +248,10 @@ def test_payloads_come_back_to_the_letter(gallery: PostgresGallery) -> None:
         "": {"b": 1, "a": 2},
     }
     gallery.upsert("v1", ["x"], vectors(1, 8), [payload])
-    for found in (gallery.get(["x"])["x"].payload, gallery.search("v1", vectors(1, 8))[0][0].payload):
+    for found in (
+        gallery.get(["x"])["x"].payload,
+        gallery.search("v1", vectors(1, 8))[0][0].payload,
+    ):
         assert json.dumps(found) == json.dumps(payload)
 
 
@@ -203,12 +259,23 @@ def test_vectors_come_back_to_the_bit_and_copies_are_equal(gallery: PostgresGall
     with MemoryGallery() as memory:
         memory.create_version("v1", 8)
         memory.create_version("v2", 8)
-        memory.create_version("short", 2, np.random.default_rng(0).standard_normal((7, 2)).astype(np.float32))
-        memory.upsert("v1", [f"{i:04}" for i in range(1100)], vectors(1100, 8), [{"n": i} for i in range(1100)])
+        memory.create_version(
+            "short", 2, np.random.default_rng(0).standard_normal((7, 2)).astype(np.float32)
+        )
+        memory.upsert(
+            "v1",
+            [f"{i:04}" for i in range(1100)],
+            vectors(1100, 8),
+            [{"n": i} for i in range(1100)],
+        )
         memory.upsert("short", ["s"], vectors(1, 2))
         copy_gallery(memory, gallery)
         for mine, theirs in zip(memory.iterate(), gallery.iterate(), strict=True):
-            assert (mine.id, mine.version, mine.payload) == (theirs.id, theirs.version, theirs.payload)
+            assert (mine.id, mine.version, mine.payload) == (
+                theirs.id,
+                theirs.version,
+                theirs.payload,
+            )
             assert mine.vector.tobytes() == theirs.vector.tobytes()
         query = vectors(2, 8, seed=5)
         assert gallery.search("v1", query) == memory.search("v1", query)
@@ -228,13 +295,19 @@ def test_vectors_closer_than_rounding_come_in_their_true_order(gallery: Postgres
 
 def test_names_are_only_names() -> None:
     """Galleries of odd names live beside each other; a name never becomes a command."""
-    server, names = shared_server(), ['we"ird', "o'brien; DROP SCHEMA public CASCADE; --", "日本 %s", "a.b", "Fixstar"]
+    server, names = (
+        shared_server(),
+        ['we"ird', "o'brien; DROP SCHEMA public CASCADE; --", "日本 %s", "a.b", "Fixstar"],
+    )
     for name in names:
         with open_gallery(server.url(quote(name, safe=""))) as gallery:
             gallery.create_version("v1", 8)
             for word in ("v'1", '"v"; DROP TABLE items', "%s", "{}"):
                 gallery.upsert("v1", [f"{name}-{word}'\""], vectors(1, 8), [{word: name}])
-            assert len(gallery.search("v1", vectors(1, 8), where={'"v"; DROP TABLE items': name})[0]) == 1
+            assert (
+                len(gallery.search("v1", vectors(1, 8), where={'"v"; DROP TABLE items': name})[0])
+                == 1
+            )
     for name in names:
         with open_gallery(server.url(quote(name, safe="")), create=False) as gallery:
             assert [item.id.startswith(name) for item in gallery.iterate()] == [True] * 4
@@ -247,10 +320,14 @@ def test_names_that_postgres_cannot_have(name: str) -> None:
         PostgresGallery(f"postgresql:///postgres?gallery={name}")
 
 
-def test_an_id_that_no_index_can_hold_is_refused_and_not_told_as_an_outage(gallery: PostgresGallery) -> None:
+def test_an_id_that_no_index_can_hold_is_refused_and_not_told_as_an_outage(
+    gallery: PostgresGallery,
+) -> None:
     rng = np.random.default_rng(0)
     longest = "".join(map(chr, rng.integers(0x21, 0x7F, 2_600)))  # nothing that could be compressed
-    too_long = "".join(map(chr, rng.integers(0x4E00, 0x9FFF, 1_024)))  # as many characters as the service allows
+    too_long = "".join(
+        map(chr, rng.integers(0x4E00, 0x9FFF, 1_024))
+    )  # as many characters as the service allows
     for name in (longest + "x", too_long):
         with refuses(GalleryError) as told:
             gallery.upsert("v1", ["fine", name], vectors(2, 8))

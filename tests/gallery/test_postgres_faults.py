@@ -21,7 +21,12 @@ from postgres_server import fresh_url, shared_server
 from test_gallery_contract import vectors
 from wording import refuses
 
-from fixstar.errors import DamagedItemError, GalleryError, GalleryUnavailableError, MissingExtraError
+from fixstar.errors import (
+    DamagedItemError,
+    GalleryError,
+    GalleryUnavailableError,
+    MissingExtraError,
+)
 from fixstar.gallery import open_gallery, verify_gallery
 from fixstar.gallery.addresses import parse_postgres_address
 from fixstar.gallery.postgres import WRITE, PostgresGallery, meaning
@@ -82,19 +87,25 @@ def check(gallery: PostgresGallery, allowed: list[State]) -> State:
     state: State = {item.id: (item.version, item.payload["step"]) for item in items}
     assert state in allowed
     for item in items:
-        np.testing.assert_allclose(item.vector, vector(item.id, item.version, state[item.id][1]), atol=1e-6)
+        np.testing.assert_allclose(
+            item.vector, vector(item.id, item.version, state[item.id][1]), atol=1e-6
+        )
     assert verify_gallery(gallery) == []
     with gallery._pool.transaction(WRITE) as db:  # no vector is left without its item
         for n, count in enumerate(gallery.count().values(), 1):
             assert db.execute(f"SELECT count(*) FROM vectors_{n}").fetchone() == (count,)
     hits = gallery.search("v1", np.stack([item.vector for item in items[:20]]), k=1)
-    assert [(found[0].id, found[0].version) for found in hits] == [(i.id, i.version) for i in items[:20]]
+    assert [(found[0].id, found[0].version) for found in hits] == [
+        (i.id, i.version) for i in items[:20]
+    ]
     return state
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler (cc)")
 def test_kills_and_a_failing_disk_under_several_writers_lose_nothing() -> None:
-    seen = server_faults.run([3, 113, 149])  # all processes killed; a full disk and errors of syncing, both in the log
+    seen = server_faults.run(
+        [3, 113, 149]
+    )  # all processes killed; a full disk and errors of syncing, both in the log
     assert seen["writes acknowledged"] > 0  # a busy machine writes little before the first fault
     assert seen["acknowledged writes lost"] == 0
     for kind in ("full", "sync error"):
@@ -120,7 +131,9 @@ def test_a_killed_writer_leaves_nothing_half_written() -> None:
     with PostgresGallery(url) as gallery:
         for version in ("v1", "v2"):
             gallery.create_version(version, WIDTH)
-        with subprocess.Popen([sys.executable, "-c", MOVER, url], stdout=subprocess.PIPE, text=True) as writer:
+        with subprocess.Popen(
+            [sys.executable, "-c", MOVER, url], stdout=subprocess.PIPE, text=True
+        ) as writer:
             assert writer.stdout is not None
             assert writer.stdout.readline() == "first\n"
             time.sleep(0.2)
@@ -129,7 +142,9 @@ def test_a_killed_writer_leaves_nothing_half_written() -> None:
         assert len(items) == 400
         assert len({(item.version, item.payload["step"]) for item in items}) == 1
         assert verify_gallery(gallery) == []
-        gallery.upsert("v1", ["other"], unit(np.ones((1, WIDTH), np.float32)))  # the lock went with the writer
+        gallery.upsert(
+            "v1", ["other"], unit(np.ones((1, WIDTH), np.float32))
+        )  # the lock went with the writer
 
 
 def test_a_connection_lost_while_committing_is_told_as_what_it_is() -> None:
@@ -240,7 +255,9 @@ def test_a_server_that_refuses() -> None:
     with refuses(GalleryError):
         PostgresGallery(server.url(database="bare"), read_only=True)
     server.execute("CREATE EXTENSION vector", database="bare")
-    server.execute("UPDATE pg_extension SET extversion = '0.7.4' WHERE extname = 'vector'", database="bare")
+    server.execute(
+        "UPDATE pg_extension SET extversion = '0.7.4' WHERE extname = 'vector'", database="bare"
+    )
     with refuses(GalleryError):
         PostgresGallery(server.url(database="bare"))
 
@@ -285,7 +302,9 @@ def test_what_is_no_gallery_is_left_as_it_is() -> None:
     server.execute("CREATE TABLE foreign_one.items (id text)")
     with refuses(GalleryError):
         PostgresGallery(server.url("foreign_one"))
-    assert server.execute("SELECT count(*) FROM pg_tables WHERE schemaname = 'foreign_one'") == [(1,)]
+    assert server.execute("SELECT count(*) FROM pg_tables WHERE schemaname = 'foreign_one'") == [
+        (1,)
+    ]
     PostgresGallery(server.url("newer")).close()
     for other in (1, 99):
         server.execute(f"UPDATE newer.gallery SET format = {other}")
@@ -298,7 +317,9 @@ def test_a_full_disk_and_a_missing_driver_are_told(monkeypatch: pytest.MonkeyPat
     from psycopg import errors
 
     address = parse_postgres_address("postgresql://me:sesame@host/db")
-    told = meaning(errors.DiskFull("could not extend file: No space left on device (sesame)"), address)
+    told = meaning(
+        errors.DiskFull("could not extend file: No space left on device (sesame)"), address
+    )
     assert "full disk" in told
     assert "sesame" not in told
     monkeypatch.setitem(sys.modules, "psycopg", None)

@@ -27,7 +27,9 @@ def test_vectors_that_pgvector_cannot_hold_or_index(gallery: PostgresGallery) ->
         assert [hits[0].id for hits in found] == [f"{width}-{i}" for i in range(3)]
     (state,) = gallery.build_index("2500")  # in half precision; scores are exact all the same
     assert (state.version, state.items, state.recall) == ("2500", 3, 1.0)
-    assert gallery.search("2500", vectors(1, 2500), exact=False) == gallery.search("2500", vectors(1, 2500))
+    assert gallery.search("2500", vectors(1, 2500), exact=False) == gallery.search(
+        "2500", vectors(1, 2500)
+    )
     with pytest.raises(GalleryError, match="at most 4,000"):
         gallery.build_index()
     assert [state.version for state in gallery.indexes()] == ["2500"]
@@ -36,8 +38,12 @@ def test_vectors_that_pgvector_cannot_hold_or_index(gallery: PostgresGallery) ->
 def plan(gallery: PostgresGallery, approximate: bool) -> str:
     text = candidates_query(1, 8, 2, 26, approximate=approximate)
     with gallery._pool.transaction(READ) as db:
-        db.execute("SET LOCAL enable_seqscan = off")  # so that the index is taken wherever it could be
-        return "\n".join(row[0] for row in db.execute(f"EXPLAIN {text}", [*map(vector_text, vectors(2, 8))]))
+        db.execute(
+            "SET LOCAL enable_seqscan = off"
+        )  # so that the index is taken wherever it could be
+        return "\n".join(
+            row[0] for row in db.execute(f"EXPLAIN {text}", [*map(vector_text, vectors(2, 8))])
+        )
 
 
 def test_the_index_is_used_where_it_may_be_and_says_its_recall(gallery: PostgresGallery) -> None:
@@ -54,7 +60,10 @@ def test_the_index_is_used_where_it_may_be_and_says_its_recall(gallery: Postgres
     assert "vectors_1_hnsw" in plan(gallery, approximate=True)
     assert "vectors_1_hnsw" not in plan(gallery, approximate=False)
     quick = gallery.search("v1", rows[:40], exact=False)
-    overlap = [len({hit.id for hit in a} & {hit.id for hit in b}) for a, b in zip(exact, quick, strict=True)]
+    overlap = [
+        len({hit.id for hit in a} & {hit.id for hit in b})
+        for a, b in zip(exact, quick, strict=True)
+    ]
     assert sum(overlap) > 0.95 * 400
     known = {hit.id: hit.score for hit in exact[7]}
     assert all(known.get(hit.id, hit.score) == hit.score for hit in quick[7])
@@ -71,11 +80,16 @@ def test_the_index_follows_writes_and_filters_and_is_rebuilt(
     gallery.delete(["0000"])
     assert gallery.search("v1", rows[:1], k=1, exact=False)[0][0].id == "new"
     assert {state.version: state.items for state in gallery.indexes()} == {"v1": 1500, "v2": 0}
-    assert {state.version: state.recall is None for state in gallery.indexes()} == {"v1": False, "v2": True}
+    assert {state.version: state.recall is None for state in gallery.indexes()} == {
+        "v1": False,
+        "v2": True,
+    }
     rare = {"n": {"in": [5, 700, 1400]}}
     assert len(gallery.search("v1", rows[:1], where=rare, exact=False)[0]) == 3
     assert len(gallery.search("v1", rows[:1], k=5000, exact=False)[0]) == 1500
-    monkeypatch.setattr("fixstar.gallery.postgres._FEW", 2)  # as if three were many: the index finds them too
+    monkeypatch.setattr(
+        "fixstar.gallery.postgres._FEW", 2
+    )  # as if three were many: the index finds them too
     assert len(gallery.search("v1", rows[:1], where=rare, exact=False)[0]) == 3
     gallery.build_index("v1")
     schema = gallery.address.schema
@@ -96,7 +110,9 @@ def test_few_items_that_pass_a_filter_are_compared_without_the_index(
         return candidates_query(number, **given)
 
     rows = vectors(300, 8)
-    gallery.upsert("v1", [f"{i:04}" for i in range(300)], rows, [{"few": i < passing} for i in range(300)])
+    gallery.upsert(
+        "v1", [f"{i:04}" for i in range(300)], rows, [{"few": i < passing} for i in range(300)]
+    )
     gallery.build_index("v1")
     monkeypatch.setattr("fixstar.gallery.postgres._FEW", 100)
     monkeypatch.setattr("fixstar.gallery.postgres.candidates_query", recorded)
@@ -107,7 +123,9 @@ def test_few_items_that_pass_a_filter_are_compared_without_the_index(
 
 def test_one_builds_an_index_at_a_time(gallery: PostgresGallery) -> None:
     with gallery._pool.transaction(WRITE) as other:
-        other.execute("SELECT pg_advisory_xact_lock(%s, 'vectors_1'::regclass::oid::int)", (0x66787369,))
+        other.execute(
+            "SELECT pg_advisory_xact_lock(%s, 'vectors_1'::regclass::oid::int)", (0x66787369,)
+        )
         with pytest.raises(GalleryError, match="already being built"):
             gallery.build_index("v1")
     assert gallery.indexes() == []

@@ -29,7 +29,9 @@ def test_a_service_may_do_its_work_without_owning_the_tables() -> None:
         server.execute(f"GRANT USAGE ON SCHEMA {name} TO shop_app")
         rights = "SELECT, INSERT, UPDATE, DELETE"
         server.execute(f"GRANT {rights} ON ALL TABLES IN SCHEMA {name} TO shop_app")
-        server.execute(f"ALTER DEFAULT PRIVILEGES IN SCHEMA {name} GRANT {rights} ON TABLES TO shop_app")
+        server.execute(
+            f"ALTER DEFAULT PRIVILEGES IN SCHEMA {name} GRANT {rights} ON TABLES TO shop_app"
+        )
         owner.create_version("v1", 3)
         owner.create_version("v2", 3)
         with PostgresGallery(server.url(name, user="shop_app")) as app:
@@ -55,14 +57,18 @@ def test_a_pooler_may_run_every_transaction_in_another_session() -> None:
             gallery.upsert("v1", [f"i{number}" for number in range(50)], vectors(50))
 
             def ask(number: int) -> list[str]:
-                return [hit.id for hit in gallery.search("v1", vectors(50)[number : number + 1], k=1)[0]]
+                return [
+                    hit.id for hit in gallery.search("v1", vectors(50)[number : number + 1], k=1)[0]
+                ]
 
             with ThreadPoolExecutor(4) as pool:
                 assert list(pool.map(ask, range(50))) == [[f"i{number}"] for number in range(50)]
             other.upsert("v1", ["only here"], vectors(1))
             assert gallery.delete(["i0"]) == 1
             for _ in range(2):
-                assert [(state.version, state.items) for state in gallery.build_index()] == [("v1", 49)]
+                assert [(state.version, state.items) for state in gallery.build_index()] == [
+                    ("v1", 49)
+                ]
             assert len(gallery.search("v1", vectors(1), k=60, exact=False)[0]) == 49
             assert (gallery.count(), other.count()) == ({"v1": 49}, {"v1": 1})
             assert [item.id for item in other.iterate()] == ["only here"]
@@ -77,10 +83,15 @@ def test_a_pooler_may_run_every_transaction_in_another_session() -> None:
 
 def wait_for_replay(primary: Server, replica: PostgresGallery) -> None:
     """Until the standby has replayed everything that the primary has written so far."""
-    ((written,),), until = primary.execute("SELECT pg_current_wal_lsn()::text"), time.monotonic() + 120
+    ((written,),), until = (
+        primary.execute("SELECT pg_current_wal_lsn()::text"),
+        time.monotonic() + 120,
+    )
     while True:
         with replica._pool.transaction(READ) as db:
-            if db.execute("SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn", (written,)).fetchone() == (True,):
+            if db.execute(
+                "SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn", (written,)
+            ).fetchone() == (True,):
                 return
         assert time.monotonic() < until, "the standby does not follow"
         time.sleep(0.01)
@@ -101,7 +112,9 @@ def test_a_standby_is_searched_and_follows_the_primary() -> None:
                     wait_for_replay(server, replica)
                     assert replica.count() == primary.count()
                     for options in ({}, {"where": {"even": True}}, {"exact": False}):
-                        assert replica.search("v1", rows[:5], **options) == primary.search("v1", rows[:5], **options)
+                        assert replica.search("v1", rows[:5], **options) == primary.search(
+                            "v1", rows[:5], **options
+                        )
 
                 require_equal()
                 assert primary.delete(["i0", "i7"]) == 2
@@ -111,7 +124,10 @@ def test_a_standby_is_searched_and_follows_the_primary() -> None:
                 require_equal()
                 assert replica.indexes() == primary.indexes() != []
                 assert verify_gallery(replica) == []
-            with PostgresGallery(url) as writer, pytest.raises(GalleryError, match="a standby server"):
+            with (
+                PostgresGallery(url) as writer,
+                pytest.raises(GalleryError, match="a standby server"),
+            ):
                 writer.delete(["i1"])
             with pytest.raises(GalleryError, match="a standby server"):
                 PostgresGallery(url.replace("shop", "new"))

@@ -28,7 +28,11 @@ def full(ready: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("secret", ["user", "parameter"])
 def test_a_copy_is_told_without_the_password(full: Path, secret: str) -> None:
     address = shared_server().url(f"told_{secret}")
-    with_it = address.replace("postgres@", "postgres:geheim@") if secret == "user" else f"{address}&password=geheim"
+    with_it = (
+        address.replace("postgres@", "postgres:geheim@")
+        if secret == "user"
+        else f"{address}&password=geheim"
+    )
     done = typed("gallery", "move", with_it, "--gallery", full / "gallery.db")
     assert done.code == 0, done.err
     check_wording(done.out)
@@ -45,7 +49,9 @@ def test_back_to_the_old_file_while_the_server_is_away(full: Path, tmp_path: Pat
     back = f"fixstar gallery use {full / 'gallery.db'} -w {full}"
     assert f"The old one stays as it is. To return to it: {back}" in moved.out
     away = str(shared_server().folder), "/nowhere"  # it is gone
-    rewrite(full / "workspace.json", lambda mark: mark.update(gallery=mark["gallery"].replace(*away)))
+    rewrite(
+        full / "workspace.json", lambda mark: mark.update(gallery=mark["gallery"].replace(*away))
+    )
     for words in (["gallery", "stats"], ["status"]):
         told = typed(*words, "-w", full)
         assert told.code == 1
@@ -64,10 +70,16 @@ def test_a_snapshot_holds_the_items_of_the_server(full: Path, tmp_path: Path) ->
     (full / "gallery.db").unlink()
     with open_workspace_gallery(full) as gallery:
         gallery.delete(["hat/0.png"])
-        stored = [(item.id, item.version, item.vector.tobytes(), item.payload) for item in gallery.iterate()]
+        stored = [
+            (item.id, item.version, item.vector.tobytes(), item.payload)
+            for item in gallery.iterate()
+        ]
     taken = typed("snapshot", tmp_path / "backup", "-w", full)
     assert taken.code == 0, taken.err
     assert typed("restore", tmp_path / "backup", "-w", tmp_path / "again").code == 0
     assert gallery_url(tmp_path / "again") == str(tmp_path / "again" / "gallery.db")
     with open_workspace_gallery(tmp_path / "again") as gallery:
-        assert [(item.id, item.version, item.vector.tobytes(), item.payload) for item in gallery.iterate()] == stored
+        assert [
+            (item.id, item.version, item.vector.tobytes(), item.payload)
+            for item in gallery.iterate()
+        ] == stored

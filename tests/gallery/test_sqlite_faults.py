@@ -84,7 +84,9 @@ def newer(path: Path) -> None:
         newer,
     ],
 )
-def test_a_file_that_cannot_be_opened_is_left_alone(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+def test_a_file_that_cannot_be_opened_is_left_alone(
+    tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
     path = made(tmp_path / "g.db", items=2000)
     damage(path)
     before = path.read_bytes()
@@ -116,7 +118,9 @@ def test_a_gallery_opened_for_reading_refuses_writes(tmp_path: Path) -> None:
         assert [hit.id for hit in gallery.search("v1", vectors(100, 64)[7:8], k=1)[0]] == ["007"]
         with SqliteGallery(path) as writer:
             writer.delete(["007"])
-            assert [hit.id for hit in gallery.search("v1", vectors(100, 64)[7:8], k=1)[0]] != ["007"]
+            assert [hit.id for hit in gallery.search("v1", vectors(100, 64)[7:8], k=1)[0]] != [
+                "007"
+            ]
 
 
 READ_ONLY = """
@@ -172,7 +176,9 @@ def test_a_full_disk_is_told_and_loses_nothing(tmp_path: Path) -> None:
         pages = gallery._session().db.execute("PRAGMA page_count").fetchone()[0]
         gallery._session().db.execute(f"PRAGMA max_page_count = {pages}")
         with pytest.raises(GalleryError, match="is full"):
-            gallery.upsert("v1", ["000", *(f"n{i}" for i in range(3000))], vectors(3001, 64, seed=6))
+            gallery.upsert(
+                "v1", ["000", *(f"n{i}" for i in range(3000))], vectors(3001, 64, seed=6)
+            )
         assert gallery.count() == {"v1": 101}
         assert [hit.id for hit in gallery.search("v1", vectors(100, 64)[:1], k=1)[0]] == ["000"]
         gallery._session().db.execute("PRAGMA max_page_count = 1073741823")
@@ -195,7 +201,10 @@ def test_after_a_flush_the_file_alone_is_the_gallery(tmp_path: Path) -> None:
 def test_a_flush_that_readers_hold_up_says_so(tmp_path: Path) -> None:
     """The file alone would lack what is still in the log. Imports and copies are whole all the same."""
     path = made(tmp_path / "g.db")
-    with SqliteGallery(path, wait=0.1) as gallery, closing(sqlite3.connect(path, isolation_level=None)) as reader:
+    with (
+        SqliteGallery(path, wait=0.1) as gallery,
+        closing(sqlite3.connect(path, isolation_level=None)) as reader,
+    ):
         reader.execute("BEGIN")
         reader.execute("SELECT count(*) FROM items").fetchone()
         gallery.upsert("v1", ["new"], vectors(1, 64))
@@ -215,7 +224,9 @@ def test_a_flush_that_readers_hold_up_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("flush", [False, True])
-def test_damage_at_the_end_of_the_log_costs_the_last_write_at_most(tmp_path: Path, flush: bool) -> None:
+def test_damage_at_the_end_of_the_log_costs_the_last_write_at_most(
+    tmp_path: Path, flush: bool
+) -> None:
     """It looks like a write that a power cut interrupted, so it is not told: docs/appendix/durability.md."""
     with SqliteGallery(made(tmp_path / "g.db")) as gallery:
         for name in ("first", "second", "last"):
@@ -276,7 +287,9 @@ def test_compacting_gives_back_the_room(tmp_path: Path) -> None:
     assert path.stat().st_size < before / 5
 
 
-def test_removals_that_were_forgotten_lead_to_a_fresh_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_removals_that_were_forgotten_lead_to_a_fresh_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("fixstar.gallery.sqlite._REMOVED_KEPT", 5)
     path = made(tmp_path / "g.db")
     with SqliteGallery(path) as reader, SqliteGallery(path) as writer:
@@ -292,16 +305,27 @@ def test_removals_that_were_forgotten_lead_to_a_fresh_start(tmp_path: Path, monk
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ("UPDATE items SET vector = substr(vector, 1, 8) WHERE id = '005'", "'005' .* 2 components"),
+        (
+            "UPDATE items SET vector = substr(vector, 1, 8) WHERE id = '005'",
+            "'005' .* 2 components",
+        ),
         ("UPDATE items SET vector = zeroblob(256) WHERE id = '006'", "'006' .* length 0"),
         ("UPDATE versions SET items = 7", "counts {'v1': 7} items and holds {'v1': 100}"),
-        ("UPDATE items SET payload = '{' WHERE id = '007'", "'007' of version 'v1': the payload is damaged"),
+        (
+            "UPDATE items SET payload = '{' WHERE id = '007'",
+            "'007' of version 'v1': the payload is damaged",
+        ),
         ("UPDATE items SET payload = '[1]' WHERE id = '007'", "'007' .* not a JSON object"),
-        ("UPDATE items SET payload = CAST(x'7bff7d' AS TEXT) WHERE id = '008'", "'008' .* payload .*codec"),
+        (
+            "UPDATE items SET payload = CAST(x'7bff7d' AS TEXT) WHERE id = '008'",
+            "'008' .* payload .*codec",
+        ),
         ("UPDATE items SET vector = substr(vector, 1, 7) WHERE id = '009'", "'009' .*7 bytes"),
     ],
 )
-def test_verifying_finds_what_others_did_to_the_file(tmp_path: Path, change: str, told: str) -> None:
+def test_verifying_finds_what_others_did_to_the_file(
+    tmp_path: Path, change: str, told: str
+) -> None:
     path = made(tmp_path / "g.db")
     with SqliteGallery(path) as gallery:
         assert verify_gallery(gallery) == []
@@ -316,19 +340,24 @@ def test_verifying_finds_what_others_did_to_the_file(tmp_path: Path, change: str
                 gallery.search("v1", vectors(1, 64))
 
 
-def test_every_damaged_item_is_told_and_can_be_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_damaged_item_is_told_and_can_be_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = made(tmp_path / "g.db", items=700)  # three pages of iterate
     wrong = ("000", "010", "011", "255", "256", "699")
     with sqlite3.connect(path) as db:
         db.execute(
-            "UPDATE items SET payload = 'torn' WHERE id IN (SELECT value FROM json_each(?))", (json.dumps(wrong),)
+            "UPDATE items SET payload = 'torn' WHERE id IN (SELECT value FROM json_each(?))",
+            (json.dumps(wrong),),
         )
         db.execute("UPDATE items SET vector = zeroblob(256) WHERE id = '300'")
     db.close()
     with SqliteGallery(path) as gallery:
         problems = verify_gallery(gallery)
         assert [problem.split("'")[1] for problem in problems] == sorted([*wrong, "300"])
-        with pytest.raises(DamagedItemError, match=r"'010' of version 'v1'.*[Dd]elete it") as caught:
+        with pytest.raises(
+            DamagedItemError, match=r"'010' of version 'v1'.*[Dd]elete it"
+        ) as caught:
             gallery.get(["009", "010"])
         assert (caught.value.item, caught.value.version) == ("010", "v1")
         assert caught.value.next_steps == (NextStep("delete-items", {"id": "010"}),)

@@ -72,7 +72,9 @@ def test_another_process_is_seen_by_the_next_search(tmp_path: Path) -> None:
     with gallery_of(tmp_path / "g.db") as gallery:
         assert gallery.search("v1", query) == [[]]
         command = [sys.executable, "-c", WRITER, str(gallery.path)]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as other:
             assert other.stdin is not None
             assert other.stdout is not None
             for version, expected in (("v1", ["v1"]), ("v2", ["v2"]), ("-", [])):
@@ -86,16 +88,26 @@ def test_another_process_is_seen_by_the_next_search(tmp_path: Path) -> None:
 def test_opening_a_gallery_twice_keeps_the_locks_of_the_first(tmp_path: Path) -> None:
     with gallery_of(tmp_path / "g.db") as gallery:
         SqliteGallery(gallery.path).close()
-        for name in ("1", "2"):  # another process that comes and goes must not believe that it is the last one
+        for name in (
+            "1",
+            "2",
+        ):  # another process that comes and goes must not believe that it is the last one
             subprocess.run(
-                [sys.executable, "-c", WRITER, str(gallery.path)], input=f"{name} v1\n", text=True, check=True
+                [sys.executable, "-c", WRITER, str(gallery.path)],
+                input=f"{name} v1\n",
+                text=True,
+                check=True,
             )
             gallery.upsert("v1", [f"own {name}"], vectors(1, 8))
         command = (
-            "import sys; from fixstar.gallery import SqliteGallery; print(SqliteGallery(sys.argv[1]).count()['v1'])"
+            "import sys; from fixstar.gallery import SqliteGallery; "
+            "print(SqliteGallery(sys.argv[1]).count()['v1'])"
         )
         seen = subprocess.run(
-            [sys.executable, "-c", command, str(gallery.path)], capture_output=True, text=True, check=True
+            [sys.executable, "-c", command, str(gallery.path)],
+            capture_output=True,
+            text=True,
+            check=True,
         )
         assert seen.stdout == "4\n"
 
@@ -130,14 +142,20 @@ def test_threads_search_while_one_writes(tmp_path: Path) -> None:
             for step in range(40):
                 version, row = ("v2", rows[1:2]) if step % 2 == 0 else ("v1", rows[:1])
                 gallery.upsert(version, ["mover"], row)
-                gallery.upsert("v1", ["extra"], rows[2:3]) if step % 4 < 2 else gallery.delete(["extra"])
+                gallery.upsert("v1", ["extra"], rows[2:3]) if step % 4 < 2 else gallery.delete(
+                    ["extra"]
+                )
             stop.set()
             assert all(thread.result() >= 3 for thread in searching)
 
 
 def test_threads_write_at_once(tmp_path: Path) -> None:
     with gallery_of(tmp_path / "g.db") as gallery, ThreadPoolExecutor(4) as pool:
-        jobs = [pool.submit(gallery.upsert, "v1", [f"{t}-{i}"], vectors(1, 8)) for t in range(4) for i in range(5)]
+        jobs = [
+            pool.submit(gallery.upsert, "v1", [f"{t}-{i}"], vectors(1, 8))
+            for t in range(4)
+            for i in range(5)
+        ]
         for job in jobs:
             job.result()
         assert gallery.count()["v1"] == len(gallery.search("v1", vectors(1, 8), k=50)[0]) == 20
@@ -166,7 +184,9 @@ def test_a_search_does_not_wait_for_a_writer_and_a_second_writer_is_told(tmp_pat
 
 
 def test_many_processes_may_make_the_same_gallery(tmp_path: Path) -> None:
-    code = "import sys; from fixstar.gallery import SqliteGallery; SqliteGallery(sys.argv[1]).close()"
+    code = (
+        "import sys; from fixstar.gallery import SqliteGallery; SqliteGallery(sys.argv[1]).close()"
+    )
     command = [sys.executable, "-c", code, str(tmp_path / "g.db")]
     started = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(3)]
     for process in started:

@@ -36,7 +36,9 @@ P = np.random.default_rng(5).standard_normal((40, 3)).astype(np.float32)
 
 
 def content(gallery: Gallery) -> dict[str, Any]:
-    return {item.id: (item.version, item.vector.tolist(), item.payload) for item in gallery.iterate()}
+    return {
+        item.id: (item.version, item.vector.tolist(), item.payload) for item in gallery.iterate()
+    }
 
 
 def example(gallery: Gallery) -> Gallery:
@@ -74,18 +76,27 @@ def test_a_gallery_moves_between_stores(tmp_path: Path, there_and_back: bool) ->
         ("v1", 4, None, "its vectors have 4 components, these 3"),
         ("v1", 3, np.eye(9, 3), "its vectors are short forms, these full features"),
         ("short", 3, None, "its vectors are full features, these short forms"),
-        ("short", 3, np.eye(9, 3), f"short forms stand for features of 9 components, these for {len(P)}"),
+        (
+            "short",
+            3,
+            np.eye(9, 3),
+            f"short forms stand for features of 9 components, these for {len(P)}",
+        ),
         ("short", 3, P + 1, "of the same width, under different projections"),
     ],
 )
-def test_copying_onto_another_kind_of_version_is_refused(name: str, width: int, projection: Any, told: str) -> None:
+def test_copying_onto_another_kind_of_version_is_refused(
+    name: str, width: int, projection: Any, told: str
+) -> None:
     target = MemoryGallery()
     target.create_version(name, width, projection)
     with pytest.raises(GalleryError, match=f"different version {name!r}: .*{told}"):
         copy_gallery(example(MemoryGallery()), target)
 
 
-@pytest.mark.parametrize(("version", "name"), [("v1", "out.npy"), ("v1", "out.npz"), ("short", "out.npz")])
+@pytest.mark.parametrize(
+    ("version", "name"), [("v1", "out.npy"), ("v1", "out.npz"), ("short", "out.npz")]
+)
 def test_what_is_exported_can_be_imported(tmp_path: Path, version: str, name: str) -> None:
     source, target = example(MemoryGallery()), MemoryGallery()
     count = export_version(source, version, tmp_path / name)
@@ -161,9 +172,15 @@ def test_an_export_of_older_releases_and_changed_vectors_can_be_imported(tmp_pat
 def test_foreign_vectors_of_any_length_and_type(tmp_path: Path) -> None:
     rows = np.random.default_rng(0).standard_normal((5000, 6)) * 30
     np.save(tmp_path / "a.npy", rows.astype(np.float64))
-    np.savez_compressed(tmp_path / "b.npz", vectors=rows.astype(np.float16), ids=np.arange(5000) + 10_000)
+    np.savez_compressed(
+        tmp_path / "b.npz", vectors=rows.astype(np.float16), ids=np.arange(5000) + 10_000
+    )
     gallery = MemoryGallery()
-    assert import_version(gallery, "a", tmp_path / "a.npy") == import_version(gallery, "b", tmp_path / "b.npz") == 5000
+    assert (
+        import_version(gallery, "a", tmp_path / "a.npy")
+        == import_version(gallery, "b", tmp_path / "b.npz")
+        == 5000
+    )
     assert gallery.count() == {"a": 5000, "b": 5000}
     query = (rows[77:78] / np.linalg.norm(rows[77])).astype(np.float32)
     first, second = gallery.search("a", query, k=2)[0]
@@ -195,10 +212,15 @@ def write_bad(path: Path, kind: str) -> None:
         path.with_suffix(".jsonl").write_text('{"id": "a"}\n' * 3000)
     elif kind.startswith("value "):
         value = kind.removeprefix("value ")
-        lines = (f'{{"id": "i{i}", "payload": {{"price": {value if i == 2999 else i}}}}}\n' for i in range(3000))
+        lines = (
+            f'{{"id": "i{i}", "payload": {{"price": {value if i == 2999 else i}}}}}\n'
+            for i in range(3000)
+        )
         path.with_suffix(".jsonl").write_text("".join(lines))
     elif kind == "deep":
-        path.with_suffix(".jsonl").write_text(f'{{"id": "a", "payload": {{"x": {"[" * 5000}{"]" * 5000}}}}}\n')
+        path.with_suffix(".jsonl").write_text(
+            f'{{"id": "a", "payload": {{"x": {"[" * 5000}{"]" * 5000}}}}}\n'
+        )
     elif kind == "no object":
         lines = (f'{{"id": "{i}", "payload": {i}}}\n' for i in range(3000))
         path.with_suffix(".jsonl").write_text("".join(lines))
@@ -327,7 +349,9 @@ def test_two_processes_may_create_the_same_version_at_once(tmp_path: Path) -> No
         subprocess.Popen([*command, "a", "b"], stderr=subprocess.PIPE, text=True) as one,
         subprocess.Popen([*command, "b", "a"], stderr=subprocess.PIPE, text=True) as other,
     ):
-        assert one.wait(180) == other.wait(180) == 0, f"{one.communicate()[1]}{other.communicate()[1]}"
+        assert one.wait(180) == other.wait(180) == 0, (
+            f"{one.communicate()[1]}{other.communicate()[1]}"
+        )
 
 
 def test_a_version_created_meanwhile_must_have_the_same_space() -> None:
@@ -353,7 +377,10 @@ def test_a_version_created_meanwhile_must_have_the_same_space() -> None:
 
 def test_importing_and_exporting_streams(tmp_path: Path) -> None:
     """Far less memory than the 20 MB of vectors."""
-    np.save(tmp_path / "big.npy", np.random.default_rng(0).standard_normal((10_000, 512), dtype=np.float32))
+    np.save(
+        tmp_path / "big.npy",
+        np.random.default_rng(0).standard_normal((10_000, 512), dtype=np.float32),
+    )
     with SqliteGallery(tmp_path / "g.db") as gallery:
         tracemalloc.start()
         import_version(gallery, "big", tmp_path / "big.npy")

@@ -24,7 +24,9 @@ def grey(height: int, width: int, **more: Any) -> Preprocessing:
 
 def noise(height: int, width: int, cell: int = 1) -> Image.Image:
     """A colourful image that no flip or turn leaves as it is; ``cell`` is the size of its details."""
-    coarse = np.random.default_rng(0).integers(0, 256, (-(-height // cell), -(-width // cell), 3), dtype=np.uint8)
+    coarse = np.random.default_rng(0).integers(
+        0, 256, (-(-height // cell), -(-width // cell), 3), dtype=np.uint8
+    )
     return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
 
 

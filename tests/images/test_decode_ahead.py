@@ -22,7 +22,11 @@ def flat(shade: int) -> npt.NDArray[np.uint8]:
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.lists(st.one_of(st.integers(0, 255), st.none()), max_size=30), st.integers(1, 4), st.integers(1, 6))
+@given(
+    st.lists(st.one_of(st.integers(0, 255), st.none()), max_size=30),
+    st.integers(1, 4),
+    st.integers(1, 6),
+)
 def test_decode_ahead_keeps_the_order(shades: list[int | None], workers: int, ahead: int) -> None:
     sources: list[ImageSource] = [b"broken" if shade is None else flat(shade) for shade in shades]
     results = list(decode_ahead(sources, grey(4, 4), workers, ahead))
@@ -78,7 +82,9 @@ def test_one_lazy_image_may_stand_in_the_list_many_times() -> None:
     whole = noise(900, 900)
     lazy = Image.open(io.BytesIO(encoded(whole, "PNG", compress_level=1)))
     results = list(decode_ahead([lazy] * 6, rgb(900, 900), workers=6))
-    assert all(not isinstance(result, ImageError) and distance(result, whole) == 0 for result in results)
+    assert all(
+        not isinstance(result, ImageError) and distance(result, whole) == 0 for result in results
+    )
 
 
 def test_small_arrays_need_no_threads_and_give_the_same() -> None:

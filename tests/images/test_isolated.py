@@ -35,7 +35,10 @@ def test_the_pixels_are_those_of_read_pixels(tmp_path: Path) -> None:
     decoded = asyncio.run(processes.pixels_async(data, "JPEG", rgb(16, 16)))
     assert np.array_equal(decoded.pixels, expected)
     assert 0 <= decoded.seconds < 10
-    for asked in (processes.size_async(data, "PNG"), processes.pixels_async(data, "PNG", rgb(16, 16))):
+    for asked in (
+        processes.size_async(data, "PNG"),
+        processes.pixels_async(data, "PNG", rgb(16, 16)),
+    ):
         with refuses(ImageError):
             asyncio.run(asked)
     with pytest.raises(ImageError, match="no such file"):
@@ -52,7 +55,9 @@ def test_every_image_costs_something_however_small() -> None:
     assert min(asyncio.run(costs())) > 1e-5
 
 
-def test_an_image_of_too_many_pixels_is_told_apart_and_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_of_too_many_pixels_is_told_apart_and_not_decoded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     data, processes = encoded(noise(10, 11), "PNG"), DecodeProcesses(1, 60, max_pixels=109)
     for ask in (lambda: processes.size(data), lambda: processes.pixels(data, rgb(8, 8))):
         with refuses(TooManyPixelsError):
@@ -115,7 +120,9 @@ def test_who_leaves_while_waiting_takes_no_process_away() -> None:
         assert await processes.size_async(data, "PNG") == (11, 10)
 
     asyncio.run(leave())
-    assert processes._free.acquire(timeout=60)  # given back by the thread that waited for the one who left
+    assert processes._free.acquire(
+        timeout=60
+    )  # given back by the thread that waited for the one who left
 
 
 def test_closing_ends_what_hangs() -> None:
@@ -150,7 +157,9 @@ def test_processes_end_with_the_one_that_asks(tmp_path: Path) -> None:
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
     (tmp_path / "a.png").write_bytes(encoded(noise(8, 8), "PNG"))
-    found = subprocess.run([sys.executable, "-c", program, tmp_path / "a.png"], stdout=subprocess.PIPE, check=False)
+    found = subprocess.run(
+        [sys.executable, "-c", program, tmp_path / "a.png"], stdout=subprocess.PIPE, check=False
+    )
     assert found.returncode == -signal.SIGKILL
     for _ in range(3000):
         try:
@@ -158,7 +167,9 @@ def test_processes_end_with_the_one_that_asks(tmp_path: Path) -> None:
         except ProcessLookupError:
             return
         threading.Event().wait(0.01)
-        if Path(f"/proc/{int(found.stdout)}/stat").read_text().split()[2] == "Z":  # nobody collects it in a container
+        if (
+            Path(f"/proc/{int(found.stdout)}/stat").read_text().split()[2] == "Z"
+        ):  # nobody collects it in a container
             return
     raise AssertionError("the process lives on")
 
@@ -167,10 +178,16 @@ def test_processes_end_with_the_one_that_asks(tmp_path: Path) -> None:
 def test_scans_are_counted_up_to_the_end_of_the_image(count: int) -> None:
     data = many_scans(count, 64)
     assert _scans(data + b"\xff\xda" * 999) == _scans(many_scans(1, 64)) + count - 1
-    assert read_pixels(data + b"\xff\xda" * 999, rgb(8, 8)).shape == (8, 8, 3)  # the file is read from where it was
+    assert read_pixels(data + b"\xff\xda" * 999, rgb(8, 8)).shape == (
+        8,
+        8,
+        3,
+    )  # the file is read from where it was
 
 
-def test_scans_are_not_counted_one_by_one_where_there_cannot_be_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scans_are_not_counted_one_by_one_where_there_cannot_be_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """That takes a quarter of the time to decode a photo, and no other thread decodes meanwhile."""
     monkeypatch.setattr(reading, "_scans", lambda _: pytest.fail("they were counted"))
     for progressive in (False, True):
@@ -178,7 +195,9 @@ def test_scans_are_not_counted_one_by_one_where_there_cannot_be_many(monkeypatch
         assert read_pixels(data, rgb(8, 8)).shape == (8, 8, 3)
 
 
-def test_a_jpeg_of_too_many_scans_is_not_decoded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_jpeg_of_too_many_scans_is_not_decoded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(JpegImageFile, "load", lambda _: pytest.fail("it was decoded"))
     (tmp_path / "a.jpg").write_bytes(many_scans(MAX_SCANS, 64))
     for source in (many_scans(100_000, 64), tmp_path / "a.jpg"):
@@ -188,5 +207,7 @@ def test_a_jpeg_of_too_many_scans_is_not_decoded(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("progressive", [False, True])
 def test_ordinary_jpegs_pass(progressive: bool) -> None:
-    data = encoded(noise(64, 64), "JPEG", progressive=progressive, exif=b"Exif\0\0" + b"\xff\xda" * 999)
+    data = encoded(
+        noise(64, 64), "JPEG", progressive=progressive, exif=b"Exif\0\0" + b"\xff\xda" * 999
+    )
     assert read_pixels(data, rgb(8, 8)).shape == (8, 8, 3)

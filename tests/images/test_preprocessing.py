@@ -39,7 +39,14 @@ def test_preprocessing_reports_all_mistakes_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"mean": (0.5,)}, {"std": (1, 1, float("nan"))}, {"size": 8}, {"size": (8, True)}, {"crop_fraction": 0}]
+    "wrong",
+    [
+        {"mean": (0.5,)},
+        {"std": (1, 1, float("nan"))},
+        {"size": 8},
+        {"size": (8, True)},
+        {"crop_fraction": 0},
+    ],
 )
 def test_preprocessing_refuses(wrong: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=next(iter(wrong))):

@@ -22,7 +22,9 @@ from fixstar.images import read_pixels
 def test_colour_modes() -> None:
     image = noise(8, 8)
     assert distance(read_pixels(encoded(image, "PNG"), rgb(8, 8)), image) == 0
-    assert distance(read_pixels(image.convert("L"), rgb(8, 8)), image.convert("L").convert("RGB")) == 0
+    assert (
+        distance(read_pixels(image.convert("L"), rgb(8, 8)), image.convert("L").convert("RGB")) == 0
+    )
     assert distance(read_pixels(encoded(image, "BMP"), grey(8, 8)), image.convert("L")) == 0
     palette = image.quantize(16)
     assert distance(read_pixels(encoded(palette, "PNG"), rgb(8, 8)), palette.convert("RGB")) == 0
@@ -31,24 +33,38 @@ def test_colour_modes() -> None:
 
 
 def test_cmyk_jpeg_has_the_colours_that_were_printed() -> None:
-    pixels = read_pixels(encoded(Image.new("CMYK", (8, 8), (0, 255, 255, 0)), "JPEG", quality=95), rgb(8, 8))
+    pixels = read_pixels(
+        encoded(Image.new("CMYK", (8, 8), (0, 255, 255, 0)), "JPEG", quality=95), rgb(8, 8)
+    )
     assert distance(pixels, np.broadcast_to(np.array([255, 0, 0]), (8, 8, 3))) <= 3
 
 
 def test_sixteen_bit_grey_is_scaled_not_clipped() -> None:
     deep = np.array([[0, 128, 129, 257], [1000, 32768, 65407, 65535]], np.uint16)
     shallow = [[0, 0, 1, 1], [4, 128, 255, 255]]
-    for image in (Image.fromarray(deep), Image.fromarray(deep.astype(np.int32)), Image.fromarray(deep.astype(">u2"))):
+    for image in (
+        Image.fromarray(deep),
+        Image.fromarray(deep.astype(np.int32)),
+        Image.fromarray(deep.astype(">u2")),
+    ):
         assert image.mode.startswith("I")
         assert read_pixels(image, grey(2, 4))[..., 0].tolist() == shallow
-    assert read_pixels(encoded(Image.fromarray(deep), "PNG"), grey(2, 4))[..., 0].tolist() == shallow
-    assert read_pixels(encoded(Image.fromarray(deep), "TIFF"), rgb(2, 4))[..., 2].tolist() == shallow
+    assert (
+        read_pixels(encoded(Image.fromarray(deep), "PNG"), grey(2, 4))[..., 0].tolist() == shallow
+    )
+    assert (
+        read_pixels(encoded(Image.fromarray(deep), "TIFF"), rgb(2, 4))[..., 2].tolist() == shallow
+    )
 
 
 def test_deeper_grey_is_refused_and_floats_are_checked() -> None:
     assert "got 0 to 70000" in reason(Image.fromarray(np.array([[0, 70000]], np.int32)))
-    assert read_pixels(Image.fromarray(np.array([[0.0, 1.0]], np.float32)), grey(1, 2)).ravel().tolist() == [0, 255]
-    assert "got 0 to 300" in reason(encoded(Image.fromarray(np.array([[0, 300]], np.float32)), "TIFF"))
+    assert read_pixels(
+        Image.fromarray(np.array([[0.0, 1.0]], np.float32)), grey(1, 2)
+    ).ravel().tolist() == [0, 255]
+    assert "got 0 to 300" in reason(
+        encoded(Image.fromarray(np.array([[0, 300]], np.float32)), "TIFF")
+    )
 
 
 def test_transparency_lies_on_white() -> None:
@@ -59,10 +75,17 @@ def test_transparency_lies_on_white() -> None:
     palette = Image.new("P", (2, 1))
     palette.putpalette([0, 0, 255, 9, 9, 9])
     palette.putpixel((1, 0), 1)
-    assert read_pixels(encoded(palette, "PNG", transparency=1), rgb(1, 2)).tolist() == [[[0, 0, 255], [255, 255, 255]]]
-    assert read_pixels(encoded(palette, "GIF", transparency=1), rgb(1, 2)).tolist() == [[[0, 0, 255], [255, 255, 255]]]
+    assert read_pixels(encoded(palette, "PNG", transparency=1), rgb(1, 2)).tolist() == [
+        [[0, 0, 255], [255, 255, 255]]
+    ]
+    assert read_pixels(encoded(palette, "GIF", transparency=1), rgb(1, 2)).tolist() == [
+        [[0, 0, 255], [255, 255, 255]]
+    ]
     deep = Image.fromarray(np.array([[100, 200]], np.uint16))
-    assert read_pixels(encoded(deep, "PNG", transparency=100), grey(1, 2)).ravel().tolist() == [255, 1]
+    assert read_pixels(encoded(deep, "PNG", transparency=100), grey(1, 2)).ravel().tolist() == [
+        255,
+        1,
+    ]
 
 
 def test_animation_gives_its_first_frame() -> None:
@@ -108,7 +131,9 @@ def test_damaged_exif_does_not_spoil_the_picture() -> None:
 
 @pytest.mark.parametrize("fit", ["crop", "squash", "pad"])
 @pytest.mark.parametrize("turn", range(1, 9))
-def test_large_jpeg_decoded_small_shows_the_same(fit: str, turn: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_jpeg_decoded_small_shows_the_same(
+    fit: str, turn: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     exif = Image.Exif()
     exif[0x0112] = turn
     data = encoded(noise(403, 601, cell=24), "JPEG", exif=exif, quality=95)
@@ -123,7 +148,9 @@ def test_large_jpeg_decoded_small_shows_the_same(fit: str, turn: int, monkeypatc
     p = rgb(24, 32, fit=fit, crop_fraction=0.9)
     small = read_pixels(data, p)
     assert sizes == [(151, 101)] or sizes == [(76, 51)]  # a quarter or an eighth of 601 x 403
-    assert distance(small, read_pixels(Image.open(io.BytesIO(data)), p)) <= 8  # a user's own image is decoded in full
+    assert (
+        distance(small, read_pixels(Image.open(io.BytesIO(data)), p)) <= 8
+    )  # a user's own image is decoded in full
 
 
 def test_jpeg_is_not_decoded_smaller_than_needed() -> None:
@@ -132,7 +159,8 @@ def test_jpeg_is_not_decoded_smaller_than_needed() -> None:
     assert distance(read_pixels(data, rgb(64, 64)), Image.open(io.BytesIO(data))) == 0
     assert (
         distance(
-            read_pixels(data, rgb(40, 40)), Image.open(io.BytesIO(data)).resize((40, 40), Image.Resampling.BICUBIC)
+            read_pixels(data, rgb(40, 40)),
+            Image.open(io.BytesIO(data)).resize((40, 40), Image.Resampling.BICUBIC),
         )
         == 0
     )
@@ -151,7 +179,13 @@ def test_crop_is_resize_then_centre_crop(width: int, height: int) -> None:
 
 def test_squash_and_pad() -> None:
     image = noise(10, 20)
-    assert distance(read_pixels(image, rgb(8, 8, fit="squash", interpolation="nearest")), image.resize((8, 8), 0)) == 0
+    assert (
+        distance(
+            read_pixels(image, rgb(8, 8, fit="squash", interpolation="nearest")),
+            image.resize((8, 8), 0),
+        )
+        == 0
+    )
     padded = read_pixels(Image.new("RGB", (20, 10), "black"), rgb(8, 8, fit="pad"))
     assert padded[..., 0].tolist() == [[255] * 8] * 2 + [[0] * 8] * 4 + [[255] * 8] * 2
 
@@ -159,7 +193,11 @@ def test_squash_and_pad() -> None:
 @pytest.mark.parametrize("fit", ["crop", "squash", "pad"])
 @pytest.mark.parametrize("size", [(2_000_000, 1), (1, 2_000_000)])
 def test_extreme_strips_do_not_explode(fit: str, size: tuple[int, int]) -> None:
-    assert read_pixels(Image.new("RGB", size, "red"), rgb(31, 31, fit=fit))[15, 15].tolist() == [255, 0, 0]
+    assert read_pixels(Image.new("RGB", size, "red"), rgb(31, 31, fit=fit))[15, 15].tolist() == [
+        255,
+        0,
+        0,
+    ]
 
 
 @pytest.mark.parametrize("fit", ["crop", "squash", "pad"])
@@ -176,11 +214,23 @@ def test_arrays_and_tensors_agree() -> None:
     array = np.asarray(noise(9, 12))
     expected = read_pixels(Image.fromarray(array), rgb(6, 6))
     chw = torch.from_numpy(array.copy()).permute(2, 0, 1)
-    for source in (array, array / 255, chw, chw / 255, (chw / 255).requires_grad_(), array[::-1][::-1]):
+    for source in (
+        array,
+        array / 255,
+        chw,
+        chw / 255,
+        (chw / 255).requires_grad_(),
+        array[::-1][::-1],
+    ):
         assert distance(read_pixels(source, rgb(6, 6)), expected) == 0
     assert distance(read_pixels((chw / 255).bfloat16(), rgb(6, 6)), expected) <= 2
     plane = array[..., 0]
-    for source in (plane, plane[..., None], torch.from_numpy(plane.copy()), torch.from_numpy(plane.copy())[None]):
+    for source in (
+        plane,
+        plane[..., None],
+        torch.from_numpy(plane.copy()),
+        torch.from_numpy(plane.copy())[None],
+    ):
         assert distance(read_pixels(source, grey(9, 12)), plane) == 0
 
 

@@ -23,7 +23,14 @@ from fixstar.images.reading import content
 @pytest.mark.parametrize(
     ("format_", "options"),
     [
-        *(("JPEG", {}), ("JPEG", {"progressive": True}), ("PNG", {}), ("GIF", {}), ("TIFF", {}), ("BMP", {})),
+        *(
+            ("JPEG", {}),
+            ("JPEG", {"progressive": True}),
+            ("PNG", {}),
+            ("GIF", {}),
+            ("TIFF", {}),
+            ("BMP", {}),
+        ),
         *(("WEBP", {}), ("WEBP", {"lossless": True}), ("AVIF", {})),
     ],
 )
@@ -42,10 +49,17 @@ def test_a_file_cut_short_never_gives_half_a_picture(format_: str, options: dict
 
 def png_header(width: int, height: int) -> bytes:
     def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
 
     ihdr = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
-    return b"\x89PNG\r\n\x1a\n" + ihdr + chunk(b"IDAT", zlib.compress(bytes(100))) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + ihdr
+        + chunk(b"IDAT", zlib.compress(bytes(100)))
+        + chunk(b"IEND", b"")
+    )
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
@@ -53,7 +67,12 @@ def png(rows: bytes, height: int, interlaced: bool = False) -> bytes:
     """A PNG of 8 columns of grey, of a header and these rows, each after its filter."""
 
     def chunk(kind: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+        return (
+            struct.pack(">I", len(content))
+            + kind
+            + content
+            + struct.pack(">I", zlib.crc32(kind + content))
+        )
 
     head = struct.pack(">IIBBBBB", 8, height, 8, 0, 0, 0, interlaced)
     data = zlib.compress(rows)
@@ -77,7 +96,9 @@ def test_a_png_that_lacks_rows_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("height", [1, 8])
 def test_an_interlaced_png_that_lacks_rows_is_refused(height: int) -> None:
     if height == 8:  # passes of 1 x 1, 1 x 1, 2 x 1, 2 x 2, 4 x 2, 4 x 4, 8 x 4 pixels
-        rows = b"".join(b"\0" + bytes([9] * width) for width in (1, 1, 2, 2, 2, 4, 4, *[4] * 4, *[8] * 4))
+        rows = b"".join(
+            b"\0" + bytes([9] * width) for width in (1, 1, 2, 2, 2, 4, 4, *[4] * 4, *[8] * 4)
+        )
     else:  # 8 x 1: the first pass, the second, the fourth and the sixth
         rows = b"".join(b"\0" + bytes([9] * width) for width in (1, 1, 2, 4))
     assert (read_pixels(png(rows, height, interlaced=True), grey(height, 8)) == 9).all()
@@ -110,14 +131,20 @@ def test_files_that_are_no_images(tmp_path: Path) -> None:
 def test_a_pipe_is_never_opened(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe.jpg"
     os.mkfifo(pipe)
-    threading.Thread(target=lambda: pipe.open("wb").close(), daemon=True).start()  # so that this fails, not hangs
+    threading.Thread(
+        target=lambda: pipe.open("wb").close(), daemon=True
+    ).start()  # so that this fails, not hangs
     with pytest.raises(OSError, match="not a regular file"):
         content(pipe)
     assert reason(pipe) == "not a regular file"
 
 
 def test_errors_carry_the_name(tmp_path: Path) -> None:
-    for source, name in ((f"{tmp_path}/x.jpg", f"{tmp_path}/x.jpg"), (b"", "image #12"), (tmp_path, str(tmp_path))):
+    for source, name in (
+        (f"{tmp_path}/x.jpg", f"{tmp_path}/x.jpg"),
+        (b"", "image #12"),
+        (tmp_path, str(tmp_path)),
+    ):
         with pytest.raises(ImageError) as caught:
             read_pixels(source, rgb(8, 8), position=12)
         assert caught.value.name == name
@@ -132,7 +159,10 @@ def test_memory_running_out_is_an_image_error(monkeypatch: pytest.MonkeyPatch) -
     assert reason(image) == "does not fit in memory"
 
 
-HEADERS = [encoded(noise(12, 12), name) for name in ("JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP", "PPM", "AVIF")]
+HEADERS = [
+    encoded(noise(12, 12), name)
+    for name in ("JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP", "PPM", "AVIF")
+]
 
 
 @settings(max_examples=200, deadline=None)
@@ -140,7 +170,9 @@ HEADERS = [encoded(noise(12, 12), name) for name in ("JPEG", "PNG", "WEBP", "GIF
 @given(st.sampled_from(HEADERS), st.data())
 def test_damaged_bytes_raise_nothing_but_image_errors(good: bytes, data: st.DataObject) -> None:
     damaged = bytearray(good)
-    for at, value in data.draw(st.lists(st.tuples(st.integers(0, len(good) - 1), st.integers(0, 255)), max_size=8)):
+    for at, value in data.draw(
+        st.lists(st.tuples(st.integers(0, len(good) - 1), st.integers(0, 255)), max_size=8)
+    ):
         damaged[at] = value
     try:
         pixels = read_pixels(bytes(damaged), rgb(8, 8), max_pixels=1_000_000)

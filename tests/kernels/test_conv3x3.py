@@ -21,7 +21,9 @@ SIZES = [(16, 32, 8), (32, 16, 8), (16, 9, 3), (32, 5, 1)] if GPU else [(16, 9, 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize(("channels", "side", "images"), SIZES)
-def test_narrow_convolutions(channels: int, side: int, images: int, layout: torch.memory_format) -> None:
+def test_narrow_convolutions(
+    channels: int, side: int, images: int, layout: torch.memory_format
+) -> None:
     torch.manual_seed(channels)
     conv = nn.Conv2d(channels, channels, 3, padding=1, bias=False).to(DEVICE)
     assert supports(conv)
@@ -30,8 +32,13 @@ def test_narrow_convolutions(channels: int, side: int, images: int, layout: torc
     x = x.contiguous(memory_format=torch.channels_last)
     bias, residual = torch.randn(channels, device=DEVICE), torch.randn_like(x)
     plain = functional.conv2d(x.double(), w.to(torch.bfloat16).double(), bias.double(), padding=1)
-    assert relative(fused_conv3x3(x, w, bias), functional.relu(plain)) < 0.01  # bfloat16 has eight bits
-    assert relative(fused_conv3x3(x, w, bias, residual), functional.relu(plain + residual.double())) < 0.01
+    assert (
+        relative(fused_conv3x3(x, w, bias), functional.relu(plain)) < 0.01
+    )  # bfloat16 has eight bits
+    assert (
+        relative(fused_conv3x3(x, w, bias, residual), functional.relu(plain + residual.double()))
+        < 0.01
+    )
 
 
 @on_a_gpu
@@ -47,7 +54,12 @@ def test_a_folded_teacher_sees_what_the_teacher_sees() -> None:
 
 @pytest.mark.parametrize(
     ("device", "capability", "suited"),
-    [("cuda", (9, 0), True), ("cuda", (8, 0), True), ("cuda", (7, 5), False), ("cpu", (9, 0), False)],
+    [
+        ("cuda", (9, 0), True),
+        ("cuda", (8, 0), True),
+        ("cuda", (7, 5), False),
+        ("cpu", (9, 0), False),
+    ],
 )
 def test_layers_on_a_gpu_that_multiplies_bfloat16_are_taken(
     device: str, capability: tuple[int, int], suited: bool, monkeypatch: pytest.MonkeyPatch

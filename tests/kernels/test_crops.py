@@ -22,7 +22,10 @@ pytestmark = needs_triton
 
 
 def made(
-    lanes: int = 2, views: int = 2, augmentation: Augmentation = CROPPED, size: tuple[int, ...] = (7, 5, 3)
+    lanes: int = 2,
+    views: int = 2,
+    augmentation: Augmentation = CROPPED,
+    size: tuple[int, ...] = (7, 5, 3),
 ) -> Batches:
     """Batches of 5 (3 new and 2 replayed images where there are two lanes), of images of random pixels."""
     parts = []
@@ -82,7 +85,9 @@ def test_a_lane_by_hand_and_what_is_beside_it() -> None:
     plan, images, slots = lane()
     batch = empty(6)
     at = torch.zeros(1, dtype=torch.long, device=DEVICE)
-    cut(at, plan, images, slots, True, batch, first=1, views=2)  # of two views of three images, the second each
+    cut(
+        at, plan, images, slots, True, batch, first=1, views=2
+    )  # of two views of three images, the second each
     untouched = [[255] * 3] * 2
     assert batch[0][:, 0].tolist() == [
         *(untouched, [[91, 92, 93], [96, 97, 98]], untouched),
@@ -98,7 +103,14 @@ def test_images_beyond_two_gigabytes() -> None:
     images[2, 0, :2, :3] = torch.arange(6, dtype=torch.uint8, device=DEVICE).view(2, 3)
     zero = torch.zeros((1, 1), dtype=torch.long, device=DEVICE)
     batch = empty(1)
-    cut(zero[0], [zero + 2, zero, zero, zero.bool()], images, torch.arange(3, device=DEVICE), False, batch)
+    cut(
+        zero[0],
+        [zero + 2, zero, zero, zero.bool()],
+        images,
+        torch.arange(3, device=DEVICE),
+        False,
+        batch,
+    )
     assert batch[0].flatten().tolist() == list(range(6))
     assert batch[1].tolist() == [2]
 
@@ -147,4 +159,6 @@ def test_lanes_of_two_sizes_are_refused() -> None:
         lanes.append(BatchSource(source, torch.arange(4, device=DEVICE), replay=size == 8))
     batches = Batches(lanes, 4, CROPPED, seed=0)
     with pytest.raises(InputError, match=r"\(3, 6, 6\), \(3, 8, 8\)"):
-        batches._cut_by_kernel(batches.plan_on_device(0), torch.zeros(1, dtype=torch.long, device=DEVICE))
+        batches._cut_by_kernel(
+            batches.plan_on_device(0), torch.zeros(1, dtype=torch.long, device=DEVICE)
+        )

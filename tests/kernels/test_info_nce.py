@@ -42,8 +42,13 @@ def batch(images: int, d: int, classes: int) -> tuple[Tensor, Tensor, Tensor]:
 def agrees(new: Tensor, old: Tensor, targets: Tensor, rho: float, same_class: SameClass) -> None:
     """Loss and gradient, row by row; what a row's projection cancels is measured by the row before it."""
     mine, theirs = new.detach().clone().requires_grad_(), new.detach().double().requires_grad_()
-    loss, expected = (f(z, old, targets, rho, same_class) for f, z in ((fused_info_nce, mine), (exact, theirs)))
-    (gradient,), (by_hand,) = torch.autograd.grad(2 * loss, mine), torch.autograd.grad(2 * expected, theirs)
+    loss, expected = (
+        f(z, old, targets, rho, same_class) for f, z in ((fused_info_nce, mine), (exact, theirs))
+    )
+    (gradient,), (by_hand,) = (
+        torch.autograd.grad(2 * loss, mine),
+        torch.autograd.grad(2 * expected, theirs),
+    )
     assert loss.dtype == torch.float32
     assert loss.item() == pytest.approx(expected.item(), rel=1e-4, abs=1e-6)
     cancelled = 2 * rho / len(new) / torch.linalg.vector_norm(theirs, dim=1).clamp_min(1e-12)
@@ -52,8 +57,12 @@ def agrees(new: Tensor, old: Tensor, targets: Tensor, rho: float, same_class: Sa
 
 
 @pytest.mark.parametrize("same_class", READINGS)
-@pytest.mark.parametrize(("images", "d"), [(1, 5), (3, 1), (3, 300), (16, 63), (17, 99), (64, 99), (67, 1)])
-def test_loss_and_gradient_are_those_of_the_equations(images: int, d: int, same_class: SameClass) -> None:
+@pytest.mark.parametrize(
+    ("images", "d"), [(1, 5), (3, 1), (3, 300), (16, 63), (17, 99), (64, 99), (67, 1)]
+)
+def test_loss_and_gradient_are_those_of_the_equations(
+    images: int, d: int, same_class: SameClass
+) -> None:
     agrees(*batch(images, d, classes=max(2, images // 8)), 5.0, same_class)
 
 
@@ -66,7 +75,10 @@ def test_larger_batches(images: int, d: int, same_class: SameClass) -> None:
 
 def test_the_loss_hands_over_what_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
     new, old, targets = batch(6, 7, classes=3)
-    plain = [info_nce(new.cpu(), old.cpu(), targets.cpu(), 7.0, same_class).item() for same_class in READINGS]
+    plain = [
+        info_nce(new.cpu(), old.cpu(), targets.cpu(), 7.0, same_class).item()
+        for same_class in READINGS
+    ]
     monkeypatch.setattr(loss_functions, "suits", lambda new, old: True)  # noqa: ARG005
     fused = [info_nce(new, old, targets, 7.0, same_class).item() for same_class in READINGS]
     assert fused == pytest.approx(plain, rel=1e-5)
@@ -108,7 +120,9 @@ def test_other_layouts_and_precisions() -> None:
     expected = fused_info_nce(new, old, targets, 5.0, "kept")
     turned = new.T.contiguous().T.requires_grad_()
     strided = torch.stack([targets, targets], dim=1)[:, 0]
-    torch.testing.assert_close(fused_info_nce(turned, old.T.contiguous().T, strided, 5, "kept"), expected)
+    torch.testing.assert_close(
+        fused_info_nce(turned, old.T.contiguous().T, strided, 5, "kept"), expected
+    )
     narrow = new.to(torch.bfloat16).requires_grad_()
     loss = fused_info_nce(narrow, old, targets, 5.0, "kept")
     (gradient,) = torch.autograd.grad(loss, narrow)

@@ -44,7 +44,9 @@ def apart(ours: Tensor, exact: Tensor) -> float:
 
 
 @pytest.mark.parametrize("case", [*CASES, *(ON_A_GPU if GPU else [])])
-def test_features_gradients_and_statistics_are_those_of_the_library(case: tuple[int, int, int, int, int, bool]) -> None:
+def test_features_gradients_and_statistics_are_those_of_the_library(
+    case: tuple[int, int, int, int, int, bool],
+) -> None:
     depth, images, height, width, channels, final_relu = case
     net = network(depth, channels, final_relu)
     reference = copy.deepcopy(net).double()
@@ -58,7 +60,9 @@ def test_features_gradients_and_statistics_are_those_of_the_library(case: tuple[
 
     assert h.dtype == torch.float32
     assert apart(h, expected) < 1e-5
-    for (name, ours), (_, exact) in zip(net.named_parameters(), reference.named_parameters(), strict=True):
+    for (name, ours), (_, exact) in zip(
+        net.named_parameters(), reference.named_parameters(), strict=True
+    ):
         assert ours.grad is not None
         assert exact.grad is not None
         assert apart(ours.grad, exact.grad) < (5e-3 if depth == 32 else 2e-5), name
@@ -103,7 +107,9 @@ def test_gradients_in_bfloat16_are_as_near_as_the_library_brings_them() -> None:
     torch.autograd.backward((exact(x.double()) * weight.double()).sum())
 
     def all_of(net: CifarResNet) -> Tensor:
-        return torch.cat([p.grad.double().flatten() for p in net.parameters() if p.grad is not None])
+        return torch.cat(
+            [p.grad.double().flatten() for p in net.parameters() if p.grad is not None]
+        )
 
     assert apart(all_of(net), all_of(exact)) < 1.2 * apart(all_of(plain), all_of(exact))
 
@@ -136,7 +142,9 @@ def test_only_what_the_kernels_are_made_for_is_trained_by_them() -> None:
     assert not FusedCifarResNet.follows(Other(8).train(), (32, 32))
 
 
-@pytest.mark.parametrize("change", ["frozen", "no statistics", "no momentum", "one in evaluation", "hook"])
+@pytest.mark.parametrize(
+    "change", ["frozen", "no statistics", "no momentum", "one in evaluation", "hook"]
+)
 def test_a_network_that_departs_from_the_usual_is_left_to_the_library(change: str) -> None:
     net = network(8, 3, True)
     block = next(net.blocks())

@@ -14,7 +14,14 @@ from fixstar.kernels.simplex_ce import simplex_cross_entropy
 pytestmark = needs_triton
 
 # K, images, length of a prototype; above 16,385 a row is taken in parts
-SIZES = [(2, 3, 1.0), (3, 5, 1.0), (101, 64, 2.0), (8194, 16, 30.0), (16_386, 5, 1.0), (81_313, 4, 3.0)]
+SIZES = [
+    (2, 3, 1.0),
+    (3, 5, 1.0),
+    (101, 64, 2.0),
+    (8194, 16, 30.0),
+    (16_386, 5, 1.0),
+    (81_313, 4, 3.0),
+]
 
 
 @pytest.mark.parametrize(("K", "images", "length"), SIZES)

@@ -55,7 +55,9 @@ def slow_info_nce(new: Tensor, old: Tensor, targets: Tensor, rho: float, same_cl
     seed=st.integers(0, 10_000),
 )
 @settings(max_examples=80, deadline=None)
-def test_info_nce_equals_the_slow_loop(batch: int, classes: int, rho: float, same_class: SameClass, seed: int) -> None:
+def test_info_nce_equals_the_slow_loop(
+    batch: int, classes: int, rho: float, same_class: SameClass, seed: int
+) -> None:
     generator = torch.Generator().manual_seed(seed)
     new, old = (torch.randn(batch, 3, generator=generator) for _ in range(2))
     targets = torch.randint(0, classes, (batch,), generator=generator)
@@ -103,17 +105,26 @@ def test_unknown_reading_is_refused() -> None:
 def test_future_classes_stay_in_the_denominator() -> None:
     """Equation 9 of CoReS by hand: a feature at the origin is -log(1/K) away from every class, learnt or not."""
     z = torch.zeros(1, 9)
-    assert cross_entropy(simplex_logits(z, 10), torch.tensor([0])).item() == pytest.approx(math.log(10), abs=1e-6)
+    assert cross_entropy(simplex_logits(z, 10), torch.tensor([0])).item() == pytest.approx(
+        math.log(10), abs=1e-6
+    )
 
 
 # Distillation
 
 
 def test_feature_losses_by_hand() -> None:
-    new, old = torch.tensor([[3.0, 4.0], [2.0, 0.0]]), torch.tensor([[10.0, 0.0], [0.0, 1.0]])  # cosines 0.6 and 0
+    new, old = (
+        torch.tensor([[3.0, 4.0], [2.0, 0.0]]),
+        torch.tensor([[10.0, 0.0], [0.0, 1.0]]),
+    )  # cosines 0.6 and 0
     assert feature_distillation(new, old).item() == pytest.approx((0.4 + 1.0) / 2)
-    assert feature_distance(new, old).item() == pytest.approx(((49 + 16) / 2 + (4 + 1) / 2) / 2)  # BCT, eq. 3
-    assert feature_distance(new, old, torch.tensor([False, True])).item() == pytest.approx((4 + 1) / 2)
+    assert feature_distance(new, old).item() == pytest.approx(
+        ((49 + 16) / 2 + (4 + 1) / 2) / 2
+    )  # BCT, eq. 3
+    assert feature_distance(new, old, torch.tensor([False, True])).item() == pytest.approx(
+        (4 + 1) / 2
+    )
     assert feature_distillation(new, old, torch.tensor([True, False])).item() == pytest.approx(0.4)
 
 
@@ -157,14 +168,23 @@ def slow_search_contrast(new: Tensor, old: Tensor, targets: Tensor, rho: float) 
     losses = []
     for i in range(len(targets)):
         others = [j for j in range(len(targets)) if targets[j] != targets[i]]
-        total = sum(math.exp(rho * similarity(new[i], vectors[j])) for j in others for vectors in (old, new))
+        total = sum(
+            math.exp(rho * similarity(new[i], vectors[j])) for j in others for vectors in (old, new)
+        )
         losses.append(math.log(total) - rho * similarity(new[i], old[i]) if others else 0.0)
     return sum(losses) / len(losses)
 
 
-@given(batch=st.integers(1, 7), classes=st.integers(1, 4), rho=st.floats(0.5, 20), seed=st.integers(0, 10_000))
+@given(
+    batch=st.integers(1, 7),
+    classes=st.integers(1, 4),
+    rho=st.floats(0.5, 20),
+    seed=st.integers(0, 10_000),
+)
 @settings(max_examples=60, deadline=None)
-def test_search_contrast_equals_the_slow_loop(batch: int, classes: int, rho: float, seed: int) -> None:
+def test_search_contrast_equals_the_slow_loop(
+    batch: int, classes: int, rho: float, seed: int
+) -> None:
     generator = torch.Generator().manual_seed(seed)
     new, old = (torch.randn(batch, 3, generator=generator) for _ in range(2))
     targets = torch.randint(0, classes, (batch,), generator=generator)
@@ -178,7 +198,9 @@ def test_search_contrast_by_hand_and_its_gradient() -> None:
     across = torch.tensor([[1.0, 0.0], [0.0, 1.0]], requires_grad=True)
     within = torch.eye(2)
     loss = search_contrast(across, within, torch.tensor([0, 1]), rho=1.0)
-    assert float(loss.detach()) == pytest.approx(math.log(2) - 1)  # two negatives at cosine 0, the positive at 1
+    assert float(loss.detach()) == pytest.approx(
+        math.log(2) - 1
+    )  # two negatives at cosine 0, the positive at 1
     (gradient,) = torch.autograd.grad(loss, across)
     assert torch.allclose(gradient, torch.tensor([[-0.5, 0.25], [0.25, -0.5]]))
     alone = search_contrast(across, within, torch.tensor([3, 3]))

@@ -13,7 +13,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fixstar.errors import InputError
-from fixstar.losses import balanced_distillation, neighbourhood_components, pooled_outputs, two_view_contrast
+from fixstar.losses import (
+    balanced_distillation,
+    neighbourhood_components,
+    pooled_outputs,
+    two_view_contrast,
+)
 
 SEEDS = st.integers(0, 10_000)
 
@@ -33,7 +38,9 @@ def test_nca_equals_the_slow_loop(batch: int, classes: int, scale: float, seed: 
     for row, target in zip(logits.double().tolist(), targets.tolist(), strict=True):
         others = sum(math.exp(value) for i, value in enumerate(row) if i != target)
         losses.append(max(0.0, -math.log(math.exp(row[target]) / others)))
-    assert neighbourhood_components(logits, targets).item() == pytest.approx(sum(losses) / batch, abs=1e-4)
+    assert neighbourhood_components(logits, targets).item() == pytest.approx(
+        sum(losses) / batch, abs=1e-4
+    )
 
 
 def test_nca_by_hand() -> None:
@@ -43,9 +50,13 @@ def test_nca_by_hand() -> None:
     assert neighbourhood_components(logits, torch.tensor([0, 1])).item() == pytest.approx(expected)
 
 
-def test_nca_leaves_an_image_alone_that_is_right_by_far_and_one_class_has_nothing_to_tell_apart() -> None:
+def test_nca_leaves_an_image_alone_that_is_right_by_far_and_one_class_has_nothing_to_tell_apart() -> (
+    None
+):
     logits = torch.tensor([[9.0, 0.0, 0.0], [0.0, 0.0, 0.0]], requires_grad=True)
-    (gradient,) = torch.autograd.grad(neighbourhood_components(logits, torch.tensor([0, 0])), logits)
+    (gradient,) = torch.autograd.grad(
+        neighbourhood_components(logits, torch.tensor([0, 0])), logits
+    )
     assert not gradient[0].any()
     assert gradient[1].tolist() == pytest.approx([-0.5, 0.25, 0.25])
     single = torch.zeros(3, 1, requires_grad=True)
@@ -57,9 +68,13 @@ def test_nca_leaves_an_image_alone_that_is_right_by_far_and_one_class_has_nothin
 # Balanced distillation (FOSTER, eq. 14)
 
 
-@given(batch=st.integers(1, 5), classes=st.integers(2, 5), temperature=st.floats(0.5, 4), seed=SEEDS)
+@given(
+    batch=st.integers(1, 5), classes=st.integers(2, 5), temperature=st.floats(0.5, 4), seed=SEEDS
+)
 @settings(max_examples=50, deadline=None)
-def test_balanced_distillation_equals_the_slow_loop(batch: int, classes: int, temperature: float, seed: int) -> None:
+def test_balanced_distillation_equals_the_slow_loop(
+    batch: int, classes: int, temperature: float, seed: int
+) -> None:
     new, old = normal(seed, batch, classes), normal(seed + 1, batch, classes)
     weights = normal(seed + 2, classes).abs() + 0.1
     total = 0.0
@@ -67,7 +82,9 @@ def test_balanced_distillation_equals_the_slow_loop(batch: int, classes: int, te
         answer = np.exp(new[i].double().numpy() / temperature)
         target = np.exp(old[i].double().numpy() / temperature) * weights.double().numpy()
         total -= float((target / target.sum() * np.log(answer / answer.sum())).sum())
-    assert balanced_distillation(new, old, weights, temperature).item() == pytest.approx(total / batch, abs=1e-4)
+    assert balanced_distillation(new, old, weights, temperature).item() == pytest.approx(
+        total / batch, abs=1e-4
+    )
 
 
 def test_balanced_distillation_by_hand() -> None:
@@ -80,8 +97,12 @@ def test_balanced_distillation_by_hand() -> None:
 
 def test_balanced_distillation_is_least_where_the_weighted_answers_are_met() -> None:
     old, weights = normal(0, 4, 3), torch.tensor([1.0, 2.0, 5.0])
-    new = (old + 2.0 * weights.log()).requires_grad_()  # softmax(new / 2) is softmax(old / 2) * weights, at sum 1
-    (gradient,) = torch.autograd.grad(balanced_distillation(new, old, weights, temperature=2.0), new)
+    new = (
+        old + 2.0 * weights.log()
+    ).requires_grad_()  # softmax(new / 2) is softmax(old / 2) * weights, at sum 1
+    (gradient,) = torch.autograd.grad(
+        balanced_distillation(new, old, weights, temperature=2.0), new
+    )
     torch.testing.assert_close(gradient, torch.zeros_like(gradient), atol=1e-6, rtol=0)
 
 
@@ -93,14 +114,20 @@ def slow_pod(new: list[Tensor], old: list[Tensor]) -> float:
 
     def pooled(maps: Tensor) -> Any:
         squared = maps.double().numpy() ** 2  # [D, h, w]
-        rows = [squared[d, y].sum() for d in range(squared.shape[0]) for y in range(squared.shape[1])]
-        columns = [squared[d, :, x].sum() for d in range(squared.shape[0]) for x in range(squared.shape[2])]
+        rows = [
+            squared[d, y].sum() for d in range(squared.shape[0]) for y in range(squared.shape[1])
+        ]
+        columns = [
+            squared[d, :, x].sum() for d in range(squared.shape[0]) for x in range(squared.shape[2])
+        ]
         vector = np.array(rows + columns)
         return vector / np.linalg.norm(vector)
 
     of_maps = []
     for a, b in zip(new, old, strict=True):
-        of_maps.append(np.mean([np.linalg.norm(pooled(x) - pooled(y)) for x, y in zip(a, b, strict=True)]))
+        of_maps.append(
+            np.mean([np.linalg.norm(pooled(x) - pooled(y)) for x, y in zip(a, b, strict=True)])
+        )
     return float(np.mean(of_maps))
 
 
@@ -117,7 +144,9 @@ def test_pooled_outputs_by_hand() -> None:
     """A 1x2 map (1, 0) pools to rows (1), columns (1, 0); (0, 1) to (1), (0, 1): both of length sqrt 2, 1 apart."""
     a, b = torch.tensor([1.0, 0.0]).view(1, 1, 1, 2), torch.tensor([0.0, 1.0]).view(1, 1, 1, 2)
     assert pooled_outputs([a], [b]).item() == pytest.approx(1.0)
-    assert pooled_outputs([a], [-3 * a]).item() == pytest.approx(0.0, abs=1e-5)  # squares, brought to unit length
+    assert pooled_outputs([a], [-3 * a]).item() == pytest.approx(
+        0.0, abs=1e-5
+    )  # squares, brought to unit length
 
 
 def test_equal_maps_have_a_finite_gradient() -> None:
@@ -142,9 +171,13 @@ def test_two_view_contrast_equals_the_slow_loop(images: int, temperature: float,
     losses = []
     for i in range(2 * images):
         positive = i + images if i < images else i - images
-        similarity = {j: math.exp(float(rows[i] @ rows[j]) / temperature) for j in range(2 * images) if j != i}
+        similarity = {
+            j: math.exp(float(rows[i] @ rows[j]) / temperature) for j in range(2 * images) if j != i
+        }
         losses.append(-math.log(similarity[positive] / sum(similarity.values())))
-    assert two_view_contrast(z, temperature).item() == pytest.approx(sum(losses) / len(losses), abs=1e-3)
+    assert two_view_contrast(z, temperature).item() == pytest.approx(
+        sum(losses) / len(losses), abs=1e-3
+    )
 
 
 def test_two_view_contrast_by_hand() -> None:

@@ -69,9 +69,14 @@ def test_of_what_is_possible_that_is_advised_which_lost_least(have: str) -> None
 
 def test_a_trainable_classifier_has_its_own_evidence() -> None:
     everything = advise(parse_needs("old-model,all-images"), ALL).reason
-    assert everything.endswith("there is less evidence: on Omniglot lwf was compatible in 1.00 of the pairs")
+    assert everything.endswith(
+        "there is less evidence: on Omniglot lwf was compatible in 1.00 of the pairs"
+    )
     assert "on Omniglot bic was" in advise(parse_needs("old-model,replay"), ALL).reason
-    assert "check before you deploy" in advise(parse_needs("old-model,replay"), {"polaris": ALL["polaris"]}).reason
+    assert (
+        "check before you deploy"
+        in advise(parse_needs("old-model,replay"), {"polaris": ALL["polaris"]}).reason
+    )
 
 
 def test_unknown_words_are_told() -> None:

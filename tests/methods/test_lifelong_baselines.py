@@ -40,17 +40,25 @@ def unit(features: Tensor) -> Tensor:
 
 def lifelong_upgrade(upgrade: Upgrade) -> Upgrade:
     """As in lifelong learning: images of old classes come from memory, not with the task."""
-    return replace(upgrade, images=upgrade.images.of_classes(NEW), memory=upgrade.images.of_classes(OLD))
+    return replace(
+        upgrade, images=upgrade.images.of_classes(NEW), memory=upgrade.images.of_classes(OLD)
+    )
 
 
 # LUCIR
 
 
-@pytest.mark.parametrize(("ratio", "factor"), [("old/new", math.sqrt(3 / 2)), ("new/old", math.sqrt(2 / 3))])
-def test_lucir_holds_all_features_with_the_weight_of_the_class_counts(ratio: str, factor: float) -> None:
+@pytest.mark.parametrize(
+    ("ratio", "factor"), [("old/new", math.sqrt(3 / 2)), ("new/old", math.sqrt(2 / 3))]
+)
+def test_lucir_holds_all_features_with_the_weight_of_the_class_counts(
+    ratio: str, factor: float
+) -> None:
     values, _, step = terms(create_method("lucir", base=4.0, ratio=ratio))
     assert step.old is not None
-    torch.testing.assert_close(values["less_forget"], 4 * factor * feature_distillation(step.new.z, step.old.z))
+    torch.testing.assert_close(
+        values["less_forget"], 4 * factor * feature_distillation(step.new.z, step.old.z)
+    )
 
 
 def test_lucir_ranks_cosines_not_scaled_logits() -> None:
@@ -82,7 +90,9 @@ def test_centres_are_measured_on_new_and_remembered_images(remembered: bool) -> 
         features = unit(step.old.z[4 * slot : 4 * slot + 4])
         mean = features.mean(dim=0)
         torch.testing.assert_close(centres.means[slot], mean, atol=1e-5, rtol=1e-4)
-        torch.testing.assert_close(centres.loosest[slot], (features @ unit(mean[None])[0]).min(), atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(
+            centres.loosest[slot], (features @ unit(mean[None])[0]).min(), atol=1e-5, rtol=1e-4
+        )
         distances = (features - mean).norm(dim=1)
         torch.testing.assert_close(centres.radii[slot], distances.max(), atol=1e-3, rtol=1e-3)
     assert centres.known.all()
@@ -100,9 +110,15 @@ def test_centres_by_hand() -> None:
     features = torch.tensor([[1.0, 0.0], [0.0, 2.0], [3.0, 0.0], [0.0, 5.0]])
     centres = OldCentres(features, torch.tensor([1, 1, 1, 2]), 3)
     assert centres.known.tolist() == [False, True, False]  # one image has no boundary to speak of
-    torch.testing.assert_close(centres.means, torch.tensor([[0.0, 0.0], [2 / 3, 1 / 3], [0.0, 1.0]]))
-    torch.testing.assert_close(centres.loosest, torch.tensor([1.0, 1 / 5**0.5, 1.0]))  # (0, 1) against (2, 1) / sqrt 5
-    torch.testing.assert_close(centres.radii[1], torch.tensor(8.0).sqrt() / 3)  # (0, 1) - (2/3, 1/3)
+    torch.testing.assert_close(
+        centres.means, torch.tensor([[0.0, 0.0], [2 / 3, 1 / 3], [0.0, 1.0]])
+    )
+    torch.testing.assert_close(
+        centres.loosest, torch.tensor([1.0, 1 / 5**0.5, 1.0])
+    )  # (0, 1) against (2, 1) / sqrt 5
+    torch.testing.assert_close(
+        centres.radii[1], torch.tensor(8.0).sqrt() / 3
+    )  # (0, 1) - (2/3, 1/3)
 
 
 # LCE
@@ -120,7 +136,9 @@ def test_lce_aligns_prototypes_and_keeps_classes_inside_their_old_boundary(head:
         apart.append((rows[slot] - centre).square().mean())
         outside += [(loosest - cosine).clamp(min=0) for cosine in unit(step.new.z[own]) @ centre]
     torch.testing.assert_close(values["align"], 5 * torch.stack(apart).mean(), atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(values["boundary"], 2 * torch.stack(outside).mean(), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        values["boundary"], 2 * torch.stack(outside).mean(), atol=1e-4, rtol=1e-4
+    )
 
 
 def test_it_makes_no_difference_to_lce_whether_an_image_is_new_or_remembered() -> None:
@@ -154,12 +172,17 @@ def test_the_discriminator_learns_what_the_encoder_unlearns() -> None:
     new, old = (adversary.discriminator(unit(z)).sigmoid() for z in (step.new.z, step.old.z))
     plain = -(1 - new).log().mean() - old.log().mean()  # new features are class 0, old ones class 1
     torch.testing.assert_close(values["adversarial"], plain)
-    judge, weights = list(adversary.discriminator.parameters()), list(upgrade.encoder.backbone.parameters())
+    judge, weights = (
+        list(adversary.discriminator.parameters()),
+        list(upgrade.encoder.backbone.parameters()),
+    )
     gradients = torch.autograd.grad(values["adversarial"], judge + weights, retain_graph=True)
     expected = torch.autograd.grad(plain, judge + weights)
     reversal = 0.5 * (2 / (1 + math.exp(-10 * 0.3)) - 1)  # a situation is at progress 0.3
     for i, (gradient, forward) in enumerate(zip(gradients, expected, strict=True)):
-        torch.testing.assert_close(gradient, forward if i < len(judge) else -reversal * forward, atol=1e-6, rtol=1e-3)
+        torch.testing.assert_close(
+            gradient, forward if i < len(judge) else -reversal * forward, atol=1e-6, rtol=1e-3
+        )
 
 
 def test_at_the_start_the_encoder_unlearns_nothing() -> None:
@@ -185,9 +208,13 @@ def test_the_boundary_lies_between_the_old_radius_and_the_threshold() -> None:
         features = unit(step.old.z[4 * (i // 4) : 4 * (i // 4) + 4])
         centre = features.mean(dim=0)
         radius = (features - centre).norm(dim=1).max()
-        excess = (unit(step.new.z)[i] - centre).norm() - (radius + 0.3) / 2  # the elasticity starts half way
+        excess = (unit(step.new.z)[i] - centre).norm() - (
+            radius + 0.3
+        ) / 2  # the elasticity starts half way
         outside += [excess] if excess > 0 else []
-    torch.testing.assert_close(values["boundary"], 2 * torch.stack(outside).mean(), atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(
+        values["boundary"], 2 * torch.stack(outside).mean(), atol=1e-3, rtol=1e-3
+    )
     (pull,) = torch.autograd.grad(values["boundary"], adversary.elasticity)
     assert torch.isfinite(pull).all()
     assert pull.any()
@@ -231,17 +258,23 @@ def test_cvs_holds_classes_where_the_version_put_them_that_learnt_them() -> None
 
 
 @pytest.mark.parametrize("name", TERMS)
-@pytest.mark.parametrize("chosen", [slice(12, 20), slice(0, 1), slice(0, 4)], ids=["no old class", "one", "one class"])
+@pytest.mark.parametrize(
+    "chosen", [slice(12, 20), slice(0, 1), slice(0, 4)], ids=["no old class", "one", "one class"]
+)
 def test_poor_batches_have_finite_terms_and_gradients(name: str, chosen: slice) -> None:
     method = create_method(name)
     upgrade, step = situation(method)
     assert step.old is not None
-    old, new = (Outputs(seen.h[chosen], seen.classifier, seen.projection) for seen in (step.old, step.new))
+    old, new = (
+        Outputs(seen.h[chosen], seen.classifier, seen.projection) for seen in (step.old, step.new)
+    )
     poor = Step(new, old, step.targets[chosen], torch.zeros_like(step.replay[chosen]))
     values = method.objective(lifelong_upgrade(upgrade)).terms(poor)
     assert values.keys() == TERMS[name]
     weights = list(upgrade.encoder.parameters())
-    gradients = torch.autograd.grad(torch.stack(list(values.values())).sum(), weights, allow_unused=True)
+    gradients = torch.autograd.grad(
+        torch.stack(list(values.values())).sum(), weights, allow_unused=True
+    )
     assert all(torch.isfinite(value) and value.ndim == 0 for value in values.values())
     assert all(torch.isfinite(gradient).all() for gradient in gradients if gradient is not None)
 
@@ -255,8 +288,12 @@ def test_a_copy_of_the_old_model_starts_with_finite_gradients(name: str) -> None
     pixels = torch.from_numpy(np.asarray(upgrade.images.images)).permute(0, 3, 1, 2)
     teacher = FrozenEncoder(encoder(method, OLD, 0))
     objective = method.objective(Upgrade(copy, teacher, upgrade.images, OLD, NEW))
-    values = objective.terms(Step(copy(pixels, step.targets), teacher(pixels), step.targets, step.replay))
-    gradients = torch.autograd.grad(torch.stack(list(values.values())).sum(), list(copy.parameters()))
+    values = objective.terms(
+        Step(copy(pixels, step.targets), teacher(pixels), step.targets, step.replay)
+    )
+    gradients = torch.autograd.grad(
+        torch.stack(list(values.values())).sum(), list(copy.parameters())
+    )
     assert all(torch.isfinite(gradient).all() for gradient in gradients)
 
 
@@ -291,7 +328,11 @@ SETTINGS = Settings(
 
 
 def two_versions(name: str, directory: Path | None = None) -> list[Version]:
-    return list(run_scenario(class_stream(blobs(), 2, 2), create_method(name), SETTINGS, directory, progress=False))
+    return list(
+        run_scenario(
+            class_stream(blobs(), 2, 2), create_method(name), SETTINGS, directory, progress=False
+        )
+    )
 
 
 @pytest.mark.parametrize("name", TERMS)

@@ -50,7 +50,9 @@ def situation(method: Method, wider: int = 6, first: bool = False) -> tuple[Upgr
     targets = new.targets(data.classes)[torch.from_numpy(data.labels)]
     seen = None if teacher is None else teacher(pixels, maps=True)
     replayed = torch.arange(20) >= 10
-    return upgrade, Step(new(pixels, targets, maps=True), seen, targets, replayed, progress=0.3, pixels=pixels)
+    return upgrade, Step(
+        new(pixels, targets, maps=True), seen, targets, replayed, progress=0.3, pixels=pixels
+    )
 
 
 def terms(method: Method, **changes: Any) -> tuple[Terms, Upgrade, Step]:
@@ -59,7 +61,9 @@ def terms(method: Method, **changes: Any) -> tuple[Terms, Upgrade, Step]:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_every_method_is_registered_under_its_name_cites_its_source_and_has_finite_terms(name: str) -> None:
+def test_every_method_is_registered_under_its_name_cites_its_source_and_has_finite_terms(
+    name: str,
+) -> None:
     method = create_method(name)
     assert method.name == name
     assert any(paper in method.source for paper in ("BCT", "CoReS", "CL2R", "HOC"))
@@ -87,7 +91,9 @@ def test_hoc_is_the_convex_combination_of_equation_2() -> None:
     values, _, step = terms(create_method("hoc", lam=0.3, rho=7.0))
     assert step.old is not None
     torch.testing.assert_close(values["ce"], 0.3 * cross_entropy(step.new.logits, step.targets))
-    torch.testing.assert_close(values["hoc"], 0.7 * info_nce(step.new.z, step.old.z, step.targets, 7.0))
+    torch.testing.assert_close(
+        values["hoc"], 0.7 * info_nce(step.new.z, step.old.z, step.targets, 7.0)
+    )
 
 
 def test_fd_distils_replayed_images_with_the_weight_of_the_class_counts() -> None:
@@ -150,7 +156,9 @@ def test_lwf() -> None:
     assert step.old is not None
     expected = 3 * knowledge_distillation(step.new.logits[:, :3], step.old.logits, 2.0)
     torch.testing.assert_close(values["lwf"], expected)
-    values, _, step = terms(create_method("lwf", on="new"))  # table 1a of BCT; the last eight images are of new classes
+    values, _, step = terms(
+        create_method("lwf", on="new")
+    )  # table 1a of BCT; the last eight images are of new classes
     assert step.old is not None
     torch.testing.assert_close(values["ce"], cross_entropy(step.new.logits[12:], step.targets[12:]))
     expected = knowledge_distillation(step.new.logits[12:, :3], step.old.logits[12:], 2.0)
@@ -165,8 +173,12 @@ def test_the_influence_loss_is_the_old_classifier_on_the_shared_components_of_ol
     values, upgrade, step = terms(create_method(name, lam=2.0), wider=wider)
     assert upgrade.teacher is not None
     old_rows = upgrade.teacher.classifier.get_parameter("weight")
-    logits = step.new.z[:12, :6] @ old_rows.T  # the first twelve images are of the three old classes
-    torch.testing.assert_close(values["influence"], 2 * functional.cross_entropy(logits, step.targets[:12]))
+    logits = (
+        step.new.z[:12, :6] @ old_rows.T
+    )  # the first twelve images are of the three old classes
+    torch.testing.assert_close(
+        values["influence"], 2 * functional.cross_entropy(logits, step.targets[:12])
+    )
 
 
 def test_kd_adds_the_old_models_answers_for_new_classes() -> None:
@@ -185,7 +197,9 @@ def test_synthesised_prototypes_are_the_old_models_mean_features() -> None:
     assert step.old is not None
     old_rows = upgrade.teacher.classifier.get_parameter("weight")
     means = torch.stack([step.old.z[12:16].mean(0), step.old.z[16:20].mean(0)])
-    rows = torch.cat([old_rows, means / means.norm(dim=1, keepdim=True) * old_rows.norm(dim=1).mean()])
+    rows = torch.cat(
+        [old_rows, means / means.norm(dim=1, keepdim=True) * old_rows.norm(dim=1).mean()]
+    )
     expected = functional.cross_entropy(step.new.z @ rows.T, step.targets)
     torch.testing.assert_close(values["influence"], expected, atol=1e-4, rtol=1e-4)
 
@@ -194,13 +208,20 @@ def test_the_margin_of_the_old_head_applies_to_the_influence_loss() -> None:
     values, upgrade, step = terms(create_method("bct", head="cosine-margin"))
     assert upgrade.teacher is not None
     logits = upgrade.teacher.classifier(step.new.z[:12], step.targets[:12])
-    torch.testing.assert_close(values["influence"], functional.cross_entropy(logits, step.targets[:12]))
-    without = functional.cross_entropy(upgrade.teacher.classifier(step.new.z[:12]), step.targets[:12])
+    torch.testing.assert_close(
+        values["influence"], functional.cross_entropy(logits, step.targets[:12])
+    )
+    without = functional.cross_entropy(
+        upgrade.teacher.classifier(step.new.z[:12]), step.targets[:12]
+    )
     assert values["influence"] > without + 1
 
 
 def test_old_and_new_heads_may_differ() -> None:
-    old_method, new_method = create_method("bct", head="norm-softmax"), create_method("bct", head="softmax")
+    old_method, new_method = (
+        create_method("bct", head="norm-softmax"),
+        create_method("bct", head="softmax"),
+    )
     upgrade, step = situation(new_method)
     teacher = FrozenEncoder(encoder(old_method, OLD, 0))
     changed = Upgrade(upgrade.encoder, teacher, upgrade.images, OLD, NEW)
@@ -234,6 +255,9 @@ def test_every_option_that_breaks_its_rule_is_named() -> None:
     require("m", {"lam": 0, "rho": 0.1, "k": 1, "head": "a"}, **rules)
     with pytest.raises(InputError) as caught:
         require("m", {"lam": -1, "rho": 0, "k": 1.5, "head": "a"}, **rules)
-    assert str(caught.value) == "m needs lam >= 0 and rho > 0 and k a whole number >= 1, got lam=-1, rho=0, k=1.5"
+    assert (
+        str(caught.value)
+        == "m needs lam >= 0 and rho > 0 and k a whole number >= 1, got lam=-1, rho=0, k=1.5"
+    )
     with refuses(InputError):
         require("m", {"lam": 1, "rho": 1, "k": 2, "head": "c"}, **rules)

@@ -26,7 +26,9 @@ def foreign(classes: tuple[str, ...] = OLD, width: int = 6, each: int = 4) -> Ol
     """Vectors of another system, in no order; each class along its own axis, with noise."""
     rng = np.random.default_rng(0)
     labels = rng.permutation(np.repeat(np.arange(len(classes)), each))
-    vectors = 3 * np.eye(max(width, len(classes)))[labels][:, :width] + rng.standard_normal((len(labels), width))
+    vectors = 3 * np.eye(max(width, len(classes)))[labels][:, :width] + rng.standard_normal(
+        (len(labels), width)
+    )
     return OldVectors(vectors, labels, classes)
 
 
@@ -41,7 +43,10 @@ def test_the_influence_loss_is_the_cosine_to_the_class_means_of_stored_vectors(w
     stored = foreign(("c", "gone", "a"))
     values = method.objective(replace(upgrade, old_vectors=stored)).terms(step)
     means = {
-        name: np.mean([v for v, label in zip(stored.vectors, stored.labels, strict=True) if label == i], axis=0)
+        name: np.mean(
+            [v for v, label in zip(stored.vectors, stored.labels, strict=True) if label == i],
+            axis=0,
+        )
         for i, name in enumerate(stored.classes)
     }
     losses = []
@@ -50,11 +55,16 @@ def test_the_influence_loss_is_the_cosine_to_the_class_means_of_stored_vectors(w
         if names[target] not in means:
             continue
         z = z[:6]
-        logits = {n: 10 * float(z @ means[n] / np.linalg.norm(z) / np.linalg.norm(means[n])) for n in means}
+        logits = {
+            n: 10 * float(z @ means[n] / np.linalg.norm(z) / np.linalg.norm(means[n]))
+            for n in means
+        }
         losses.append(math.log(sum(map(math.exp, logits.values()))) - logits[names[target]])
     assert len(losses) == 8
     assert values["influence"].item() == pytest.approx(2 * float(np.mean(losses)), abs=1e-4)
-    torch.testing.assert_close(values["ce"], functional.cross_entropy(step.new.logits, step.targets))
+    torch.testing.assert_close(
+        values["ce"], functional.cross_entropy(step.new.logits, step.targets)
+    )
 
 
 def test_without_stored_vectors_it_is_plain_training() -> None:
@@ -86,7 +96,9 @@ def test_vectors_of_a_foreign_system_influence_the_very_first_version() -> None:
     data = blobs()
     stored = foreign(data.classes, width=8, each=6)
     method = create_method("bct-vectors")
-    influenced = train_version(1, data, TrainingContext(old_vectors=stored), method, SETTINGS, progress=False)
+    influenced = train_version(
+        1, data, TrainingContext(old_vectors=stored), method, SETTINGS, progress=False
+    )
     plain = train_version(1, data, TrainingContext(), method, SETTINGS, progress=False)
     assert influenced.log[0].terms.keys() == {"ce", "influence"}
     assert plain.log[0].terms.keys() == {"ce"}
@@ -94,7 +106,11 @@ def test_vectors_of_a_foreign_system_influence_the_very_first_version() -> None:
 
 
 def test_the_vectors_of_the_previous_version_are_made_again_where_it_is_at_hand() -> None:
-    versions = list(run_scenario(class_stream(blobs(), 2, 2), create_method("bct-vectors"), SETTINGS, progress=False))
+    versions = list(
+        run_scenario(
+            class_stream(blobs(), 2, 2), create_method("bct-vectors"), SETTINGS, progress=False
+        )
+    )
     assert [set(v.log[0].terms) for v in versions] == [{"ce"}, {"ce", "influence"}]
 
 
@@ -103,7 +119,9 @@ def test_bct_vectors_mistakes_and_advice() -> None:
         create_method("bct-vectors", scale=0.0)
     methods = {name: create_method(name) for name in ("bct-vectors", "hoc", "itm")}
     assert advise(parse_needs("old-vectors"), methods).recommended == "bct-vectors"
-    assert advise(parse_needs("old-model,all-images"), {"bct-vectors": methods["bct-vectors"]}).recommended
+    assert advise(
+        parse_needs("old-model,all-images"), {"bct-vectors": methods["bct-vectors"]}
+    ).recommended
     assert advise(parse_needs("all-images"), methods).possible == ("itm",)
 
 
@@ -113,15 +131,27 @@ def test_bct_vectors_mistakes_and_advice() -> None:
 def test_the_upper_bound_distils_all_images_of_old_classes() -> None:
     values, _, step = terms(create_method("cl2r-ub", base=2.0))
     assert step.old is not None
-    lam = 2 * math.sqrt(2 / 3)  # two new classes, three old ones; the first twelve images are of old ones
-    torch.testing.assert_close(values["fd"], lam * feature_distillation(step.new.z[:12], step.old.z[:12]))
+    lam = 2 * math.sqrt(
+        2 / 3
+    )  # two new classes, three old ones; the first twelve images are of old ones
+    torch.testing.assert_close(
+        values["fd"], lam * feature_distillation(step.new.z[:12], step.old.z[:12])
+    )
 
 
 def test_the_upper_bound_is_retrained_on_everything_from_the_same_start() -> None:
     method = create_method("cl2r-ub")
-    assert (method.scenario, method.initialisation, method.classifier) == ("retraining", "same", "simplex")
+    assert (method.scenario, method.initialisation, method.classifier) == (
+        "retraining",
+        "same",
+        "simplex",
+    )
     settings = replace(SETTINGS, capacity=9)
-    versions = list(run_scenario(class_stream(blobs(), 2, 2), method, settings, progress=False, scenario="retraining"))
+    versions = list(
+        run_scenario(
+            class_stream(blobs(), 2, 2), method, settings, progress=False, scenario="retraining"
+        )
+    )
     assert [len(v.images) if v.images is not None else 0 for v in versions] == [16, 32]
     assert versions[1].log[0].terms.keys() == {"ce", "fd"}
     with pytest.raises(InputError, match="base >= 0"):
@@ -150,11 +180,15 @@ def test_the_simplex_keeps_cosines_so_the_contrast_does_not_see_a_rotation() -> 
 def test_labels_do_not_matter_to_contrastive_cores() -> None:
     """Permuted labels, the same images: the same weights, bit for bit."""
     data = blobs()
-    permuted = ImageSet(data.images, np.random.default_rng(1).permutation(data.labels), data.classes)
+    permuted = ImageSet(
+        data.images, np.random.default_rng(1).permutation(data.labels), data.classes
+    )
     settings = replace(SETTINGS, capacity=9)
 
     def trained(name: str, images: ImageSet) -> Encoder:
-        return train_version(1, images, TrainingContext(), create_method(name), settings, progress=False).encoder
+        return train_version(
+            1, images, TrainingContext(), create_method(name), settings, progress=False
+        ).encoder
 
     assert _same(trained("cores-contrastive", data), trained("cores-contrastive", permuted))
     assert not _same(trained("cores", data), trained("cores", permuted))
@@ -169,4 +203,7 @@ def test_contrastive_mistakes_are_told() -> None:
 
 
 def _same(a: Encoder, b: Encoder) -> bool:
-    return all(torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
+    return all(
+        torch.equal(x, y)
+        for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True)
+    )

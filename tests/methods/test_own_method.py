@@ -24,7 +24,9 @@ def test_the_example_runs_and_its_anchor_holds_versions_together() -> None:
     assert (about["method"]["name"], about["method"]["options"]) == ("anchored", {"weight": 1.0})
 
     queries, gallery = its["queries"], its["gallery"]
-    loose = its["run_scenario"](its["stream"], its["anchored"](0.0), its["settings"], progress=False)
+    loose = its["run_scenario"](
+        its["stream"], its["anchored"](0.0), its["settings"], progress=False
+    )
     features = [its["version_features"](v.name, v.encoder, queries, gallery) for v in loose]
     free = its["cross_test"](features, queries.labels, gallery.labels, "image").matrix
     below = np.tril_indices(3, -1)

@@ -31,13 +31,18 @@ SETTINGS = Settings(
 def digits(per_class: int = 12) -> ImageSet:
     pixels, labels = load_digits(return_X_y=True)
     rows = np.concatenate([np.flatnonzero(labels == digit)[:per_class] for digit in range(6)])
-    return from_arrays((pixels[rows].reshape(-1, 8, 8) * 15).astype(np.uint8).repeat(4, 1).repeat(4, 2), labels[rows])
+    return from_arrays(
+        (pixels[rows].reshape(-1, 8, 8) * 15).astype(np.uint8).repeat(4, 1).repeat(4, 2),
+        labels[rows],
+    )
 
 
 def encoder(seed: int, classes: tuple[str, ...] = ("0", "1"), capacity: int = 200) -> Encoder:
     torch.manual_seed(seed)
     options = {"in_channels": 1, "width": 4, "feature_dim": 12}
-    return Encoder.create("tiny", classes=classes, capacity=capacity, backbone_options=options).eval()
+    return Encoder.create(
+        "tiny", classes=classes, capacity=capacity, backbone_options=options
+    ).eval()
 
 
 def test_cosines_by_the_short_form_are_those_of_the_features() -> None:
@@ -57,7 +62,11 @@ def test_gradients_by_the_short_form_are_those_of_the_features() -> None:
     for short in (True, False):
         model.zero_grad()
         seen = model(pixels)
-        cosines = seen.cosines(old) if short else functional.normalize(seen.z) @ functional.normalize(old.z).T
+        cosines = (
+            seen.cosines(old)
+            if short
+            else functional.normalize(seen.z) @ functional.normalize(old.z).T
+        )
         torch.autograd.backward((cosines * torch.arange(16.0).view(4, 4)).sum())
         assert model.projection is not None
         gradient = model.projection.weight.grad
@@ -68,14 +77,19 @@ def test_gradients_by_the_short_form_are_those_of_the_features() -> None:
 
 def test_hoc_compares_wide_features_without_making_them() -> None:
     new_model, old_model = (encoder(seed, capacity=9000) for seed in range(2))
-    pixels, targets = torch.randint(0, 256, (6, 1, 32, 32), dtype=torch.uint8), torch.tensor([0, 1, 1, 0, 1, 0])
+    pixels, targets = (
+        torch.randint(0, 256, (6, 1, 32, 32), dtype=torch.uint8),
+        torch.tensor([0, 1, 1, 0, 1, 0]),
+    )
     with torch.no_grad():
         new, old = new_model(pixels), FrozenEncoder(old_model)(pixels)
         method = create_method("hoc", lam=0.25)
         assert method.terms is not None
         found = method.terms(Step(new, old, targets, torch.zeros(6, dtype=torch.bool)))["hoc"]
     assert "z" not in vars(old)  # never made
-    assert float(found) == pytest.approx(0.75 * float(info_nce(new.z, old.z, targets, 5.0)), abs=1e-4)
+    assert float(found) == pytest.approx(
+        0.75 * float(info_nce(new.z, old.z, targets, 5.0)), abs=1e-4
+    )
 
 
 def test_the_terms_are_cross_entropy_hold_and_contrast() -> None:
@@ -88,10 +102,14 @@ def test_the_terms_are_cross_entropy_hold_and_contrast() -> None:
     objective = create_method("polaris", hold=3.0, contrast=0.5, rho=2.0).objective(upgrade)
     step = Step(new, old, targets, torch.zeros(6, dtype=torch.bool), turns=turns, first=first)
     terms = objective.terms(step)
-    slots = torch.tensor([0, 1, 1, 25, 51, 76])  # K = 200: 25 slots for classes, then 25 for each quarter turn
+    slots = torch.tensor(
+        [0, 1, 1, 25, 51, 76]
+    )  # K = 200: 25 slots for classes, then 25 for each quarter turn
     z, y, x = (functional.normalize(seen.z) for seen in (new, old, first))
     held = 1 - ((z * y).sum(1) + (z * x).sum(1)) / 2
-    assert float(terms["ce"].detach()) == pytest.approx(float(functional.cross_entropy(new.logits, slots)), abs=1e-5)
+    assert float(terms["ce"].detach()) == pytest.approx(
+        float(functional.cross_entropy(new.logits, slots)), abs=1e-5
+    )
     assert float(terms["hold"]) == pytest.approx(3 * float(held.mean()), abs=1e-5)
     contrast = search_contrast(z @ y.T, z @ z.T, slots, 2.0)
     assert float(terms["contrast"]) == pytest.approx(0.5 * float(contrast), abs=1e-5)
@@ -128,7 +146,9 @@ def test_the_first_version_is_a_second_teacher_from_the_third_on() -> None:
 
     object.__setattr__(method, "begin", watched)
     counts = []
-    for _ in run_scenario(class_stream(digits(), 2, 2), method, SETTINGS, progress=False, scenario="lifelong"):
+    for _ in run_scenario(
+        class_stream(digits(), 2, 2), method, SETTINGS, progress=False, scenario="lifelong"
+    ):
         counts.append(shown.copy())
         shown.clear()
     assert [set(seen) for seen in counts] == [{False}, {False}, {True}]
@@ -140,7 +160,9 @@ def test_upgrades_take_smaller_steps_the_fewer_classes_they_bring() -> None:
     versions = run_scenario(stream, method, SETTINGS, progress=False, scenario="lifelong")
     rates = [version.log[0].learning_rate for version in versions]
     assert rates == pytest.approx([0.05, 0.05 * 0.4 * 0.5, 0.05 * 0.4 * 0.2**0.5])
-    more = Upgrade(encoder(0), FrozenEncoder(encoder(1)), digits(), ("0", "1"), ())  # more classes than before: no more
+    more = Upgrade(
+        encoder(0), FrozenEncoder(encoder(1)), digits(), ("0", "1"), ()
+    )  # more classes than before: no more
     assert method.objective(more).learning_rate == pytest.approx(0.4)
 
 

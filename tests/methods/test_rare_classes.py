@@ -37,7 +37,9 @@ def test_centres_of_a_class_that_comes_again_are_those_of_new_and_remembered_ima
     upgrade, step = situation(create_method("cvs"))
     assert step.old is not None
     data = upgrade.images
-    centres = OldCentres.at(replace(upgrade, images=data.take([0, 12, 13]), memory=data.take([2, 3, 4])), OLD)
+    centres = OldCentres.at(
+        replace(upgrade, images=data.take([0, 12, 13]), memory=data.take([2, 3, 4])), OLD
+    )
     unit = functional.normalize(step.old.z)
     torch.testing.assert_close(centres.means[0], unit[[0, 2, 3]].mean(dim=0), atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(centres.means[1], unit[4], atol=1e-5, rtol=1e-4)
@@ -49,13 +51,17 @@ def test_lce_leaves_out_classes_of_one_image_and_of_none() -> None:
     method = create_method("lce-er", align=5.0, boundary=2.0)
     upgrade, step = situation(method)
     assert step.old is not None
-    values = method.objective(replace(upgrade, images=upgrade.images.take(np.arange(13)))).terms(step)
+    values = method.objective(replace(upgrade, images=upgrade.images.take(np.arange(13)))).terms(
+        step
+    )
     own, features = step.targets[:12], functional.normalize(step.old.z[:12])
     means = torch.stack([features[4 * slot : 4 * slot + 4].mean(dim=0) for slot in range(3)])
     loosest = (features * functional.normalize(means)[own]).sum(dim=1).reshape(3, 4).amin(dim=1)
     prototypes = upgrade.encoder.classifier.get_parameter("weight")[:3]
     align = centre_alignment(prototypes, means, torch.ones(3, dtype=torch.bool))
-    within = cosine_boundary(step.new.z[:12], means[own], loosest[own], torch.ones(12, dtype=torch.bool))
+    within = cosine_boundary(
+        step.new.z[:12], means[own], loosest[own], torch.ones(12, dtype=torch.bool)
+    )
     torch.testing.assert_close(values["align"], 5 * align, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(values["boundary"], 2 * within, atol=1e-4, rtol=1e-4)
 
@@ -65,10 +71,14 @@ def test_cvs_holds_a_class_to_the_one_image_that_is_remembered_of_it() -> None:
     upgrade, step = situation(method)
     assert step.old is not None
     memory = upgrade.images.take([0, 4, 8])
-    values = method.objective(replace(upgrade, images=upgrade.images.of_classes(NEW), memory=memory)).terms(step)
+    values = method.objective(
+        replace(upgrade, images=upgrade.images.of_classes(NEW), memory=memory)
+    ).terms(step)
     new, old = functional.normalize(step.new.z), functional.normalize(step.old.z)
     distances = [(new[i] - old[4 * (i // 4)]).square().sum() for i in range(12)]
-    torch.testing.assert_close(values["data"], 2 * torch.stack(distances).mean(), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        values["data"], 2 * torch.stack(distances).mean(), atol=1e-4, rtol=1e-4
+    )
 
 
 def test_podnet_without_a_new_class_counts_one() -> None:
@@ -76,12 +86,20 @@ def test_podnet_without_a_new_class_counts_one() -> None:
     upgrade, step = situation(method)
     assert step.old is not None
     values = method.objective(nothing_new(upgrade)).terms(step)
-    torch.testing.assert_close(values["pod"], 2 * math.sqrt(5) * pooled_outputs(step.new.maps, step.old.maps))
-    torch.testing.assert_close(values["flat"], 4 * math.sqrt(5) * feature_distillation(step.new.h, step.old.h))
+    torch.testing.assert_close(
+        values["pod"], 2 * math.sqrt(5) * pooled_outputs(step.new.maps, step.old.maps)
+    )
+    torch.testing.assert_close(
+        values["flat"], 4 * math.sqrt(5) * feature_distillation(step.new.h, step.old.h)
+    )
 
 
 def upper_bound(upgrade: Upgrade) -> Terms:
-    return create_method("cl2r-ub", base=2.0).objective(upgrade).terms(situation(create_method("cl2r-ub"))[1])
+    return (
+        create_method("cl2r-ub", base=2.0)
+        .objective(upgrade)
+        .terms(situation(create_method("cl2r-ub"))[1])
+    )
 
 
 def test_the_upper_bound_without_a_new_class_counts_one() -> None:
@@ -113,7 +131,9 @@ def test_the_upper_bound_finds_old_classes_by_their_slots() -> None:
         ("cl2r-ub", {"base": math.nan}, "base=nan"),
     ],
 )
-def test_weights_below_zero_or_no_number_are_refused(name: str, options: dict[str, float], message: str) -> None:
+def test_weights_below_zero_or_no_number_are_refused(
+    name: str, options: dict[str, float], message: str
+) -> None:
     with pytest.raises(InputError, match=message):
         create_method(name, **options)
 

@@ -20,7 +20,15 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 from torch.nn import functional
 
-from fixstar.data import Augmentation, Batches, BatchSource, ImageSet, ReplayMemory, from_arrays, pixel_source
+from fixstar.data import (
+    Augmentation,
+    Batches,
+    BatchSource,
+    ImageSet,
+    ReplayMemory,
+    from_arrays,
+    pixel_source,
+)
 from fixstar.evaluation import cross_test
 from fixstar.losses import pooled_outputs
 from fixstar.methods import METHODS, create_method
@@ -74,7 +82,9 @@ def digits() -> tuple[ImageSet, ImageSet, ImageSet]:
     order = np.random.default_rng(0).permutation(len(labels))
     rows = np.stack([order[labels[order] == digit][:90] for digit in range(10)])
     parts = (rows[:, :40], rows[:, 40:65], rows[:, 65:])
-    train_on, queries, gallery = (from_arrays(pixels[part.ravel()], labels[part.ravel()], OLD + NEW) for part in parts)
+    train_on, queries, gallery = (
+        from_arrays(pixels[part.ravel()], labels[part.ravel()], OLD + NEW) for part in parts
+    )
     return train_on, queries, gallery
 
 
@@ -85,7 +95,9 @@ def first(name: str, seed: int, pretrained: bool = False) -> Encoder:
         replace(SETTINGS, seed=seed),
         TrainingContext(pretrained=first("cores", seed) if pretrained else None),
     )
-    return train_version(1, digits()[0].of_classes(OLD), past, create_method(name), settings, progress=False).encoder
+    return train_version(
+        1, digits()[0].of_classes(OLD), past, create_method(name), settings, progress=False
+    ).encoder
 
 
 def _shared(name: str) -> str:
@@ -95,21 +107,33 @@ def _shared(name: str) -> str:
     head = (method.classifier, dict(method.classifier_options))
     plain = sorted(METHODS.keys() - {"podnet", "cores-contrastive"})
     heads = {other: create_method(other) for other in plain}
-    return next(o for o in plain if (heads[o].classifier, dict(heads[o].classifier_options)) == head)
+    return next(
+        o for o in plain if (heads[o].classifier, dict(heads[o].classifier_options)) == head
+    )
 
 
-def trained(name: str, seed: int, *, remembered: int = 10, pretrained: bool = False, **options: Any) -> Pair:
+def trained(
+    name: str, seed: int, *, remembered: int = 10, pretrained: bool = False, **options: Any
+) -> Pair:
     """Both versions; each starts from CoReS's first one if ``pretrained``."""
     return _trained(name, seed, remembered, pretrained, tuple(options.items()))
 
 
 @functools.cache
-def _trained(name: str, seed: int, remembered: int, pretrained: bool, options: tuple[tuple[str, Any], ...]) -> Pair:
-    method, old, everything = create_method(name, **dict(options)), first(_shared(name), seed, pretrained), digits()[0]
+def _trained(
+    name: str, seed: int, remembered: int, pretrained: bool, options: tuple[tuple[str, Any], ...]
+) -> Pair:
+    method, old, everything = (
+        create_method(name, **dict(options)),
+        first(_shared(name), seed, pretrained),
+        digits()[0],
+    )
     images, memory = everything, ReplayMemory(0)
     if method.scenario == "lifelong":
         images = everything.of_classes(NEW)
-        memory = ReplayMemory(remembered).extended(everything.of_classes(OLD), old.preprocessing, seed=seed)
+        memory = ReplayMemory(remembered).extended(
+            everything.of_classes(OLD), old.preprocessing, seed=seed
+        )
     modules: list[torch.nn.Module | None] = []
 
     def keep(run: Training) -> list[EpochLog]:
@@ -130,7 +154,9 @@ def _trained(name: str, seed: int, remembered: int, pretrained: bool, options: t
 def crossed(pair: Pair, adapt: bool = True) -> NDArray[np.float64]:
     """C[t, k] among the gallery images, nearest image."""
     _, queries, gallery = digits()
-    made = [version_features(n, e, queries, gallery) for n, e in (("v1", pair.old), ("v2", pair.new))]
+    made = [
+        version_features(n, e, queries, gallery) for n, e in (("v1", pair.old), ("v2", pair.new))
+    ]
     if not adapt:
         made[1] = replace(made[1], adapt=None)
     return cross_test(made, queries.labels, gallery.labels, "image").matrix
@@ -177,7 +203,9 @@ def follows(pair: Pair) -> float:
 
 
 def right(pair: Pair, classes: list[str]) -> float:
-    truth = torch.tensor([int(c) for c in classes])[torch.from_numpy(digits()[1].of_classes(classes).labels)]
+    truth = torch.tensor([int(c) for c in classes])[
+        torch.from_numpy(digits()[1].of_classes(classes).labels)
+    ]
     return (logits(pair.new, classes).argmax(dim=1) == truth).float().mean().item()
 
 
@@ -187,30 +215,48 @@ def judged_by_vectors(pair: Pair) -> float:
     stored = pair.old.encode(gallery.images)
     means = np.stack([stored[gallery.labels == label].mean(axis=0) for label in range(5)])
     means /= np.linalg.norm(means, axis=1, keepdims=True)
-    return float(((vectors(pair.new, OLD) @ means.T).argmax(axis=1) == digits()[1].of_classes(OLD).labels).mean())
+    return float(
+        (
+            (vectors(pair.new, OLD) @ means.T).argmax(axis=1) == digits()[1].of_classes(OLD).labels
+        ).mean()
+    )
 
 
 def aligned(pair: Pair) -> float:
     """The mean cosine of a new prototype and the old model's centre of its class."""
     everything = digits()[0]
     made = pair.old.encode(everything.images)
-    centres = torch.from_numpy(np.stack([made[everything.labels == label].mean(axis=0) for label in range(10)]))
-    return functional.cosine_similarity(pair.new.classifier.get_parameter("weight"), centres).mean().item()
+    centres = torch.from_numpy(
+        np.stack([made[everything.labels == label].mean(axis=0) for label in range(10)])
+    )
+    return (
+        functional.cosine_similarity(pair.new.classifier.get_parameter("weight"), centres)
+        .mean()
+        .item()
+    )
 
 
 def same_maps(pair: Pair) -> float:
     """Minus the distance of pooled feature maps."""
     pixels = torch.from_numpy(np.asarray(digits()[1].images)).permute(0, 3, 1, 2).contiguous()
     with torch.no_grad():
-        return -pooled_outputs(pair.new(pixels, maps=True).maps, pair.old(pixels, maps=True).maps).item()
+        return -pooled_outputs(
+            pair.new(pixels, maps=True).maps, pair.old(pixels, maps=True).maps
+        ).item()
 
 
 def views_found(encoder: Encoder) -> float:
     """How often a crop finds another crop of its image first, among those of all query images."""
     queries = digits()[1]
-    source, _ = pixel_source(queries, encoder.preprocessing, SETTINGS.augmentation, torch.device("cpu"))
+    source, _ = pixel_source(
+        queries, encoder.preprocessing, SETTINGS.augmentation, torch.device("cpu")
+    )
     batches = Batches(
-        [BatchSource(source, torch.from_numpy(queries.labels))], len(queries), SETTINGS.augmentation, 0, views=2
+        [BatchSource(source, torch.from_numpy(queries.labels))],
+        len(queries),
+        SETTINGS.augmentation,
+        0,
+        views=2,
     )
     (batch,) = batches.epoch(0)
     with torch.no_grad():
@@ -222,7 +268,10 @@ def agreement(pair: Pair, encoder: Encoder) -> float:
     """How often an encoder answers as the boosted pair of FOSTER does."""
     boosted: Any = pair.module
     with torch.no_grad():
-        old, new = (torch.from_numpy(e.encode(digits()[1].images, form="raw")) for e in (pair.old, boosted.boosted))
+        old, new = (
+            torch.from_numpy(e.encode(digits()[1].images, form="raw"))
+            for e in (pair.old, boosted.boosted)
+        )
         answers: Tensor = boosted(old, new).argmax(dim=1)
     return (logits(encoder, OLD + NEW).argmax(dim=1) == answers).float().mean().item()
 
@@ -233,12 +282,17 @@ def agreement(pair: Pair, encoder: Encoder) -> float:
 Figures = dict[Callable[[Pair], float], float]
 
 
-def _beats(name: str, control: str, figures: Figures, **without: Any) -> Callable[[int], list[Claim]]:
+def _beats(
+    name: str, control: str, figures: Figures, **without: Any
+) -> Callable[[int], list[Claim]]:
     """Figures are larger, by what is given, than those of a control."""
 
     def signature(seed: int) -> list[Claim]:
         whole, other = trained(name, seed), trained(control, seed, **without)
-        return [Claim(figure.__name__, figure(whole), figure(other), by) for figure, by in figures.items()]
+        return [
+            Claim(figure.__name__, figure(whole), figure(other), by)
+            for figure, by in figures.items()
+        ]
 
     return signature
 
@@ -248,14 +302,19 @@ def _polaris(seed: int) -> list[Claim]:
     # seeds 0 to 2, and 0.052 and 0.032 in two more. At Polaris's own small steps it is -0.008 to 0.096.
     held = trained("polaris", seed, rotated=False, rate=1.0)
     free = trained("polaris", seed, rotated=False, rate=1.0, hold=0.0, contrast=0.0)
-    return [Claim("nearness", nearness(held), nearness(free), 0.17), Claim("cross", cross(held), cross(free), 0.05)]
+    return [
+        Claim("nearness", nearness(held), nearness(free), 0.17),
+        Claim("cross", cross(held), cross(free), 0.05),
+    ]
 
 
 def mapped_back(pair: Pair) -> float:
     """The mean cosine of new features, mapped by a ridge of the training images, and the old ones of the same image."""
     images = digits()[0].images
     back = fit_map("ridge", Pairs.checked(pair.new.encode(images), pair.old.encode(images))).map
-    return float((back(vectors(pair.new, OLD + NEW)) * vectors(pair.old, OLD + NEW)).sum(axis=1).mean())
+    return float(
+        (back(vectors(pair.new, OLD + NEW)) * vectors(pair.old, OLD + NEW)).sum(axis=1).mean()
+    )
 
 
 def _vega(seed: int) -> list[Claim]:
@@ -288,7 +347,10 @@ def _itm(seed: int) -> list[Claim]:
 def _ift(seed: int) -> list[Claim]:
     pairs = [trained("ift", seed), trained("itm", seed)]
     name = "backbone.fc.weight"
-    moved = [(pair.new.get_parameter(name) - pair.old.get_parameter(name)).norm().item() for pair in pairs]
+    moved = [
+        (pair.new.get_parameter(name) - pair.old.get_parameter(name)).norm().item()
+        for pair in pairs
+    ]
     return [
         Claim("nearer to the last weights", -moved[0], -moved[1], 2.0),
         Claim("cross-test", cross(pairs[0]), cross(pairs[1]), 0.3),
@@ -328,7 +390,9 @@ def _fan(seed: int) -> list[Claim]:
 def _foster(seed: int) -> list[Claim]:
     pair = trained("foster", seed, epochs=1.5)
     return [
-        Claim("agreement with the pair", agreement(pair, pair.new), agreement(pair, pair.old), 0.15),
+        Claim(
+            "agreement with the pair", agreement(pair, pair.new), agreement(pair, pair.old), 0.15
+        ),
         Claim("old classes right", right(pair, OLD), 0.7, 0.0),
         Claim("new classes right", right(pair, NEW), 0.5, 0.0),
     ]
@@ -339,7 +403,9 @@ SIGNATURES: dict[str, Callable[[int], list[Claim]]] = {
     "advbct-er": _beats("advbct-er", "er", {nearness: 0.06, cross: 0.01}),
     "bct": _beats("bct", "itm", {judged: 0.2, cross: 0.2}),
     "bct-er": _beats("bct-er", "er", {trusted: 0.02}),
-    "bct-vectors": _beats("bct-vectors", "bct-vectors", {judged_by_vectors: 0.25, cross: 0.08}, lam=0.0),
+    "bct-vectors": _beats(
+        "bct-vectors", "bct-vectors", {judged_by_vectors: 0.25, cross: 0.08}, lam=0.0
+    ),
     "bic": _bic,
     "cl2r-ub": _beats("cl2r-ub", "itm", {cross: 0.25}),
     "cores": _beats("cores", "itm", {cross: 0.2}),

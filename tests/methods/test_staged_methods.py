@@ -30,7 +30,14 @@ from fixstar.losses import (
 from fixstar.methods import Objective, Step, Upgrade, create_method
 from fixstar.methods.incremental import BiasCorrection, effective_weights
 from fixstar.models import Adapter, Encoder, FrozenEncoder, LinearClassifier
-from fixstar.training import Training, TrainingContext, run_scenario, train, train_version, version_features
+from fixstar.training import (
+    Training,
+    TrainingContext,
+    run_scenario,
+    train,
+    train_version,
+    version_features,
+)
 from fixstar.training.checkpoint import save_checkpoint
 
 STAGED = ("bic", "fan", "foster")
@@ -92,7 +99,9 @@ def test_bic_weighs_answers_by_the_share_of_old_classes() -> None:
     values, _, step = terms(create_method("bic", temperature=3.0))
     assert step.old is not None
     lam = 3 / 5
-    torch.testing.assert_close(values["ce"], (1 - lam) * cross_entropy(step.new.logits, step.targets))
+    torch.testing.assert_close(
+        values["ce"], (1 - lam) * cross_entropy(step.new.logits, step.targets)
+    )
     answers = knowledge_distillation(step.new.logits[:, :3], step.old.logits, 3.0)
     torch.testing.assert_close(values["kd"], lam * answers)
 
@@ -110,7 +119,9 @@ def test_the_correction_changes_new_logits_alone() -> None:
     with torch.no_grad():
         correction.alpha.fill_(3.0)
         correction.beta.fill_(-1.0)
-    torch.testing.assert_close(correction(torch.tensor([[1.0, 2.0, 3.0, 4.0]])), torch.tensor([[1.0, 2.0, 8.0, 11.0]]))
+    torch.testing.assert_close(
+        correction(torch.tensor([[1.0, 2.0, 3.0, 4.0]])), torch.tensor([[1.0, 2.0, 8.0, 11.0]])
+    )
 
 
 def test_folding_gives_the_head_the_corrected_logits() -> None:
@@ -140,11 +151,17 @@ def test_the_correction_is_that_of_the_least_cross_entropy() -> None:
     alpha, beta = correction.alpha.item(), correction.beta.item()
 
     def error(a: float, b: float) -> float:
-        return functional.cross_entropy(torch.cat([logits[:, :3], a * logits[:, 3:] + b], 1), targets).item()
+        return functional.cross_entropy(
+            torch.cat([logits[:, :3], a * logits[:, 3:] + b], 1), targets
+        ).item()
 
     least = error(alpha, beta)
     assert least < before.item() - 0.05
-    assert all(error(alpha + da, beta + db) >= least - 1e-6 for da in (-0.05, 0, 0.05) for db in (-0.1, 0, 0.1))
+    assert all(
+        error(alpha + da, beta + db) >= least - 1e-6
+        for da in (-0.05, 0, 0.05)
+        for db in (-0.1, 0, 0.1)
+    )
 
 
 def test_bic_corrects_nothing_without_held_out_images_or_without_a_new_class() -> None:
@@ -152,7 +169,9 @@ def test_bic_corrects_nothing_without_held_out_images_or_without_a_new_class() -
     upgrade, _ = situation(method)
     assert method.objective(upgrade).finish is None
     whole = FrozenEncoder(encoder(method, OLD + NEW, 0))
-    same_classes = replace(with_held_out(upgrade), teacher=whole, old_classes=OLD + NEW, new_classes=())
+    same_classes = replace(
+        with_held_out(upgrade), teacher=whole, old_classes=OLD + NEW, new_classes=()
+    )
     assert method.objective(same_classes).finish is None
 
 
@@ -168,7 +187,9 @@ def test_the_correction_changes_the_new_rows_of_the_head_alone() -> None:
     assert isinstance(correction, BiasCorrection)
     assert changed(before, state(upgrade.encoder)) == {"classifier.weight", "classifier.bias"}
     pixels = torch.from_numpy(np.asarray(upgrade.images.images)).permute(0, 3, 1, 2)
-    torch.testing.assert_close(upgrade.encoder(pixels).logits, correction(answers), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        upgrade.encoder(pixels).logits, correction(answers), atol=1e-4, rtol=1e-4
+    )
     expected = BiasCorrection(3)
     expected.fit(answers, step.targets)
     torch.testing.assert_close(correction.alpha, expected.alpha, atol=1e-2, rtol=1e-2)
@@ -177,7 +198,9 @@ def test_the_correction_changes_the_new_rows_of_the_head_alone() -> None:
 def test_bic_trains_on_no_held_out_image(monkeypatch: pytest.MonkeyPatch) -> None:
     watch = Watch(monkeypatch)
     two_versions("bic")
-    run = watch.runs[1]  # two new classes of 8 images, two remembered ones of 4; a tenth of 4 is less than one
+    run = watch.runs[
+        1
+    ]  # two new classes of 8 images, two remembered ones of 4; a tenth of 4 is less than one
     assert [len(lane.pixels) for lane in run.batches._sources] == [2 * 7, 2 * 3]
 
 
@@ -195,9 +218,13 @@ def test_fan_holds_features_and_then_learns_the_adapter_with_the_rest_still() ->
     assert adapter.options == {"width": 6, "hidden": 12}
     later = objective.then[0].terms(step)
     adapted = adapter(functional.normalize(step.old.z))
-    torch.testing.assert_close(later["adapt"], (1 - functional.cosine_similarity(adapted, step.new.z)).mean())
+    torch.testing.assert_close(
+        later["adapt"], (1 - functional.cosine_similarity(adapted, step.new.z)).mean()
+    )
     logits = adapted @ upgrade.encoder.classifier.get_parameter("weight").T
-    torch.testing.assert_close(later["classify"], 2 * functional.cross_entropy(logits, step.targets))
+    torch.testing.assert_close(
+        later["classify"], 2 * functional.cross_entropy(logits, step.targets)
+    )
     backbone = upgrade.encoder.get_parameter("backbone.fc.weight")
     assert unreached(later["adapt"] + later["classify"], backbone)
 
@@ -218,7 +245,9 @@ def test_the_adapter_stage_leaves_the_encoder_alone(monkeypatch: pytest.MonkeyPa
 def test_galleries_pass_through_the_adapters_of_all_versions_since(tmp_path: Path) -> None:
     images = blobs()
     stream = class_stream(images, 2, 1)
-    versions = list(run_scenario(stream, create_method("fan"), SETTINGS, tmp_path / "run", progress=False))
+    versions = list(
+        run_scenario(stream, create_method("fan"), SETTINGS, tmp_path / "run", progress=False)
+    )
     made = [version_features(v.name, v.encoder, images, images) for v in versions]
     matrix = cross_test(made, images.labels, images.labels, "image").matrix
     second, third = (v.encoder.adapter for v in versions[1:])
@@ -227,20 +256,29 @@ def test_galleries_pass_through_the_adapters_of_all_versions_since(tmp_path: Pat
     stored = third.adapt(second.adapt(versions[0].encoder.encode(images.images)))
     found = (versions[2].encoder.encode(images.images) @ stored.T).argmax(axis=1)
     assert matrix[2, 0] == pytest.approx((images.labels[found] == images.labels).mean())
-    again = list(run_scenario(stream, create_method("fan"), SETTINGS, tmp_path / "run", progress=False))
+    again = list(
+        run_scenario(stream, create_method("fan"), SETTINGS, tmp_path / "run", progress=False)
+    )
     reread = [version_features(v.name, v.encoder, images, images) for v in again]
-    np.testing.assert_array_equal(cross_test(reread, images.labels, images.labels, "image").matrix, matrix)
+    np.testing.assert_array_equal(
+        cross_test(reread, images.labels, images.labels, "image").matrix, matrix
+    )
 
 
 def test_an_adapter_is_not_handed_on_to_a_version_of_another_method() -> None:
     upgraded = two_versions("fan")[1].encoder
-    next_one = train_version(3, blobs(), TrainingContext(upgraded), create_method("er"), SETTINGS, progress=False)
+    next_one = train_version(
+        3, blobs(), TrainingContext(upgraded), create_method("er"), SETTINGS, progress=False
+    )
     assert next_one.encoder.adapter is None
     assert upgraded.adapter is not None
 
 
 def test_fan_needs_features_of_one_width_without_a_projection() -> None:
-    for upgrade in (situation(create_method("fan"), wider=9)[0], situation(create_method("hoc"))[0]):
+    for upgrade in (
+        situation(create_method("fan"), wider=9)[0],
+        situation(create_method("hoc"))[0],
+    ):
         with refuses(ModelError):
             create_method("fan").objective(upgrade)
 
@@ -253,14 +291,22 @@ def test_podnet_holds_maps_and_features_with_the_weight_of_the_class_counts() ->
     assert step.old is not None
     factor = math.sqrt(5 / 2)
     assert len(step.new.maps) == len(step.old.maps) == 3
-    torch.testing.assert_close(values["nca"], neighbourhood_components(step.new.logits, step.targets))
-    torch.testing.assert_close(values["pod"], 2 * factor * pooled_outputs(step.new.maps, step.old.maps))
-    torch.testing.assert_close(values["flat"], 4 * factor * feature_distillation(step.new.h, step.old.h))
+    torch.testing.assert_close(
+        values["nca"], neighbourhood_components(step.new.logits, step.targets)
+    )
+    torch.testing.assert_close(
+        values["pod"], 2 * factor * pooled_outputs(step.new.maps, step.old.maps)
+    )
+    torch.testing.assert_close(
+        values["flat"], 4 * factor * feature_distillation(step.new.h, step.old.h)
+    )
 
 
 def test_the_first_version_of_podnet_has_only_its_own_loss() -> None:
     values, _, step = terms(create_method("podnet"), first=True)
-    torch.testing.assert_close(values, {"nca": neighbourhood_components(step.new.logits, step.targets)})
+    torch.testing.assert_close(
+        values, {"nca": neighbourhood_components(step.new.logits, step.targets)}
+    )
 
 
 def test_podnet_asks_the_loop_for_maps() -> None:
@@ -301,12 +347,20 @@ def test_boosting_joins_the_old_features_and_the_new() -> None:
     head = objective.module.get_parameter("head.weight")
     assert head.shape == (5, 12)
     torch.testing.assert_close(head[:3, :6], upgrade.teacher.classifier.get_parameter("weight"))
-    logits = torch.stack([head @ torch.cat([a, b]) for a, b in zip(step.old.z, step.new.z, strict=True)])
+    logits = torch.stack(
+        [head @ torch.cat([a, b]) for a, b in zip(step.old.z, step.new.z, strict=True)]
+    )
     frequency = effective_weights(torch.tensor(SHOWN), 0.5)
     values = objective.terms(step)
-    torch.testing.assert_close(values["ce"], functional.cross_entropy(logits / frequency, step.targets))
-    torch.testing.assert_close(values["enhance"], functional.cross_entropy(step.new.logits, step.targets))
-    torch.testing.assert_close(values["kd"], knowledge_distillation(logits[:, :3], step.old.logits, 2.0))
+    torch.testing.assert_close(
+        values["ce"], functional.cross_entropy(logits / frequency, step.targets)
+    )
+    torch.testing.assert_close(
+        values["enhance"], functional.cross_entropy(step.new.logits, step.targets)
+    )
+    torch.testing.assert_close(
+        values["kd"], knowledge_distillation(logits[:, :3], step.old.logits, 2.0)
+    )
 
 
 def test_compression_starts_from_the_old_weights_and_follows_the_pair_as_it_was_learnt() -> None:
@@ -324,13 +378,25 @@ def test_compression_starts_from_the_old_weights_and_follows_the_pair_as_it_was_
     assert stage.trains is upgrade.encoder
     stage.begin()
     assert changed(start, state(upgrade.encoder)) == set()
-    copied = {name.removeprefix("boosted."): v for name, v in state(objective.module).items() if "boosted." in name}
+    copied = {
+        name.removeprefix("boosted."): v
+        for name, v in state(objective.module).items()
+        if "boosted." in name
+    }
     assert changed(learnt, copied) == set()
-    assert all(not p.requires_grad for name, p in objective.module.named_parameters() if name.startswith("boosted"))
-    answers = torch.cat([step.old.z, boosted], dim=1) @ objective.module.get_parameter("head.weight").T
+    assert all(
+        not p.requires_grad
+        for name, p in objective.module.named_parameters()
+        if name.startswith("boosted")
+    )
+    answers = (
+        torch.cat([step.old.z, boosted], dim=1) @ objective.module.get_parameter("head.weight").T
+    )
     rarity = effective_weights(torch.tensor(SHOWN), 0.8)
     values = stage.terms(step)
-    torch.testing.assert_close(values["compress"], balanced_distillation(step.new.logits, answers, rarity, 2.0))
+    torch.testing.assert_close(
+        values["compress"], balanced_distillation(step.new.logits, answers, rarity, 2.0)
+    )
     assert unreached(values["compress"], objective.module.get_parameter("head.weight"))
 
 

@@ -19,7 +19,16 @@ from fixstar.errors import InputError
 from fixstar.losses import search_contrast
 from fixstar.methods import Objective, Step, Upgrade, create_method
 from fixstar.models import Encoder, FrozenEncoder, Outputs
-from fixstar.training import Recipe, Settings, Training, TrainingContext, loop, run_scenario, train, train_version
+from fixstar.training import (
+    Recipe,
+    Settings,
+    Training,
+    TrainingContext,
+    loop,
+    run_scenario,
+    train,
+    train_version,
+)
 from fixstar.training.checkpoint import save_checkpoint, weights_digest
 
 SETTINGS = Settings(
@@ -32,13 +41,18 @@ SETTINGS = Settings(
 )
 TURNS = torch.tensor([0, 0, 0, 1, 2, 3])
 TARGETS = torch.tensor([0, 1, 1, 0, 1, 1])
-SLOTS = torch.tensor([0, 1, 1, 25, 51, 76])  # K = 200: 25 slots for classes, then 25 for each quarter turn
+SLOTS = torch.tensor(
+    [0, 1, 1, 25, 51, 76]
+)  # K = 200: 25 slots for classes, then 25 for each quarter turn
 
 
 def digits(per_class: int = 12) -> ImageSet:
     pixels, labels = load_digits(return_X_y=True)
     rows = np.concatenate([np.flatnonzero(labels == digit)[:per_class] for digit in range(6)])
-    return from_arrays((pixels[rows].reshape(-1, 8, 8) * 15).astype(np.uint8).repeat(4, 1).repeat(4, 2), labels[rows])
+    return from_arrays(
+        (pixels[rows].reshape(-1, 8, 8) * 15).astype(np.uint8).repeat(4, 1).repeat(4, 2),
+        labels[rows],
+    )
 
 
 def encoder(seed: int, feature_dim: int = 12) -> Encoder:
@@ -47,14 +61,18 @@ def encoder(seed: int, feature_dim: int = 12) -> Encoder:
     return Encoder.create("tiny", classes=("0", "1"), capacity=200, backbone_options=options).eval()
 
 
-def upgrade_of(new: Encoder, old: Encoder | None, first: Encoder | None = None, seed: int = 3) -> Upgrade:
+def upgrade_of(
+    new: Encoder, old: Encoder | None, first: Encoder | None = None, seed: int = 3
+) -> Upgrade:
     known = ("0",) if old is not None else ()
     frozen = [None if past is None else FrozenEncoder(past) for past in (old, first)]
     return Upgrade(new, frozen[0], digits(), known, ("1",), seed=seed, first=frozen[1])
 
 
 def step_of(new: Encoder, old: Encoder | None, first: Encoder | None = None) -> Step:
-    pixels = torch.randint(0, 256, (6, 1, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    pixels = torch.randint(
+        0, 256, (6, 1, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
     seen: list[Outputs | None] = []
     with torch.no_grad():
         for model in (old, first):
@@ -68,7 +86,9 @@ def heads_of(objective: Objective) -> dict[str, Tensor]:
     return {name: head.get_parameter("weight") for name, head in objective.module.items()}
 
 
-def expected_terms(step: Step, past: Outputs, weight: Tensor, contrast: float, rho: float) -> tuple[float, float]:
+def expected_terms(
+    step: Step, past: Outputs, weight: Tensor, contrast: float, rho: float
+) -> tuple[float, float]:
     """1 - cos of the head's queries and the old features, and their search contrast, from full features."""
     assert past.projection is not None
     queries = functional.normalize(step.new.h @ weight.T @ past.projection.T)
@@ -81,14 +101,24 @@ def expected_terms(step: Step, past: Outputs, weight: Tensor, contrast: float, r
 @pytest.mark.parametrize("width", [12, 20], ids=["as wide", "wider"])
 def test_the_terms_are_cross_entropy_head_and_contrast(width: int) -> None:
     new, old, first = encoder(0, width), encoder(1), encoder(2)
-    objective = create_method("vega", head=3.0, contrast=0.5, rho=2.0).objective(upgrade_of(new, old, first))
+    objective = create_method("vega", head=3.0, contrast=0.5, rho=2.0).objective(
+        upgrade_of(new, old, first)
+    )
     heads = heads_of(objective)
     for weight in heads.values():  # not the identity, as after some training
         nn.init.normal_(weight, generator=torch.Generator().manual_seed(1))
     step = step_of(new, old, first)
     terms = {name: float(value.detach()) for name, value in objective.terms(step).items()}
-    assert set(terms) == {"ce", "head to old", "contrast to old", "head to first", "contrast to first"}
-    assert terms["ce"] == pytest.approx(float(functional.cross_entropy(step.new.logits, SLOTS).detach()), abs=1e-5)
+    assert set(terms) == {
+        "ce",
+        "head to old",
+        "contrast to old",
+        "head to first",
+        "contrast to first",
+    }
+    assert terms["ce"] == pytest.approx(
+        float(functional.cross_entropy(step.new.logits, SLOTS).detach()), abs=1e-5
+    )
     for name, past in (("old", step.old), ("first", step.first)):
         assert past is not None
         away, found = expected_terms(step, past, heads[name], 0.5, 2.0)
@@ -134,7 +164,9 @@ def test_a_head_starts_as_the_identity_or_by_the_seed_of_the_upgrade() -> None:
     torch.manual_seed(11)
     before = torch.random.get_rng_state()
     wider = heads_of(method.objective(upgrade_of(wide, old)))["old"].detach().clone()
-    assert torch.equal(torch.random.get_rng_state(), before)  # nothing was drawn from the global generator
+    assert torch.equal(
+        torch.random.get_rng_state(), before
+    )  # nothing was drawn from the global generator
     torch.manual_seed(12)
     again = heads_of(method.objective(upgrade_of(wide, old)))["old"]
     other = heads_of(method.objective(upgrade_of(wide, old, seed=4)))["old"]
@@ -159,16 +191,25 @@ def test_a_second_head_asks_the_first_version_from_the_third_on_and_none_is_kept
 ) -> None:
     modules = kept_modules(monkeypatch)
     method = create_method("vega", longer=1.0)
-    versions = list(run_scenario(class_stream(digits(), 2, 2), method, SETTINGS, progress=False, scenario="lifelong"))
+    versions = list(
+        run_scenario(
+            class_stream(digits(), 2, 2), method, SETTINGS, progress=False, scenario="lifelong"
+        )
+    )
     assert modules[0] is None
     assert [sorted(dict(part.named_children())) for part in modules[1:] if part is not None] == [
         ["old"],
         ["first", "old"],
     ]
-    assert set(versions[2].log[-1].terms) == {"ce", "head to old", "contrast to old", "head to first"} | {
-        "contrast to first"
-    }
-    assert all(set(v.encoder.state_dict()) == set(versions[0].encoder.state_dict()) for v in versions)
+    assert set(versions[2].log[-1].terms) == {
+        "ce",
+        "head to old",
+        "contrast to old",
+        "head to first",
+    } | {"contrast to first"}
+    assert all(
+        set(v.encoder.state_dict()) == set(versions[0].encoder.state_dict()) for v in versions
+    )
     assert modules[1] is not None
     trained = modules[1].get_parameter("old.weight")
     assert not torch.equal(trained, torch.eye(12))  # the heads were trained along
@@ -187,7 +228,9 @@ def test_an_upgrade_trains_longer() -> None:
     assert method.objective(upgrade_of(encoder(0), None)).epochs == 1.0
 
 
-def test_a_killed_upgrade_of_another_width_resumes_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_upgrade_of_another_width_resumes_bit_for_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stream = class_stream(digits(), 3, 3)
     first, second = (task.images for task in stream)
     method = create_method("vega", longer=1.0)
@@ -221,7 +264,11 @@ def test_a_killed_upgrade_of_another_width_resumes_bit_for_bit(tmp_path: Path, m
 
 
 def test_wrong_options_are_refused() -> None:
-    for wrong, rule in (({"head": -1.0}, "head >= 0"), ({"rho": 0.0}, "rho > 0"), ({"longer": 0.0}, "longer > 0")):
+    for wrong, rule in (
+        ({"head": -1.0}, "head >= 0"),
+        ({"rho": 0.0}, "rho > 0"),
+        ({"longer": 0.0}, "longer > 0"),
+    ):
         with pytest.raises(InputError, match=rule):
             create_method("vega", **wrong)
     usual = create_method("vega").options

@@ -18,7 +18,9 @@ from fixstar.models.encoder import CARD
 
 def with_adapter(seed: int = 0) -> Encoder:
     torch.manual_seed(seed)
-    encoder = Encoder.create("tiny", "linear", classes=["a", "b"], backbone_options={"feature_dim": 4, "width": 2})
+    encoder = Encoder.create(
+        "tiny", "linear", classes=["a", "b"], backbone_options={"feature_dim": 4, "width": 2}
+    )
     encoder.adapter = Adapter(4, 6)
     return encoder.eval()
 

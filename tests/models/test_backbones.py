@@ -21,13 +21,23 @@ from wording import refuses
 
 from fixstar.errors import InputError, MissingExtraError, ModelError, UnknownNameError
 from fixstar.images import Preprocessing
-from fixstar.models.backbones import BACKBONES, Backbone, backbone_names, create_backbone, hf, resnets
+from fixstar.models.backbones import (
+    BACKBONES,
+    Backbone,
+    backbone_names,
+    create_backbone,
+    hf,
+    resnets,
+)
 from fixstar.models.backbones.hf import hf_inputs
 from fixstar.models.backbones.resnets import ResNet, SqueezeExcitation, widen
 
 # name: feature width, parameters as published minus the classifier's (or counted by hand)
 PUBLISHED = {
-    "lenet++": (2, 832 + 25_632 + 51_264 + 102_464 + 204_928 + 409_728 + 448 + 2_306),  # convolutions, PReLU, linear
+    "lenet++": (
+        2,
+        832 + 25_632 + 51_264 + 102_464 + 204_928 + 409_728 + 448 + 2_306,
+    ),  # convolutions, PReLU, linear
     "regnetx_200mf": (368, 2_321_946 - 3_690),
     "regnety_400mf": (384, 5_714_362 - 3_850),
     "resnet18": (512, 11_689_512 - 513_000),
@@ -41,13 +51,24 @@ PUBLISHED = {
     "tiny": (64, 1_800 + 10_368 + 41_472 + 336 + 98_304 + 128),  # convolutions, batch norm, linear
 }
 
-TRANSFORMER = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
+TRANSFORMER = {
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 32,
+    "patch_size": 8,
+}
 TINY: dict[str, dict[str, Any]] = {
     "convnext": {"hidden_sizes": [8, 8, 8, 16], "depths": [1, 1, 1, 1], "image_size": 32},
     "dinov2": TRANSFORMER,
     "dinov3_vit": {**TRANSFORMER, "intermediate_size": 32, "num_register_tokens": 3},
     "regnet": {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "groups_width": 8},
-    "resnet": {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "layer_type": "basic"},
+    "resnet": {
+        "embedding_size": 8,
+        "hidden_sizes": [8, 16],
+        "depths": [1, 1],
+        "layer_type": "basic",
+    },
     "vit": {**TRANSFORMER, "intermediate_size": 32},
 }
 
@@ -60,7 +81,11 @@ def randomise(module: nn.Module) -> None:
     """Random parameters and statistics, so that a layer in the wrong place shows."""
     for tensor in module.state_dict().values():
         if tensor.is_floating_point():
-            tensor.copy_(torch.rand_like(tensor) * 0.5 + 0.1 if tensor.ndim == 1 else torch.randn_like(tensor) * 0.1)
+            tensor.copy_(
+                torch.rand_like(tensor) * 0.5 + 0.1
+                if tensor.ndim == 1
+                else torch.randn_like(tensor) * 0.1
+            )
 
 
 def dead_parameters(backbone: Backbone, images: Tensor) -> list[str]:
@@ -69,7 +94,11 @@ def dead_parameters(backbone: Backbone, images: Tensor) -> list[str]:
     assert features.shape == (len(images), backbone.feature_dim)
     (features * torch.randn_like(features)).sum().backward()
     trainable = [(name, p) for name, p in backbone.named_parameters() if p.requires_grad]
-    return [name for name, p in trainable if p.grad is None or not p.grad.isfinite().all() or not p.grad.any()]
+    return [
+        name
+        for name, p in trainable
+        if p.grad is None or not p.grad.isfinite().all() or not p.grad.any()
+    ]
 
 
 # --- ours
@@ -112,7 +141,11 @@ def test_name_and_options_rebuild_the_architecture(name: str, options: dict[str,
     assert (again.options, again.preprocessing) == (backbone.options, backbone.preprocessing)
     if "in_channels" in options:
         assert shapes(plain) != shapes(backbone)
-        assert backbone.preprocessing.channels == options["in_channels"] != plain.preprocessing.channels
+        assert (
+            backbone.preprocessing.channels
+            == options["in_channels"]
+            != plain.preprocessing.channels
+        )
 
 
 @pytest.mark.parametrize(
@@ -130,16 +163,27 @@ def test_name_and_options_rebuild_the_architecture(name: str, options: dict[str,
 def test_gradient_reaches_every_parameter(name: str, side: int) -> None:
     torch.manual_seed(0)
     backbone = create_backbone(name)
-    assert dead_parameters(backbone, torch.randn(4, backbone.preprocessing.channels, side, side)) == []
+    assert (
+        dead_parameters(backbone, torch.randn(4, backbone.preprocessing.channels, side, side)) == []
+    )
 
 
 def test_preprocessing_follows_the_data_of_the_papers() -> None:
     with torch.device("meta"):
-        cifar, imagenet = create_backbone("resnet32").preprocessing, create_backbone("resnet50").preprocessing
+        cifar, imagenet = (
+            create_backbone("resnet32").preprocessing,
+            create_backbone("resnet50").preprocessing,
+        )
         grey = create_backbone("resnet20", in_channels=1).preprocessing
         assert create_backbone("resnet18", stem="cifar").preprocessing == cifar
-    assert cifar == Preprocessing(size=(32, 32), mean=(0.5071, 0.4867, 0.4408), std=(0.2675, 0.2565, 0.2761))
-    assert (imagenet.size, imagenet.mean, imagenet.crop_fraction) == ((224, 224), (0.485, 0.456, 0.406), 0.875)
+    assert cifar == Preprocessing(
+        size=(32, 32), mean=(0.5071, 0.4867, 0.4408), std=(0.2675, 0.2565, 0.2761)
+    )
+    assert (imagenet.size, imagenet.mean, imagenet.crop_fraction) == (
+        (224, 224),
+        (0.485, 0.456, 0.406),
+        0.875,
+    )
     assert grey.mean == pytest.approx([(0.5071 + 0.4867 + 0.4408) / 3])
 
 
@@ -156,14 +200,18 @@ def test_cifar_resnet_equals_its_definition(final_relu: bool) -> None:
 
     def convolve(x: Tensor, conv: str, norm: str, stride: int = 1) -> Tensor:
         x = F.conv2d(x, weights[conv + ".weight"], stride=stride, padding=1)
-        mean, var, gain, bias = (weights[f"{norm}.{key}"] for key in ("running_mean", "running_var", "weight", "bias"))
+        mean, var, gain, bias = (
+            weights[f"{norm}.{key}"] for key in ("running_mean", "running_var", "weight", "bias")
+        )
         return F.batch_norm(x, mean, var, gain, bias)
 
     x = convolve(images, "conv1", "bn1").relu()
     for stage in (1, 2, 3):
         for block in (0, 1, 2):
             key, stride = f"layer{stage}.{block}", 2 if stage > 1 and block == 0 else 1
-            shortcut = torch.cat([x[:, :, ::2, ::2], 0 * x[:, :, ::2, ::2]], 1) if stride == 2 else x
+            shortcut = (
+                torch.cat([x[:, :, ::2, ::2], 0 * x[:, :, ::2, ::2]], 1) if stride == 2 else x
+            )
             x = convolve(x, f"{key}.conv1", f"{key}.bn1", stride).relu()
             x = convolve(x, f"{key}.conv2", f"{key}.bn2") + shortcut
             x = x.relu() if final_relu or (stage, block) != (3, 2) else x
@@ -172,16 +220,23 @@ def test_cifar_resnet_equals_its_definition(final_relu: bool) -> None:
 
 
 @pytest.fixture(params=["basic", "bottleneck"])
-def shallow(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[ResNet, dict[str, Any]]:
+def shallow(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> tuple[ResNet, dict[str, Any]]:
     """A ResNet of few blocks, of either kind, and the config that describes it to transformers."""
-    blocks: dict[str, resnets.Block] = {"basic": resnets._BasicBlock, "bottleneck": resnets._Bottleneck}
+    blocks: dict[str, resnets.Block] = {
+        "basic": resnets._BasicBlock,
+        "bottleneck": resnets._Bottleneck,
+    }
     block = blocks[request.param]
     monkeypatch.setitem(resnets._LAYOUTS, 0, (block, (1, 2, 1, 1)))
     widths = [width * block.expansion for width in (64, 128, 256, 512)]
     return ResNet(0), {"layer_type": request.param, "hidden_sizes": widths, "depths": [1, 2, 1, 1]}
 
 
-def test_gradient_reaches_every_parameter_of_resnets(shallow: tuple[ResNet, dict[str, Any]]) -> None:
+def test_gradient_reaches_every_parameter_of_resnets(
+    shallow: tuple[ResNet, dict[str, Any]],
+) -> None:
     torch.manual_seed(0)
     assert dead_parameters(shallow[0], torch.randn(4, 3, 32, 32)) == []
 
@@ -233,7 +288,9 @@ def test_cifar_stem_keeps_the_resolution() -> None:
 def test_excitation_scales_channels_by_a_sigmoid_of_their_averages() -> None:
     layer = SqueezeExcitation(2, 1)
     with torch.no_grad():
-        for tensor, values in zip(layer.parameters(), ([1.0, 0.5], [0.0], [1.0, -1.0], [0.0, 1.0]), strict=True):
+        for tensor, values in zip(
+            layer.parameters(), ([1.0, 0.5], [0.0], [1.0, -1.0], [0.0, 1.0]), strict=True
+        ):
             tensor.copy_(torch.tensor(values).view_as(tensor))
         x = torch.tensor([[[[1.0, 3.0]], [[2.0, 0.0]]]])  # averages 2 and 1, squeezed to 2.5
         up, down = torch.sigmoid(torch.tensor(2.5)).item(), torch.sigmoid(torch.tensor(-1.5)).item()
@@ -258,7 +315,10 @@ def test_regnet_groups_strides_and_excitation() -> None:
     y_net: Any
     with torch.device("meta"):
         x_net, y_net = create_backbone("regnetx_200mf"), create_backbone("regnety_400mf")
-    assert [stage[0].conv2.stride[0] for stage in (y_net.layer1, y_net.layer2, y_net.layer3, y_net.layer4)] == [
+    assert [
+        stage[0].conv2.stride[0]
+        for stage in (y_net.layer1, y_net.layer2, y_net.layer3, y_net.layer4)
+    ] == [
         1,
         1,
         2,
@@ -295,7 +355,9 @@ def test_unknown_name_lists_the_known_and_the_way_to_transformers() -> None:
 
 @pytest.fixture
 def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    constants = pytest.importorskip("huggingface_hub.constants", reason="the backbones extra is not installed")
+    constants = pytest.importorskip(
+        "huggingface_hub.constants", reason="the backbones extra is not installed"
+    )
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "no-cache"))
 
@@ -321,21 +383,31 @@ def test_folder_gives_the_pooled_output_of_transformers(model_type: str, tmp_pat
     torch.testing.assert_close(features, pooled.reshape(2, 16))
     assert ours.feature_dim == 16
     state = ours.state_dict()
-    assert all(torch.equal(tensor, state["model." + name]) for name, tensor in theirs.state_dict().items())
+    assert all(
+        torch.equal(tensor, state["model." + name]) for name, tensor in theirs.state_dict().items()
+    )
 
 
 @pytest.mark.usefixtures("offline")
 @pytest.mark.parametrize("model_type", TINY)
-def test_transformers_model_is_rebuilt_without_folder_or_network(model_type: str, tmp_path: Path) -> None:
+def test_transformers_model_is_rebuilt_without_folder_or_network(
+    model_type: str, tmp_path: Path
+) -> None:
     save_tiny(model_type, tmp_path / "saved")
-    (tmp_path / "saved" / "preprocessor_config.json").write_text(json.dumps({"size": {"height": 32, "width": 32}}))
+    (tmp_path / "saved" / "preprocessor_config.json").write_text(
+        json.dumps({"size": {"height": 32, "width": 32}})
+    )
     backbone = create_backbone(f"hf:{tmp_path / 'saved'}").eval()
     shutil.rmtree(tmp_path / "saved")
     options = json.loads(json.dumps(backbone.options))
     assert options["pretrained"] is False
     assert str(tmp_path) not in json.dumps([backbone.name, options])
     again = create_backbone(backbone.name, **options).eval()
-    assert (again.name, again.options, again.preprocessing) == (backbone.name, options, backbone.preprocessing)
+    assert (again.name, again.options, again.preprocessing) == (
+        backbone.name,
+        options,
+        backbone.preprocessing,
+    )
     again.load_state_dict(backbone.state_dict())
     images = torch.randn(2, 3, 32, 32)
     with torch.no_grad():
@@ -360,7 +432,9 @@ def test_pooling_by_cls_token_and_by_the_mean_over_patches() -> None:
         ("cls", slice(0, 1)),
         ("mean", slice(4, None)),
     ):  # a CLS token and 3 registers, then 16 patches
-        backbone: Any = create_backbone("hf:dinov3_vit", config=TINY["dinov3_vit"], pooling=pooling).eval()
+        backbone: Any = create_backbone(
+            "hf:dinov3_vit", config=TINY["dinov3_vit"], pooling=pooling
+        ).eval()
         with torch.no_grad():
             hidden = backbone.model(pixel_values=images).last_hidden_state
             torch.testing.assert_close(backbone(images), hidden[:, rows].mean(1))
@@ -393,7 +467,9 @@ def test_weights_are_float32(tmp_path: Path) -> None:
     loaded = create_backbone(f"hf:{tmp_path}")
     fresh = create_backbone(f"hf:{tmp_path}", pretrained=False)
     again = create_backbone(loaded.name, **loaded.options)
-    assert {p.dtype for backbone in (loaded, fresh, again) for p in backbone.parameters()} == {torch.float32}
+    assert {p.dtype for backbone in (loaded, fresh, again) for p in backbone.parameters()} == {
+        torch.float32
+    }
 
 
 def test_loading_says_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -406,7 +482,9 @@ def test_loading_says_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str])
         create_backbone(f"hf:{tmp_path}")
     finally:
         logger.removeHandler(listener)
-    assert listener.buffer == []  # though the classifier's weights are left out and the pooler's are missing
+    assert (
+        listener.buffer == []
+    )  # though the classifier's weights are left out and the pooler's are missing
     assert capfd.readouterr() == ("", "")
     assert logger.level == level != logging.ERROR
 
@@ -459,7 +537,9 @@ def test_damaged_folders(tmp_path: Path) -> None:
         ("hf:vit", {"config": {**TINY["vit"], "patch_size": 64}}, ModelError),
     ],
 )
-def test_mistakes_with_transformers(name: str, options: dict[str, Any], error: type[Exception]) -> None:
+def test_mistakes_with_transformers(
+    name: str, options: dict[str, Any], error: type[Exception]
+) -> None:
     with refuses(error, varies=r"(?s)(?<=is wrong: ).*|(?<=32\): ).*"):
         create_backbone(name, **options)
 
@@ -493,9 +573,16 @@ def test_missing_transformers_names_the_extra(monkeypatch: pytest.MonkeyPatch) -
 
 def test_no_module_imports_transformers_by_itself() -> None:
     files = list(Path(inspect.getfile(BACKBONES["lenet++"])).parent.glob("*.py"))
-    imports = [line for file in files for line in file.read_text().splitlines() if re.match(r"\s*(import|from) ", line)]
+    imports = [
+        line
+        for file in files
+        for line in file.read_text().splitlines()
+        if re.match(r"\s*(import|from) ", line)
+    ]
     assert any("torch" in line.split() for line in imports)
-    assert [line for line in imports if re.search(r"transformers|torchvision|huggingface_hub", line)] == []
+    assert [
+        line for line in imports if re.search(r"transformers|torchvision|huggingface_hub", line)
+    ] == []
 
 
 CLIP_STATISTICS = {"image_mean": [0.48, 0.46, 0.41], "image_std": [0.27, 0.26, 0.28]}
@@ -505,8 +592,19 @@ CLIP_STATISTICS = {"image_mean": [0.48, 0.46, 0.41], "image_std": [0.27, 0.26, 0
     ("written", "expected"),
     [
         pytest.param(
-            {"size": {"height": 384, "width": 256}, "resample": 2, "image_mean": [0.5] * 3, "image_std": [0.5] * 3},
-            {"size": (384, 256), "fit": "squash", "interpolation": "bilinear", "mean": (0.5,) * 3, "std": (0.5,) * 3},
+            {
+                "size": {"height": 384, "width": 256},
+                "resample": 2,
+                "image_mean": [0.5] * 3,
+                "image_std": [0.5] * 3,
+            },
+            {
+                "size": (384, 256),
+                "fit": "squash",
+                "interpolation": "bilinear",
+                "mean": (0.5,) * 3,
+                "std": (0.5,) * 3,
+            },
             id="vit",
         ),
         pytest.param(
@@ -538,7 +636,9 @@ CLIP_STATISTICS = {"image_mean": [0.48, 0.46, 0.41], "image_std": [0.27, 0.26, 0
             id="convnext-384",
         ),
         pytest.param(
-            {"size": 224, "resample": 0}, {"size": (224, 224), "fit": "squash", "interpolation": "nearest"}, id="old"
+            {"size": 224, "resample": 0},
+            {"size": (224, 224), "fit": "squash", "interpolation": "nearest"},
+            id="old",
         ),
         pytest.param(
             {"size": 256, "crop_size": 224, "do_center_crop": True},
@@ -546,12 +646,18 @@ CLIP_STATISTICS = {"image_mean": [0.48, 0.46, 0.41], "image_std": [0.27, 0.26, 0
             id="old-cropped",
         ),
         pytest.param(
-            {"size": {"height": 240, "width": 240}, "crop_size": {"height": 99, "width": 99}, "do_center_crop": False},
+            {
+                "size": {"height": 240, "width": 240},
+                "crop_size": {"height": 99, "width": 99},
+                "do_center_crop": False,
+            },
             {"size": (240, 240), "fit": "squash"},
             id="efficientnet",
         ),
         pytest.param(
-            {"size": {"shortest_edge": 300}}, {"size": (300, 300), "fit": "crop", "crop_fraction": 1.0}, id="edge"
+            {"size": {"shortest_edge": 300}},
+            {"size": (300, 300), "fit": "crop", "crop_fraction": 1.0},
+            id="edge",
         ),
         pytest.param(
             {"size": {"height": 8, "width": 8}, "do_normalize": False},
@@ -559,14 +665,25 @@ CLIP_STATISTICS = {"image_mean": [0.48, 0.46, 0.41], "image_std": [0.27, 0.26, 0
             id="not-normalised",
         ),
         pytest.param(
-            {"size": {"height": 8, "width": 8}, "rescale_factor": 2 / 255, "image_mean": 1.0, "image_std": 1.0},
+            {
+                "size": {"height": 8, "width": 8},
+                "rescale_factor": 2 / 255,
+                "image_mean": 1.0,
+                "image_std": 1.0,
+            },
             {"mean": (0.5,) * 3, "std": (0.5,) * 3},  # (2 p - 1) / 1 = (p - 1/2) / (1/2)
             id="minus-one-to-one",
         ),
-        pytest.param({}, {"size": (96, 64), "crop_fraction": 0.875, "mean": (0.485, 0.456, 0.406)}, id="empty"),
+        pytest.param(
+            {},
+            {"size": (96, 64), "crop_fraction": 0.875, "mean": (0.485, 0.456, 0.406)},
+            id="empty",
+        ),
     ],
 )
-def test_preprocessor_config(written: dict[str, Any], expected: dict[str, Any], tmp_path: Path) -> None:
+def test_preprocessor_config(
+    written: dict[str, Any], expected: dict[str, Any], tmp_path: Path
+) -> None:
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(written))
     read = hf_inputs(_Config(), tmp_path)
     assert {name: getattr(read, name) for name in expected} == expected
@@ -578,7 +695,9 @@ class _Config:
 
 
 def test_preprocessing_of_a_folder_without_one_or_with_a_broken_one(tmp_path: Path) -> None:
-    imagenet = Preprocessing(size=(96, 64), mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), crop_fraction=0.875)
+    imagenet = Preprocessing(
+        size=(96, 64), mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), crop_fraction=0.875
+    )
     assert hf_inputs(_Config(), tmp_path) == hf_inputs(_Config(), None) == imagenet
     assert hf_inputs(object(), None).size == (224, 224)
     for text in ("{", "[1]", '{"size": {"width": 3}}', '{"image_std": 0}'):
@@ -587,10 +706,14 @@ def test_preprocessing_of_a_folder_without_one_or_with_a_broken_one(tmp_path: Pa
             hf_inputs(_Config(), tmp_path)
 
 
-def test_a_bare_architecture_warns_that_its_weights_are_random(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bare_architecture_warns_that_its_weights_are_random(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The name reads like that of a trained model; somebody who gives its sizes, or says so, knows."""
     pytest.importorskip("transformers")
-    monkeypatch.setattr(hf, "_from_config", lambda _, config: config)  # the default sizes take seconds
+    monkeypatch.setattr(
+        hf, "_from_config", lambda _, config: config
+    )  # the default sizes take seconds
     with pytest.warns(UserWarning, match=r"hf:vit names an architecture.*random weights"):
         hf.load_model("vit", None, None)
     with warnings.catch_warnings():

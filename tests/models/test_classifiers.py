@@ -46,7 +46,11 @@ def test_growing_keeps_the_old_rows(kind: str) -> None:
 
 
 def test_options_rebuild_it() -> None:
-    for head in (SimplexClassifier(4, 2.0), LinearClassifier(3, 2, True), CosineClassifier(3, 2, 20.0, 0.1)):
+    for head in (
+        SimplexClassifier(4, 2.0),
+        LinearClassifier(3, 2, True),
+        CosineClassifier(3, 2, 20.0, 0.1),
+    ):
         again = create_classifier(head.kind, **head.options)
         assert again.options == head.options
         assert [p.shape for p in again.parameters()] == [p.shape for p in head.parameters()]

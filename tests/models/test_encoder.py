@@ -23,10 +23,14 @@ from fixstar.models.encoder import CARD, WEIGHTS
 CLASSES = ["cat", "dog", "owl"]
 
 
-def tiny(classifier: str = "simplex", capacity: int = 100, seed: int = 0, **options: Any) -> Encoder:
+def tiny(
+    classifier: str = "simplex", capacity: int = 100, seed: int = 0, **options: Any
+) -> Encoder:
     torch.manual_seed(seed)
     encoder = Encoder.create("tiny", classifier, classes=CLASSES, capacity=capacity, **options)
-    encoder(torch.randint(0, 256, (8, 3, 32, 32), dtype=torch.uint8))  # moves the batch-norm statistics
+    encoder(
+        torch.randint(0, 256, (8, 3, 32, 32), dtype=torch.uint8)
+    )  # moves the batch-norm statistics
     return encoder.eval()
 
 
@@ -53,7 +57,9 @@ def test_pixels_are_normalised_as_the_backbone_expects() -> None:
     assert encoder.normalise(image)[0, 0, 0, 0].item() == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.parametrize("name", ["lenet++", "regnety_400mf", "resnet18", "resnet20", "senet18", "tiny"])
+@pytest.mark.parametrize(
+    "name", ["lenet++", "regnety_400mf", "resnet18", "resnet20", "senet18", "tiny"]
+)
 def test_channels_lie_last_on_a_cpu_and_change_no_feature(name: str) -> None:
     torch.manual_seed(0)
     encoder = Encoder.create(name, classes=CLASSES, capacity=10).eval()
@@ -154,7 +160,9 @@ def test_every_kind_of_image_gives_the_same_vector(tmp_path: Path) -> None:
 
 def test_the_batch_size_does_not_matter() -> None:
     encoder = tiny()
-    np.testing.assert_allclose(encoder.encode(pixels(7), batch_size=3), encoder.encode(pixels(7)), atol=1e-5)
+    np.testing.assert_allclose(
+        encoder.encode(pixels(7), batch_size=3), encoder.encode(pixels(7)), atol=1e-5
+    )
 
 
 def test_unreadable_images_are_refused_or_leave_a_row_of_nan(tmp_path: Path) -> None:
@@ -195,7 +203,9 @@ def test_decoding_overlaps_with_the_model(monkeypatch: pytest.MonkeyPatch) -> No
 
     def busy(*words: Any) -> torch.Tensor:
         before, deadline = read[0], time.monotonic() + 120
-        while read[0] == before < 80 and time.monotonic() < deadline:  # forever, if nothing were read meanwhile
+        while (
+            read[0] == before < 80 and time.monotonic() < deadline
+        ):  # forever, if nothing were read meanwhile
             time.sleep(0.01)
         during.append(read[0] - before)
         return real(*words)
@@ -321,7 +331,10 @@ def damage(saved: Path, how: str) -> None:
         case "huge projection":
             rewrite(card, lambda edited: edited["projection"].update(out=10**9))
         case "slots outside":
-            rewrite(card, lambda edited: edited.update(slots={"capacity": 500, "by_class": {"cat": 400}}))
+            rewrite(
+                card,
+                lambda edited: edited.update(slots={"capacity": 500, "by_class": {"cat": 400}}),
+            )
         case "slots as a list":
             rewrite(card, lambda edited: edited["slots"].update(by_class=["cat"]))
         case "size as text":
@@ -331,8 +344,23 @@ def damage(saved: Path, how: str) -> None:
 
 
 DAMAGES = [
-    *("truncated weights", "flipped bit", "no weights", "no card", "truncated card", "binary card", "foreign card"),
-    *("list card", "newer format", "other backbone", "unknown backbone", "missing key", "other capacity"),
+    *(
+        "truncated weights",
+        "flipped bit",
+        "no weights",
+        "no card",
+        "truncated card",
+        "binary card",
+        "foreign card",
+    ),
+    *(
+        "list card",
+        "newer format",
+        "other backbone",
+        "unknown backbone",
+        "missing key",
+        "other capacity",
+    ),
     *("no checksum", "huge projection", "slots outside", "slots as a list", "size as text"),
 ]
 
@@ -364,4 +392,6 @@ def test_a_failed_save_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_a_copy_of_the_directory_is_as_good(saved: Path, tmp_path: Path) -> None:
     moved = shutil.copytree(saved, tmp_path / "elsewhere")
-    np.testing.assert_array_equal(Encoder.load(moved).encode(pixels()), Encoder.load(saved).encode(pixels()))
+    np.testing.assert_array_equal(
+        Encoder.load(moved).encode(pixels()), Encoder.load(saved).encode(pixels())
+    )

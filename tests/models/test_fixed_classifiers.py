@@ -33,10 +33,14 @@ DENSE: dict[str, Callable[[int], NDArray[np.float64]]] = {
 SMALLEST = {"cube": 2, "orthoplex": 2, "polygon": 3, "simplex": 2}
 
 
-def encoder(kind: str, capacity: int = 9, classes: tuple[str, ...] = ("cat", "dog", "owl")) -> Encoder:
+def encoder(
+    kind: str, capacity: int = 9, classes: tuple[str, ...] = ("cat", "dog", "owl")
+) -> Encoder:
     torch.manual_seed(0)
     options = {"in_channels": 1, "width": 4}
-    return Encoder.create("tiny", kind, classes=classes, capacity=capacity, backbone_options=options).eval()
+    return Encoder.create(
+        "tiny", kind, classes=classes, capacity=capacity, backbone_options=options
+    ).eval()
 
 
 def test_all_fixed_kinds_are_tested_here() -> None:
@@ -69,7 +73,9 @@ def test_a_polytope_never_changes(kind: str) -> None:
 def test_mistakes_are_told(kind: str) -> None:
     least = SMALLEST[kind]
     assert create_classifier(kind, capacity=least).outputs == least
-    with pytest.raises(InputError, match=f"^a {kind} needs capacity >= {least}, got capacity={least - 1}$"):
+    with pytest.raises(
+        InputError, match=f"^a {kind} needs capacity >= {least}, got capacity={least - 1}$"
+    ):
         create_classifier(kind, capacity=least - 1)
     with pytest.raises(InputError, match=f"^a {kind} needs scale > 0, got scale=0.0$"):
         create_classifier(kind, capacity=8, scale=0.0)
@@ -84,7 +90,9 @@ def test_an_encoder_projects_to_it_and_gives_classes_their_slots(kind: str) -> N
     assert made.slots.of(["owl", "cat"]) == [2, 0]
     made.add_classes(["fox"], side="right")
     assert made.slots.of(["fox"]) == [8]
-    pixels = torch.randint(0, 256, (2, 1, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    pixels = torch.randint(
+        0, 256, (2, 1, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
     z, logits = made(pixels).z, made(pixels).logits
     np.testing.assert_allclose(logits.detach(), z.detach().numpy() @ W.T, atol=1e-4)
     with pytest.raises(InputError, match="cannot fit"):
@@ -107,7 +115,11 @@ class SaidToBeOnAGPU(Tensor):
     ],
 )
 def test_the_kernel_is_used_on_a_gpu_for_one_simplex_alone(
-    on_a_gpu: bool, available: bool, added: tuple[int, ...], fused: bool, monkeypatch: pytest.MonkeyPatch
+    on_a_gpu: bool,
+    available: bool,
+    added: tuple[int, ...],
+    fused: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     calls: list[tuple[Tensor, Tensor, float]] = []
 
@@ -117,7 +129,10 @@ def test_the_kernel_is_used_on_a_gpu_for_one_simplex_alone(
 
     monkeypatch.setattr("fixstar.models.classifiers.AVAILABLE", available)
     monkeypatch.setattr("fixstar.models.classifiers.simplex_cross_entropy", kernel)
-    head, targets = create_classifier("simplex", capacity=5, scale=3.0, added=added), torch.tensor([0, 4, 2])
+    head, targets = (
+        create_classifier("simplex", capacity=5, scale=3.0, added=added),
+        torch.tensor([0, 4, 2]),
+    )
     z = torch.randn(3, head.feature_dim, generator=torch.Generator().manual_seed(0))
     seen = z.as_subclass(SaidToBeOnAGPU) if on_a_gpu else z
     loss = Outputs(seen, head).cross_entropy(targets)
@@ -137,7 +152,9 @@ def test_it_comes_back_from_disk(kind: str, tmp_path: Path) -> None:
     again = Encoder.load(made.save(tmp_path / "v1"))
     assert (again.classifier.kind, again.classifier.options) == (kind, made.classifier.options)
     assert again.slots == made.slots
-    pixels = torch.randint(0, 256, (3, 1, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    pixels = torch.randint(
+        0, 256, (3, 1, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
     torch.testing.assert_close(again(pixels).logits, made(pixels).logits, rtol=0, atol=0)
 
 
@@ -154,7 +171,9 @@ def test_cores_trains_against_any_of_them(kind: str) -> None:
     assert (method.classifier, method.options["polytope"]) == (kind, kind)
     options: dict[str, Any] = {"in_channels": 1, "width": 4, "feature_dim": 8}
     recipe = Recipe(epochs=8, learning_rate=0.02, milestones=(6,), batch_size=10)
-    settings = Settings(backbone="tiny", backbone_options=options, capacity=6, recipe=recipe, device="cpu")
+    settings = Settings(
+        backbone="tiny", backbone_options=options, capacity=6, recipe=recipe, device="cpu"
+    )
     for version in run_scenario(stream, method, settings, progress=False, scenario="retraining"):
         made, known = version.encoder, version.number + 1
         assert made.classifier.kind == kind

@@ -32,7 +32,9 @@ class Net(nn.Module):
 
     def __init__(self, width: int = 6, mode: str = "") -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.Conv2d(3, 8, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten())
+        self.body = nn.Sequential(
+            nn.Conv2d(3, 8, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten()
+        )
         self.head = nn.Linear(32, width)
         self.mode = mode
 
@@ -77,7 +79,9 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_module_kept_as_onnx_makes_its_vectors_and_comes_back(exported: Path, tmp_path: Path) -> None:
+def test_a_module_kept_as_onnx_makes_its_vectors_and_comes_back(
+    exported: Path, tmp_path: Path
+) -> None:
     encoder = Encoder.wrap(exported, PREPARED)
     assert encoder.encode(pixels()) == pytest.approx(expected(net(), pixels()), abs=1e-5)
     encoder.save(tmp_path / "v1")
@@ -88,14 +92,20 @@ def test_a_module_kept_as_onnx_makes_its_vectors_and_comes_back(exported: Path, 
         _ = back(torch.zeros(1, 3, 16, 16, dtype=torch.uint8)).logits
 
 
-def test_a_module_with_an_import_path_comes_back_by_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_with_an_import_path_comes_back_by_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FIXSTAR_TRUST", __name__)
     source = f"{__name__}:Net"
     model = net()
     Encoder.wrap(model, PREPARED, source=source, arguments={"width": 6}).save(tmp_path / "v1")
-    assert Encoder.load(tmp_path / "v1").encode(pixels()) == pytest.approx(expected(model, pixels()), abs=1e-5)
+    assert Encoder.load(tmp_path / "v1").encode(pixels()) == pytest.approx(
+        expected(model, pixels()), abs=1e-5
+    )
     save_file(model.state_dict(), tmp_path / "weights.safetensors")
-    by_path = Encoder.wrap(source, PREPARED, arguments={"width": 6}, weights=tmp_path / "weights.safetensors")
+    by_path = Encoder.wrap(
+        source, PREPARED, arguments={"width": 6}, weights=tmp_path / "weights.safetensors"
+    )
     assert by_path.encode(pixels()) == pytest.approx(expected(model, pixels()), abs=1e-5)
     monkeypatch.setattr(Net, "forward", lambda self, images: self.head(self.body(images)).flip(1))
     with refuses(ModelError, "add", varies=FIGURES):
@@ -113,12 +123,16 @@ def test_weights_beside_an_onnx_file_are_taken_in(
     Encoder.wrap("model.onnx", PREPARED).save(tmp_path / "v1")
     (tmp_path / "model" / "model.data").unlink()
     monkeypatch.chdir(tmp_path)
-    assert Encoder.load(tmp_path / "v1").encode(pixels()) == pytest.approx(expected(net(), pixels()), abs=1e-5)
+    assert Encoder.load(tmp_path / "v1").encode(pixels()) == pytest.approx(
+        expected(net(), pixels()), abs=1e-5
+    )
     with refuses(ModelError, varies=REASON):
         Encoder.wrap(tmp_path / "model" / "model.onnx", PREPARED)
 
 
-def test_a_saved_model_reads_no_file_beside_it(exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_saved_model_reads_no_file_beside_it(
+    exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     onnx = pytest.importorskip("onnx")
     beside = {"save_as_external_data": True, "location": "model.data", "size_threshold": 256}
     onnx.save_model(onnx.load(exported), tmp_path / "model.onnx", **beside)
@@ -158,8 +172,12 @@ def test_one_mean_for_a_model_of_colours_is_explained(exported: Path) -> None:
             Encoder.wrap(model, grey)
 
 
-def test_whatever_an_import_raises_is_an_error_of_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "unmatched.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
+def test_whatever_an_import_raises_is_an_error_of_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "unmatched.py").write_text(
+        "raise RuntimeError('operator torchvision::nms does not exist')"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     with refuses(ModelError, varies=r"(?<=torch than )\S+(?=:)"):
         Encoder.wrap("unmatched:Net", PREPARED)
@@ -196,7 +214,10 @@ def test_bad_files_and_names_are_refused(exported: Path, tmp_path: Path) -> None
     ("name", "wrap"),
     [
         ("model.onnx", lambda path: Encoder.wrap(path, PREPARED)),
-        ("weights.safetensors", lambda path: Encoder.wrap(f"{__name__}:Net", PREPARED, weights=path)),
+        (
+            "weights.safetensors",
+            lambda path: Encoder.wrap(f"{__name__}:Net", PREPARED, weights=path),
+        ),
     ],
 )
 def test_a_pipe_is_never_opened(tmp_path: Path, name: str, wrap: Callable[[Path], Encoder]) -> None:
@@ -217,7 +238,10 @@ def endless_onnx() -> bytes:
             h.make_tensor_value_info("go", kind.BOOL, []),
             h.make_tensor_value_info("x", kind.FLOAT, [None, 3]),
         ],
-        [h.make_tensor_value_info("on", kind.BOOL, []), h.make_tensor_value_info("y", kind.FLOAT, [None, 3])],
+        [
+            h.make_tensor_value_info("on", kind.BOOL, []),
+            h.make_tensor_value_info("y", kind.FLOAT, [None, 3]),
+        ],
     )
     graph = h.make_graph(
         [
@@ -236,14 +260,18 @@ def endless_onnx() -> bytes:
     return content
 
 
-def test_a_model_that_does_not_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_does_not_end_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(foreign, "_SECONDS_PER_IMAGE", 0.1)
     (tmp_path / "endless.onnx").write_bytes(endless_onnx())
     with refuses(ModelError):
         Encoder.wrap(tmp_path / "endless.onnx", PREPARED)
 
 
-def test_options_that_would_be_ignored_are_refused_and_the_module_stays_as_it_is(exported: Path) -> None:
+def test_options_that_would_be_ignored_are_refused_and_the_module_stays_as_it_is(
+    exported: Path,
+) -> None:
     with refuses(InputError):
         Encoder.wrap(exported, PREPARED, weights="weights.safetensors")
     with refuses(InputError):
@@ -258,7 +286,9 @@ def test_options_that_would_be_ignored_are_refused_and_the_module_stays_as_it_is
 
 def test_a_card_cannot_ask_for_more_bytes_than_there_are(exported: Path, tmp_path: Path) -> None:
     Encoder.wrap(exported, PREPARED).save(tmp_path / "v1")
-    rewrite(tmp_path / "v1" / "card.json", lambda card: card["backbone"]["options"].update(size=10**15))
+    rewrite(
+        tmp_path / "v1" / "card.json", lambda card: card["backbone"]["options"].update(size=10**15)
+    )
     with refuses(ModelError, varies=r"\{.*\}|\[\d+\]"):
         Encoder.load(tmp_path / "v1")
 
@@ -266,7 +296,9 @@ def test_a_card_cannot_ask_for_more_bytes_than_there_are(exported: Path, tmp_pat
 def test_a_changed_byte_of_the_canary_or_the_weights_is_noticed(tmp_path: Path) -> None:
     encoder = Encoder.create("tiny", classes=("a", "b"), capacity=20)
     encoder.save(tmp_path / "v1")
-    assert canary_vectors(Encoder.load(tmp_path / "v1")) == pytest.approx(canary_vectors(encoder), abs=1e-5)
+    assert canary_vectors(Encoder.load(tmp_path / "v1")) == pytest.approx(
+        canary_vectors(encoder), abs=1e-5
+    )
     weights = tmp_path / "v1" / "model.safetensors"
     content = bytearray(weights.read_bytes())
     content[-3] ^= 1

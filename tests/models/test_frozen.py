@@ -26,7 +26,9 @@ def pictures(side: int, count: int = 12) -> np.ndarray[Any, Any]:
     rng = np.random.default_rng(0)
     spots = []
     for _ in range(count):
-        cx, cy, width, *colour = rng.uniform((0.2, 0.2, 0.15, 0.4, 0.4, 0.4), (0.8, 0.8, 0.3, 1, 1, 1))
+        cx, cy, width, *colour = rng.uniform(
+            (0.2, 0.2, 0.15, 0.4, 0.4, 0.4), (0.8, 0.8, 0.3, 1, 1, 1)
+        )
         spots.append(np.exp(-((x - cx) ** 2 + (y - cy) ** 2) / (2 * width**2))[..., None] * colour)
     images: np.ndarray[Any, Any] = np.rint(255 * np.array(spots)).astype(np.uint8)
     return images
@@ -45,8 +47,13 @@ def test_pixels_that_fit_are_left_alone() -> None:
 def test_resizing_is_that_of_files(side: int, size: tuple[int, int]) -> None:
     images = pictures(side, 3)
     found = refit_pixels(planes(images), replace(SMALL, size=size)).permute(0, 2, 3, 1)
-    wanted = [np.asarray(Image.fromarray(one).resize(size[::-1], Image.Resampling.BICUBIC)) for one in images]
-    assert np.abs(found.numpy() - np.array(wanted, np.float32)).max() <= 1  # of 255: PIL rounds after each direction
+    wanted = [
+        np.asarray(Image.fromarray(one).resize(size[::-1], Image.Resampling.BICUBIC))
+        for one in images
+    ]
+    assert (
+        np.abs(found.numpy() - np.array(wanted, np.float32)).max() <= 1
+    )  # of 255: PIL rounds after each direction
 
 
 def test_colours_become_grey_as_in_files_and_grey_becomes_colours() -> None:
@@ -67,11 +74,16 @@ def test_features_are_those_of_the_pictures_at_its_own_size() -> None:
     own = torch.from_numpy(encoder.encode(pictures(32)))
     apart = (own @ own.T).fill_diagonal_(-1).max()  # the cosine of the two most alike pictures
     large = pictures(96)
-    for found in (torch.nn.functional.normalize(old(planes(large)).z), torch.from_numpy(old.encode(large))):
+    for found in (
+        torch.nn.functional.normalize(old(planes(large)).z),
+        torch.from_numpy(old.encode(large)),
+    ):
         assert (found * own).sum(dim=1).min() > max(0.999, float(apart))
 
 
-def test_an_upgrade_to_another_input_size_learns_from_the_old_model_at_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_upgrade_to_another_input_size_learns_from_the_old_model_at_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     images = from_arrays(pictures(48, 16), np.arange(16) % 4, list("abcd"))
     settings = Settings(
         backbone="tiny",
@@ -81,7 +93,9 @@ def test_an_upgrade_to_another_input_size_learns_from_the_old_model_at_its_own(m
         preprocessing=SMALL,
         device="cpu",
     )
-    first = train_version(1, images, TrainingContext(), create_method("hoc"), settings, progress=False).encoder
+    first = train_version(
+        1, images, TrainingContext(), create_method("hoc"), settings, progress=False
+    ).encoder
     seen = []
     normalise = Encoder.normalise
 

@@ -16,7 +16,13 @@ from numpy.typing import NDArray
 from wording import refuses
 
 from fixstar.errors import InputError, ModelError
-from fixstar.evaluation import VersionFeatures, backfill_curve, cross_test, found_before_after, mixed_gallery_search
+from fixstar.evaluation import (
+    VersionFeatures,
+    backfill_curve,
+    cross_test,
+    found_before_after,
+    mixed_gallery_search,
+)
 from fixstar.gallery import MemoryGallery
 from fixstar.geometry import carry, short_basis, short_factors, unit
 from fixstar.models import Encoder, FrozenEncoder, SimplexClassifier, Slots, create_classifier
@@ -25,12 +31,19 @@ from fixstar.models.encoder import Form
 OPTIONS = {"in_channels": 1, "width": 4}
 
 
-def encoder(capacity: int = 4, kind: str = "simplex", seed: int = 0, added: tuple[int, ...] = ()) -> Encoder:
+def encoder(
+    capacity: int = 4, kind: str = "simplex", seed: int = 0, added: tuple[int, ...] = ()
+) -> Encoder:
     torch.manual_seed(seed)
     classes = ("a", "b", "c", "d")
     more = {"added": added} if added else {}
     return Encoder.create(
-        "tiny", kind, classes=classes, capacity=capacity, backbone_options=OPTIONS, classifier_options=more
+        "tiny",
+        kind,
+        classes=classes,
+        capacity=capacity,
+        backbone_options=OPTIONS,
+        classifier_options=more,
     ).eval()
 
 
@@ -65,7 +78,9 @@ def test_two_segments_are_a_cross() -> None:
     """By hand: K = 2 has the prototypes +1 and -1, so 2 + 2 classes are the four ends of two axes."""
     head = SimplexClassifier(2, added=(2,))
     assert (head.feature_dim, head.outputs, head.parts) == (2, 4, (1, 1))
-    torch.testing.assert_close(head(torch.tensor([[0.6, 0.8]])), torch.tensor([[0.6, -0.6, 0.8, -0.8]]))
+    torch.testing.assert_close(
+        head(torch.tensor([[0.6, 0.8]])), torch.tensor([[0.6, -0.6, 0.8, -0.8]])
+    )
 
 
 def test_a_triangle_and_a_segment_by_hand() -> None:
@@ -84,7 +99,9 @@ def test_a_triangle_and_a_segment_by_hand() -> None:
         ]
     )
     np.testing.assert_allclose(w @ w.T, cosines, atol=1e-12)
-    np.testing.assert_allclose(head(torch.from_numpy(w)), 2 * cosines, atol=1e-12)  # the logits of the prototypes
+    np.testing.assert_allclose(
+        head(torch.from_numpy(w)), 2 * cosines, atol=1e-12
+    )  # the logits of the prototypes
 
 
 @pytest.mark.parametrize("capacities", [(4, 6), (2, 2, 5), (9, 3, 17)])
@@ -117,7 +134,9 @@ def test_a_simplex_of_one_class_is_refused_and_changes_nothing(extra: int) -> No
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-@pytest.mark.parametrize(("kind", "word"), [("linear", "each new class"), ("cosine", "each new class")])
+@pytest.mark.parametrize(
+    ("kind", "word"), [("linear", "each new class"), ("cosine", "each new class")]
+)
 def test_a_classifier_without_capacity_grows_by_itself(kind: str, word: str) -> None:
     torch.manual_seed(0)
     model = Encoder.create("tiny", kind, classes=("a", "b"), backbone_options=OPTIONS)
@@ -142,7 +161,13 @@ def test_slots_grow_behind_and_nobody_moves() -> None:
         full.assign(["d"])  # no simplex has one corner
     grown = full.grown(4)
     assert grown.assign(["d", "e"]).by_class == {"a": 0, "b": 1, "c": 2, "d": 3, "e": 4}
-    assert grown.assign(["d", "e"], side="right").by_class == {"a": 0, "b": 1, "c": 2, "d": 6, "e": 5}
+    assert grown.assign(["d", "e"], side="right").by_class == {
+        "a": 0,
+        "b": 1,
+        "c": 2,
+        "d": 6,
+        "e": 5,
+    }
     for slots, extra in ((Slots(), 2), (full, -1)):
         with pytest.raises(InputError, match=r"cannot grow"):
             slots.grown(extra)
@@ -153,10 +178,15 @@ def test_models_join_when_one_has_grown_from_the_other() -> None:
     plain.slots = Slots(4, {"a": 0, "z": 3})
     grown.slots = Slots(7, {"b": 1, "x": 6})
     grown.join_slots(plain)
-    assert (grown.slots.capacity, dict(grown.slots.by_class)) == (7, {"a": 0, "z": 3, "b": 1, "x": 6})
+    assert (grown.slots.capacity, dict(grown.slots.by_class)) == (
+        7,
+        {"a": 0, "z": 3, "b": 1, "x": 6},
+    )
     with pytest.raises(ModelError, match=r"4 and of 4 \+ 3"):
         plain.join_slots(grown)
-    same_room = Encoder.create("tiny", capacity=7, backbone_options=OPTIONS)  # 7 slots too, with other prototypes
+    same_room = Encoder.create(
+        "tiny", capacity=7, backbone_options=OPTIONS
+    )  # 7 slots too, with other prototypes
     with refuses(ModelError):
         grown.join_slots(same_room)
 
@@ -164,7 +194,9 @@ def test_models_join_when_one_has_grown_from_the_other() -> None:
 # The encoder
 
 
-@pytest.mark.parametrize("capacity", [4, 30, 100])  # the backbone has m = 64: d below, crossing and above
+@pytest.mark.parametrize(
+    "capacity", [4, 30, 100]
+)  # the backbone has m = 64: d below, crossing and above
 def test_features_stay_with_zeros_behind(capacity: int) -> None:
     old, new = encoder(capacity), encoder(capacity)
     new.encode(pixels(), form="short")  # so that there is a cached factor to be forgotten
@@ -183,7 +215,9 @@ def test_features_stay_with_zeros_behind(capacity: int) -> None:
     u = new.encode(pixels(), form="short")
     P = new.projection_matrix()
     assert P is not None
-    np.testing.assert_allclose(u @ short_factors(P)[0].T, new.encode(pixels()), atol=1e-5)  # P has few ranks here
+    np.testing.assert_allclose(
+        u @ short_factors(P)[0].T, new.encode(pixels()), atol=1e-5
+    )  # P has few ranks here
     np.testing.assert_allclose(u @ u.T, old.encode(pixels()) @ old.encode(pixels()).T, atol=1e-5)
 
 
@@ -197,7 +231,9 @@ def test_gradients_reach_the_new_rows_and_training_the_new_classes() -> None:
     assert model.projection is not None
     optimiser = torch.optim.SGD(model.parameters(), 0.1)
     first = model(images).cross_entropy(targets)
-    torch.testing.assert_close(first, torch.nn.functional.cross_entropy(model(images).logits, targets))
+    torch.testing.assert_close(
+        first, torch.nn.functional.cross_entropy(model(images).logits, targets)
+    )
     first.backward()
     assert model.projection.weight.grad is not None
     assert (model.projection.weight.grad[3:].abs().sum(dim=1) > 0).all()
@@ -269,8 +305,12 @@ def test_old_and_new_short_forms_meet_as_full_vectors_do(widths: tuple[int, int]
     z_old, z_new = padded(unit(h_old @ P_old.T), widths[1]), unit(h_new @ P_new.T)
     expected = z_new @ z_old.T
     bases = short_basis(P_old), short_basis(P_new)
-    np.testing.assert_allclose(carry(u_new, bases[1], bases[0], widths[0]) @ u_old.T, expected, atol=1e-10)
-    np.testing.assert_allclose(carry(u_old, bases[0], bases[1], widths[1]) @ u_new.T, expected.T, atol=1e-10)
+    np.testing.assert_allclose(
+        carry(u_new, bases[1], bases[0], widths[0]) @ u_old.T, expected, atol=1e-10
+    )
+    np.testing.assert_allclose(
+        carry(u_old, bases[0], bases[1], widths[1]) @ u_new.T, expected.T, atol=1e-10
+    )
 
 
 @pytest.mark.parametrize("capacity", [4, 60, 2000])  # d stays below m = 64, crosses it, is above
@@ -280,7 +320,10 @@ def test_a_gallery_holds_both_and_its_old_cosines_do_not_change(capacity: int) -
     new.grow(capacity // 2)
     new = stirred(new)
     u_old, u_new = (model.encode(pixels(), form="short") for model in (old, new))
-    z_old, z_new = padded(old.encode(pixels()), new.feature_dim), new.encode(pixels()).astype(np.float64)
+    z_old, z_new = (
+        padded(old.encode(pixels()), new.feature_dim),
+        new.encode(pixels()).astype(np.float64),
+    )
     with MemoryGallery() as gallery:
         gallery.create_version("v1", u_old.shape[1], old.projection_matrix())
         gallery.upsert("v1", [f"old{i}" for i in range(9)], u_old)
@@ -294,11 +337,15 @@ def test_a_gallery_holds_both_and_its_old_cosines_do_not_change(capacity: int) -
             for row, hits in enumerate(gallery.search(name, queries, k=18)):
                 slow = {f"old{i}": full[row] @ z for i, z in enumerate(z_old)}
                 slow |= {f"new{i}": full[row] @ z for i, z in enumerate(z_new)}
-                assert [hit.score for hit in hits] == pytest.approx(sorted(slow.values(), reverse=True), abs=1e-5)
+                assert [hit.score for hit in hits] == pytest.approx(
+                    sorted(slow.values(), reverse=True), abs=1e-5
+                )
                 assert {hit.id: hit.score for hit in hits} == pytest.approx(slow, abs=1e-5)
 
 
-def versions(*grown: tuple[int, ...]) -> list[tuple[VersionFeatures, NDArray[np.float64], NDArray[np.float64]]]:
+def versions(
+    *grown: tuple[int, ...],
+) -> list[tuple[VersionFeatures, NDArray[np.float64], NDArray[np.float64]]]:
     """Random models of capacity 4 with these additions: features for a cross-test, and their full vectors padded."""
     made = []
     width = max(3 + sum(K - 1 for K in added) for added in grown)
@@ -312,7 +359,9 @@ def versions(*grown: tuple[int, ...]) -> list[tuple[VersionFeatures, NDArray[np.
             model.projection_matrix(),
             parts=model.classifier.parts,
         )
-        made.append((features, padded(model.encode(queries), width), padded(model.encode(gallery), width)))
+        made.append(
+            (features, padded(model.encode(queries), width), padded(model.encode(gallery), width))
+        )
     return made
 
 
@@ -320,7 +369,9 @@ LABELS = np.arange(30) % 5, np.arange(20) % 5
 
 
 @pytest.mark.parametrize("grown", [((), (6,)), ((), (6,), (6, 30)), ((6,), ())])
-def test_a_cross_test_over_growth_is_the_one_of_padded_vectors(grown: tuple[tuple[int, ...], ...]) -> None:
+def test_a_cross_test_over_growth_is_the_one_of_padded_vectors(
+    grown: tuple[tuple[int, ...], ...],
+) -> None:
     made = versions(*grown)
     features = [entry[0] for entry in made]
     for protocol in ("image", "template"):
@@ -332,10 +383,16 @@ def test_a_cross_test_over_growth_is_the_one_of_padded_vectors(grown: tuple[tupl
     held = (np.arange(20) % 3 == 0).astype(np.int64)
     for protocol in ("image", "template"):
         here = mixed_gallery_search([old, new], held, *LABELS, protocol=protocol)
-        assert np.array_equal(here, mixed_gallery_search([plain_old, plain_new], held, *LABELS, protocol=protocol))
-    rows, expected = (found_before_after([1, 5], a, b, k=4) for a, b in ((old, new), (plain_old, plain_new)))
+        assert np.array_equal(
+            here, mixed_gallery_search([plain_old, plain_new], held, *LABELS, protocol=protocol)
+        )
+    rows, expected = (
+        found_before_after([1, 5], a, b, k=4) for a, b in ((old, new), (plain_old, plain_new))
+    )
     assert all(np.array_equal(a, b) for a, b in zip(rows, expected, strict=True))
-    curve, slow = (backfill_curve(a, b, *LABELS, [0, 0.5, 1]) for a, b in ((old, new), (plain_old, plain_new)))
+    curve, slow = (
+        backfill_curve(a, b, *LABELS, [0, 0.5, 1]) for a, b in ((old, new), (plain_old, plain_new))
+    )
     assert np.array_equal(curve.accuracy, slow.accuracy)
 
 

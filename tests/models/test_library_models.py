@@ -21,7 +21,10 @@ from fixstar.models import Encoder
 
 pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
 
-IMAGES = [Image.fromarray(np.random.default_rng(i).integers(0, 256, (32, 32, 3), np.uint8)) for i in range(3)]
+IMAGES = [
+    Image.fromarray(np.random.default_rng(i).integers(0, 256, (32, 32, 3), np.uint8))
+    for i in range(3)
+]
 
 
 def same(found: np.ndarray[Any, Any], raw: np.ndarray[Any, Any]) -> bool:
@@ -30,9 +33,14 @@ def same(found: np.ndarray[Any, Any], raw: np.ndarray[Any, Any]) -> bool:
 
 @pytest.mark.parametrize(
     ("name", "extra"),
-    [("open_clip:ViT-B-32/openai", "open-clip-torch"), ("st:clip-ViT-B-32", "sentence-transformers")],
+    [
+        ("open_clip:ViT-B-32/openai", "open-clip-torch"),
+        ("st:clip-ViT-B-32", "sentence-transformers"),
+    ],
 )
-def test_a_library_that_is_not_installed(name: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_is_not_installed(
+    name: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for module in ("open_clip", "sentence_transformers"):
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(MissingExtraError) as missing:
@@ -92,8 +100,13 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def test_open_clip_by_name_file_and_folder(stub: dict[str, Any], tmp_path: Path) -> None:
     torch.manual_seed(5)
     tower = Tower()
-    save_file({f"visual.{name}": value for name, value in tower.state_dict().items()}, tmp_path / "w.safetensors")
-    pixels = torch.stack([torch.from_numpy(np.array(image)).permute(2, 0, 1) for image in IMAGES]) / 255
+    save_file(
+        {f"visual.{name}": value for name, value in tower.state_dict().items()},
+        tmp_path / "w.safetensors",
+    )
+    pixels = (
+        torch.stack([torch.from_numpy(np.array(image)).permute(2, 0, 1) for image in IMAGES]) / 255
+    )
     with torch.no_grad():
         truth = tower((pixels - 0.5) / 0.25).numpy()
     stub["file"] = str(tmp_path / "w.safetensors")
@@ -120,8 +133,12 @@ def test_open_clip_names_that_are_refused(stub: dict[str, Any], tmp_path: Path) 
 
 
 def test_the_real_open_clip(tmp_path: Path) -> None:
-    library = pytest.importorskip("open_clip", reason="open_clip is not installed: only its interface was tested")
-    (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": CONFIG, "preprocess_cfg": INPUTS}))
+    library = pytest.importorskip(
+        "open_clip", reason="open_clip is not installed: only its interface was tested"
+    )
+    (tmp_path / "open_clip_config.json").write_text(
+        json.dumps({"model_cfg": CONFIG, "preprocess_cfg": INPUTS})
+    )
     torch.manual_seed(0)
     model = library.create_model(f"local-dir:{tmp_path}").eval()
     weights = {name: value.contiguous() for name, value in model.state_dict().items()}
@@ -152,7 +169,11 @@ class SmallTransformer(nn.Sequential):
         part = Tower()
         super().__init__(part)
         self.folder = folder
-        values = {"image_mean": [0.5] * 3, "image_std": [0.25] * 3, "size": {"height": 32, "width": 32}}
+        values = {
+            "image_mean": [0.5] * 3,
+            "image_std": [0.25] * 3,
+            "size": {"height": 32, "width": 32},
+        }
         processor = SimpleNamespace(to_json_string=lambda: json.dumps(values))
         part.processor = SimpleNamespace(image_processor=processor)  # type: ignore[assignment]
         part.auto_model = SimpleNamespace(config=SimpleNamespace(image_size=32))  # type: ignore[assignment]
@@ -162,7 +183,9 @@ class SmallTransformer(nn.Sequential):
         return {**given, "sentence_embedding": self[0](given["pixel_values"])}
 
 
-def test_sentence_transformers_by_its_interface(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sentence_transformers_by_its_interface(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     library: Any = ModuleType("sentence_transformers")
     library.SentenceTransformer = SmallTransformer
     monkeypatch.setitem(sys.modules, "sentence_transformers", library)
@@ -183,23 +206,44 @@ def test_sentence_transformers_by_its_interface(tmp_path: Path, monkeypatch: pyt
 
 
 def test_the_real_sentence_transformers(tmp_path: Path) -> None:
-    library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+    library = pytest.importorskip(
+        "sentence_transformers", reason="sentence-transformers is not installed"
+    )
     from transformers import CLIPConfig, CLIPModel
     from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-    small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    text = {**small, "vocab_size": 64, "max_position_embeddings": 8, "bos_token_id": 0, "eos_token_id": 1}
+    small = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
+    text = {
+        **small,
+        "vocab_size": 64,
+        "max_position_embeddings": 8,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+    }
     torch.manual_seed(0)
     config = CLIPConfig(
-        text_config=text, vision_config={**small, "image_size": 32, "patch_size": 16}, projection_dim=12
+        text_config=text,
+        vision_config={**small, "image_size": 32, "patch_size": 16},
+        projection_dim=12,
     )
     CLIPModel(config).save_pretrained(tmp_path)
-    CLIPImageProcessorPil(size={"shortest_edge": 36}, crop_size={"height": 32, "width": 32}).save_pretrained(tmp_path)
+    CLIPImageProcessorPil(
+        size={"shortest_edge": 36}, crop_size={"height": 32, "width": 32}
+    ).save_pretrained(tmp_path)
     (tmp_path / "vocab.json").write_text('{"<|startoftext|>": 0, "<|endoftext|>": 1}')
     (tmp_path / "merges.txt").write_text("#version: 0.2\n")
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "CLIPTokenizer"}')
-    images = [image.resize((36, 36)) for image in IMAGES]  # of the size that it crops: resizing differs a little
-    truth = library.SentenceTransformer(str(tmp_path), device="cpu", local_files_only=True).encode(images)
+    images = [
+        image.resize((36, 36)) for image in IMAGES
+    ]  # of the size that it crops: resizing differs a little
+    truth = library.SentenceTransformer(str(tmp_path), device="cpu", local_files_only=True).encode(
+        images
+    )
     encoder = Encoder.wrap(f"st:{tmp_path}")
     assert encoder.preprocessing.crop_fraction == pytest.approx(32 / 36)
     found = encoder.encode(images)

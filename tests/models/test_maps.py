@@ -43,7 +43,9 @@ def test_maps_halve_as_documented(name: str) -> None:
     assert feature.shape == (2, backbone.feature_dim)
 
 
-@pytest.mark.parametrize("name", ["lenet++", "regnetx_200mf", "resnet18", "resnet20", "senet18", "tiny"])
+@pytest.mark.parametrize(
+    "name", ["lenet++", "regnetx_200mf", "resnet18", "resnet20", "senet18", "tiny"]
+)
 def test_the_feature_is_the_pooled_last_map(name: str) -> None:
     backbone = create_backbone(name).eval()
     images = torch.randn(2, backbone.preprocessing.channels, *backbone.preprocessing.size)
@@ -57,7 +59,11 @@ def test_the_feature_is_the_pooled_last_map(name: str) -> None:
 def test_an_encoder_gives_maps_only_where_they_are_asked_for() -> None:
     encoder = Encoder.create("tiny", classes=["a"], capacity=4).eval()
     pixels = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
-    plain, asked, frozen = encoder(pixels), encoder(pixels, maps=True), FrozenEncoder(encoder)(pixels, maps=True)
+    plain, asked, frozen = (
+        encoder(pixels),
+        encoder(pixels, maps=True),
+        FrozenEncoder(encoder)(pixels, maps=True),
+    )
     assert plain.maps == ()
     assert [m.shape[1] for m in asked.maps] == [24, 48, 96]
     torch.testing.assert_close(asked.logits, plain.logits, rtol=0, atol=0)
@@ -66,7 +72,12 @@ def test_an_encoder_gives_maps_only_where_they_are_asked_for() -> None:
 
 
 def test_a_foreign_backbone_gives_features_and_says_that_it_has_no_maps() -> None:
-    config = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    config = {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+    }
     backbone = create_backbone("hf:vit", config={**config, "image_size": 32, "patch_size": 8})
     size = Preprocessing(size=(32, 32), mean=(0.5,) * 3, std=(0.5,) * 3)
     encoder = Encoder.create(backbone, classes=["a"], capacity=4, preprocessing=size).eval()

@@ -22,7 +22,9 @@ from fixstar.models.backbones import PRETRAINED, create_backbone, pretrained
 from fixstar.training import run
 
 NAME = "efficientnet-lite0"
-needs_weights = pytest.mark.skipif(not pretrained.at_hand(NAME), reason="the extra encoder is not installed")
+needs_weights = pytest.mark.skipif(
+    not pretrained.at_hand(NAME), reason="the extra encoder is not installed"
+)
 
 
 @pytest.fixture
@@ -32,8 +34,14 @@ def without_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_network_is_rebuilt_without_weights() -> None:
     network = create_backbone(NAME, pretrained=False)
-    assert (network.name, network.options, network.feature_dim) == (NAME, {"pretrained": False}, 1280)
-    assert sum(weight.numel() for weight in network.parameters()) == 3_371_008  # without its classifier
+    assert (network.name, network.options, network.feature_dim) == (
+        NAME,
+        {"pretrained": False},
+        1280,
+    )
+    assert (
+        sum(weight.numel() for weight in network.parameters()) == 3_371_008
+    )  # without its classifier
     network.train()
     maps = network.maps(torch.rand(2, 3, 64, 64))
     assert [tuple(one.shape[1:]) for one in maps[:2]] == [(32, 32, 32), (16, 32, 32)]
@@ -44,12 +52,17 @@ def test_the_network_is_rebuilt_without_weights() -> None:
 def test_odd_sizes_are_padded_as_in_tensorflow() -> None:
     layer = pretrained._Same(1, 1, 3, 2, bias=False)
     torch.nn.init.ones_(layer.weight)
-    assert layer(torch.ones(1, 1, 4, 4))[0, 0].tolist() == [[9.0, 6.0], [6.0, 4.0]]  # right and below get the padding
+    assert layer(torch.ones(1, 1, 4, 4))[0, 0].tolist() == [
+        [9.0, 6.0],
+        [6.0, 4.0],
+    ]  # right and below get the padding
     assert layer(torch.ones(1, 1, 5, 5))[0, 0, 0].tolist() == [4.0, 6.0, 4.0]
 
 
 @needs_weights
-def test_it_is_added_by_its_name_and_kept_with_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_added_by_its_name_and_kept_with_its_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     typed("init", tmp_path / "shop")
     added = typed("add", NAME, "-w", tmp_path / "shop")
     assert added.code == 0, added.err
@@ -90,14 +103,18 @@ def test_doctor_names_the_weights_that_are_here() -> None:
     assert typed("doctor", "--json").json["pretrained"] == dict.fromkeys(PRETRAINED, True)
 
 
-def test_another_file_than_the_known_one_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_file_than_the_known_one_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "weights.pth").write_bytes(b"something else")
     monkeypatch.setattr(pretrained, "_weights_file", lambda: tmp_path / "weights.pth")
     with refuses(ModelError):
         create_backbone(NAME)
 
 
-def test_a_huge_file_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_huge_file_is_not_read_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     huge = tmp_path / "weights.pth"
     with huge.open("wb") as file:
         file.truncate(1 << 40)  # a terabyte that takes no space

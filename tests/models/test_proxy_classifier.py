@@ -22,13 +22,18 @@ def head(margin: float = 0.6, proxies: int = 3) -> ProxyClassifier:
     return made
 
 
-def slow_logits(classifier: ProxyClassifier, z: Tensor, targets: list[int] | None) -> list[list[float]]:
+def slow_logits(
+    classifier: ProxyClassifier, z: Tensor, targets: list[int] | None
+) -> list[list[float]]:
     """Eq. 6 of PODNet, one image, one class and one proxy at a time."""
     weight, rows = classifier.weight.detach().double().numpy(), []
     for i, feature in enumerate(z.double().numpy()):
         row = []
         for label in range(classifier.outputs):
-            cosines = [float(p @ feature / np.linalg.norm(p) / np.linalg.norm(feature)) for p in weight[label]]
+            cosines = [
+                float(p @ feature / np.linalg.norm(p) / np.linalg.norm(feature))
+                for p in weight[label]
+            ]
             total = sum(math.exp(cosine) for cosine in cosines)
             similarity = sum(math.exp(cosine) / total * cosine for cosine in cosines)
             if targets is not None and targets[i] == label:
@@ -42,12 +47,16 @@ def slow_logits(classifier: ProxyClassifier, z: Tensor, targets: list[int] | Non
 def test_logits_equal_the_slow_loop(targets: list[int] | None) -> None:
     classifier, z = head(), torch.randn(3, 5)
     logits = classifier(z, None if targets is None else torch.tensor(targets))
-    torch.testing.assert_close(logits, torch.tensor(slow_logits(classifier, z, targets)), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(
+        logits, torch.tensor(slow_logits(classifier, z, targets)), atol=1e-5, rtol=1e-4
+    )
 
 
 def test_one_proxy_is_a_plain_cosine() -> None:
     classifier, z = head(proxies=1), torch.randn(3, 5)
-    cosines = torch.nn.functional.normalize(z) @ torch.nn.functional.normalize(classifier.weight[:, 0]).T
+    cosines = (
+        torch.nn.functional.normalize(z) @ torch.nn.functional.normalize(classifier.weight[:, 0]).T
+    )
     torch.testing.assert_close(classifier(z), 2.5 * cosines)
 
 

@@ -46,7 +46,10 @@ def test_a_class_named_twice_and_an_unknown_side_are_refused(capacity: int | Non
         Slots(capacity).assign(["a", "a", "b"])
     with refuses(UnknownNameError):
         Slots(capacity).assign(["a"], "rigth")  # type: ignore[arg-type]
-    assert Slots(capacity).assign(["a"]).assign(["a", "b"]).classes == ("a", "b")  # known already is no mistake
+    assert Slots(capacity).assign(["a"]).assign(["a", "b"]).classes == (
+        "a",
+        "b",
+    )  # known already is no mistake
 
 
 def test_without_a_capacity_slots_grow() -> None:

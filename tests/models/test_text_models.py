@@ -17,7 +17,13 @@ from text_models import FakeServer, bert_folder, embeddings_server
 from wording import FIGURES, refuses
 
 from fixstar.durable import document, replace_json
-from fixstar.errors import EmbeddingServerError, InputError, ModelError, TextError, UntrustedCodeError
+from fixstar.errors import (
+    EmbeddingServerError,
+    InputError,
+    ModelError,
+    TextError,
+    UntrustedCodeError,
+)
 from fixstar.models import Encoder
 from fixstar.models.backbones import endpoint
 from fixstar.models.backbones.endpoint import EndpointBackbone, answered_within
@@ -45,7 +51,9 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_pooling_leaves_padding_out() -> None:
-    states = torch.tensor([[[1.0, 2.0], [3.0, 4.0], [100.0, 100.0]], [[5.0, 6.0], [7.0, 8.0], [9.0, 10.0]]])
+    states = torch.tensor(
+        [[[1.0, 2.0], [3.0, 4.0], [100.0, 100.0]], [[5.0, 6.0], [7.0, 8.0], [9.0, 10.0]]]
+    )
     mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
     assert pooled(states, mask, "mean").tolist() == [[2.0, 3.0], [7.0, 8.0]]
     assert pooled(states, mask, "cls").tolist() == [[1.0, 2.0], [5.0, 6.0]]
@@ -73,12 +81,16 @@ def test_the_rest_of_a_batch_does_not_change_a_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pooling", ["mean_tokens", "cls_token", "lasttoken"])
-def test_a_sentence_transformer_makes_the_vectors_that_its_library_makes(tmp_path: Path, pooling: str) -> None:
+def test_a_sentence_transformer_makes_the_vectors_that_its_library_makes(
+    tmp_path: Path, pooling: str
+) -> None:
     library = pytest.importorskip("sentence_transformers")
     folder = bert_folder(tmp_path / "st", pooling=pooling)
     theirs: Any = library.SentenceTransformer(str(folder), device="cpu")
     encoder = Encoder.wrap(f"st:{folder}")
-    np.testing.assert_allclose(encoder.encode(TEXTS), theirs.encode(TEXTS, normalize_embeddings=True), atol=1e-5)
+    np.testing.assert_allclose(
+        encoder.encode(TEXTS), theirs.encode(TEXTS, normalize_embeddings=True), atol=1e-5
+    )
     asked = theirs.encode(TEXTS, normalize_embeddings=True, prompt_name="query")
     np.testing.assert_allclose(encoder.encode(TEXTS, role="query"), asked, atol=1e-5)
 
@@ -90,7 +102,9 @@ def test_prompts_go_before_queries_and_items(tmp_path: Path) -> None:
     np.testing.assert_array_equal(
         prompted.encode(TEXTS, role="query"), plain.encode([f"query : {text}" for text in TEXTS])
     )
-    np.testing.assert_array_equal(prompted.encode(TEXTS), plain.encode([f"card {text}" for text in TEXTS]))
+    np.testing.assert_array_equal(
+        prompted.encode(TEXTS), plain.encode([f"card {text}" for text in TEXTS])
+    )
     again = Encoder.load(prompted.save(tmp_path / "saved"))
     assert again.inputs == Prompts(query="query : ", item="card ")
 
@@ -98,7 +112,9 @@ def test_prompts_go_before_queries_and_items(tmp_path: Path) -> None:
 def test_a_sentence_transformer_with_other_modules_is_refused(tmp_path: Path) -> None:
     folder = bert_folder(tmp_path / "st", pooling="mean_tokens")
     modules = json.loads((folder / "modules.json").read_text())
-    modules.append({"idx": 3, "name": "3", "path": "3_Dense", "type": "sentence_transformers.models.Dense"})
+    modules.append(
+        {"idx": 3, "name": "3", "path": "3_Dense", "type": "sentence_transformers.models.Dense"}
+    )
     (folder / "modules.json").write_text(json.dumps(modules))
     with pytest.raises(ModelError, match="Dense"):
         Encoder.wrap(f"st:{folder}")
@@ -122,7 +138,11 @@ def test_a_card_cannot_ask_for_more_bytes_than_there_are(tmp_path: Path) -> None
     saved = Encoder.wrap(f"hf:{bert_folder(tmp_path / 'bert')}").save(tmp_path / "saved")
     card = json.loads((saved / "card.json").read_text())
     card["backbone"]["options"]["tokenizer_size"] = 10**15
-    content = {key: value for key, value in card.items() if key not in ("format", "format_version", "digest")}
+    content = {
+        key: value
+        for key, value in card.items()
+        if key not in ("format", "format_version", "digest")
+    }
     replace_json(saved / "card.json", document("encoder", content))
     with refuses(ModelError, varies=r"\{.*\}|\[\d+\]"):
         Encoder.load(saved)
@@ -177,7 +197,9 @@ def test_a_preprocessing_of_images_does_not_go_with_texts(tmp_path: Path) -> Non
         ("\ud800", "Unicode"),
     ],
 )
-def test_texts_that_cannot_be_embedded_are_named(server: FakeServer, text: Any, reason: str) -> None:
+def test_texts_that_cannot_be_embedded_are_named(
+    server: FakeServer, text: Any, reason: str
+) -> None:
     encoder = Encoder.wrap(server.url())
     with pytest.raises(TextError, match=reason) as caught:
         encoder.encode(["good", text])
@@ -206,7 +228,13 @@ def test_long_lists_go_in_batches(server: FakeServer, monkeypatch: pytest.Monkey
     server.requests.clear()
     texts = ["a", "b", "c", "d", "x" * 40, "y" * 40, "e"]
     vectors = encoder.encode(texts)
-    assert [body["input"] for body in server.requests] == [["a", "b", "c"], ["d"], ["x" * 40], ["y" * 40], ["e"]]
+    assert [body["input"] for body in server.requests] == [
+        ["a", "b", "c"],
+        ["d"],
+        ["x" * 40],
+        ["y" * 40],
+        ["e"],
+    ]
     np.testing.assert_allclose(vectors[3:4], encoder.encode(["d"]), atol=1e-6)
 
 
@@ -226,7 +254,9 @@ def test_the_key_comes_from_the_environment_and_is_never_saved(
         encoder.encode(["a"])
 
 
-def test_the_key_of_openai_is_sent_to_nobody_else(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_of_openai_is_sent_to_nobody_else(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "theirs")
     Encoder.wrap(server.url())
     assert set(server.keys) == {None}
@@ -244,7 +274,11 @@ def test_a_copied_card_asks_nobody(server: FakeServer, tmp_path: Path) -> None:
 
 def test_failures_that_pass_are_waited_out(server: FakeServer) -> None:
     encoder = Encoder.wrap(server.url())
-    server.answers += [lambda _: (429, {"error": "slow down"}), lambda _: (503, b"busy"), lambda _: (500, b"")]
+    server.answers += [
+        lambda _: (429, {"error": "slow down"}),
+        lambda _: (503, b"busy"),
+        lambda _: (500, b""),
+    ]
     assert np.isfinite(encoder.encode(["rain"])).all()
 
 
@@ -295,7 +329,9 @@ def _changed(server: FakeServer, change: Any) -> Any:
         lambda _: b"[1]",
     ],
 )
-def test_an_answer_that_is_not_one_vector_per_text_is_refused(server: FakeServer, change: Any) -> None:
+def test_an_answer_that_is_not_one_vector_per_text_is_refused(
+    server: FakeServer, change: Any
+) -> None:
     encoder = Encoder.wrap(server.url())
     server.answers.append(_changed(server, change))
     with refuses(EmbeddingServerError):
@@ -308,7 +344,9 @@ def test_vectors_without_numbers_are_asked_for_one_by_one(server: FakeServer) ->
 
     def without_numbers(body: dict[str, Any]) -> tuple[int, Any]:
         status, content = server.usual(body)
-        rows = [{"embedding": row["embedding"]} for row in content["data"]]  # in reversed order, as before
+        rows = [
+            {"embedding": row["embedding"]} for row in content["data"]
+        ]  # in reversed order, as before
         return status, {**content, "data": rows}
 
     server.requests.clear()
@@ -319,7 +357,9 @@ def test_vectors_without_numbers_are_asked_for_one_by_one(server: FakeServer) ->
     assert asked == [TEXTS, *[[text] for text in TEXTS], *[[text] for text in TEXTS]]
 
 
-def test_a_server_whose_numbers_are_wrong_is_never_added(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_whose_numbers_are_wrong_is_never_added(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def misnumbered(body: dict[str, Any]) -> tuple[int, Any]:
         rows = [
             {"index": len(body["input"]) - 1 - place, "embedding": server.vector(text)}
@@ -354,7 +394,10 @@ def test_a_hanging_server_costs_a_search_less_than_an_indexing(
     assert time.monotonic() - started >= 0.6
     server.answers[:] = [hanging] * 3
     started = time.monotonic()
-    with answered_within(0.3), pytest.raises(EmbeddingServerError, match="time that a search may take"):
+    with (
+        answered_within(0.3),
+        pytest.raises(EmbeddingServerError, match="time that a search may take"),
+    ):
         encoder.encode(["rain"])
     assert time.monotonic() - started < 0.6
     server.answers.clear()
@@ -392,7 +435,10 @@ def test_a_search_whose_turn_comes_too_late_says_so_and_takes_no_turn(server: Fa
     encoder.backbone._pause = 3600.0
     encoder.encode(["rain"])
     turn = encoder.backbone._next
-    with answered_within(1.0), pytest.raises(EmbeddingServerError, match="as many requests per minute as are allowed"):
+    with (
+        answered_within(1.0),
+        pytest.raises(EmbeddingServerError, match="as many requests per minute as are allowed"),
+    ):
         encoder.encode(["rain"])
     assert encoder.backbone._next == turn
 
@@ -430,7 +476,9 @@ def test_requests_keep_to_a_rate(server: FakeServer, monkeypatch: pytest.MonkeyP
     slept.clear()
     for _ in range(3):
         encoder.encode(["rain"])
-    assert slept == sorted(slept)  # nobody sleeps here, so every request waits a second longer than the one before
+    assert slept == sorted(
+        slept
+    )  # nobody sleeps here, so every request waits a second longer than the one before
     assert slept[-1] - slept[0] == pytest.approx(2.0, abs=0.5)
 
 
@@ -454,8 +502,12 @@ def test_dimensions_are_asked_for(server: FakeServer) -> None:
     assert server.requests[-1]["dimensions"] == 16
 
 
-@pytest.mark.parametrize("options", [{"tokenizer": "t.json"}, {"weights": "w"}, {"pooling": "mean"}])
-def test_options_of_other_models_do_not_go_with_a_server(server: FakeServer, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "options", [{"tokenizer": "t.json"}, {"weights": "w"}, {"pooling": "mean"}]
+)
+def test_options_of_other_models_do_not_go_with_a_server(
+    server: FakeServer, options: dict[str, Any]
+) -> None:
     with refuses(InputError):
         Encoder.wrap(server.url(), **options)
 

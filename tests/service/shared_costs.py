@@ -49,7 +49,9 @@ def deployments(services: list[Service], times: int = 10) -> str:
         assert set(pool.map(tell, services)) == set(pool.map(search, services)) == {"v1"}
         for number in range(times):
             version, path = ("v1", "/v1/rollback") if number % 2 else ("v2", "/v1/deploy")
-            services[0].http.post(path, json={} if number % 2 else {"version": version}).raise_for_status()
+            services[0].http.post(
+                path, json={} if number % 2 else {"version": version}
+            ).raise_for_status()
             for ask, seconds in ((tell, told), (search, searched)):
                 began = time.monotonic()
                 while set(pool.map(ask, services)) != {version}:
@@ -71,7 +73,10 @@ def takeover(space: Workspace, services: list[Service]) -> float:
         left = next(job for job in JobFiles(space.path).load() if job.id == name)
         next(one for one in services if f"-{one.process.pid}-" in left.runner).kill()
         began = time.monotonic()
-        until(lambda: next(job.runner for job in JobFiles(space.path).load() if job.id == name), left.runner.__ne__)
+        until(
+            lambda: next(job.runner for job in JobFiles(space.path).load() if job.id == name),
+            left.runner.__ne__,
+        )
         return time.monotonic() - began
 
 

@@ -44,7 +44,9 @@ def space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
 
 
 def predict(monkeypatch: pytest.MonkeyPatch, lost: int) -> None:
-    monkeypatch.setattr("fixstar.workspace.backfill.planning.predicted_curve", lambda *_, **__: predicted(lost))
+    monkeypatch.setattr(
+        "fixstar.workspace.backfill.planning.predicted_curve", lambda *_, **__: predicted(lost)
+    )
 
 
 def backfilled(http: TestClient, **wanted: Any) -> Any:
@@ -53,14 +55,17 @@ def backfilled(http: TestClient, **wanted: Any) -> Any:
     return ended(http, answer.json())
 
 
-def test_it_stops_and_says_what_was_predicted_and_how_to_do_it_all_the_same(space: Workspace) -> None:
+def test_it_stops_and_says_what_was_predicted_and_how_to_do_it_all_the_same(
+    space: Workspace,
+) -> None:
     with client(space) as http:
         for _ in range(2):  # its plan is on disk after the first: to ask again does not run it
             job = backfilled(http, **ASKED)
             assert (job["state"], job["message"]) == ("failed", "Predicted to lower the accuracy")
             assert job["error"]["status"] == 409
             assert (
-                "lower the accuracy from 66.7 % to 56.9 % of 300 queries, and the old vectors" in job["error"]["detail"]
+                "lower the accuracy from 66.7 % to 56.9 % of 300 queries, and the old vectors"
+                in job["error"]["detail"]
             )
             assert "nothing was embedded" in job["error"]["detail"]
             check_wording(job["error"]["hint"])
@@ -69,11 +74,15 @@ def test_it_stops_and_says_what_was_predicted_and_how_to_do_it_all_the_same(spac
         assert space.gallery.count() == {"v1": 9, "v2": 0}
         seen = http.get("/v1/backfill").json()
         assert (seen["budget"], seen["planned"], seen["position"]) == ("10%", 1, 0)
-        assert seen["predicted"]["planned"][2] == pytest.approx(170 / 300)  # what was predicted can be looked at
+        assert seen["predicted"]["planned"][2] == pytest.approx(
+            170 / 300
+        )  # what was predicted can be looked at
         assert seen["outlook"]["could"] == 9
         assert backfilled(http, **ASKED, anyway=True)["state"] == "done"
         assert space.gallery.count() == {"v1": 8, "v2": 1}
-        assert backfilled(http, budget="all", order="random")["state"] == "done"  # predicted to be as good as now
+        assert (
+            backfilled(http, budget="all", order="random")["state"] == "done"
+        )  # predicted to be as good as now
 
 
 def test_a_plan_that_was_refused_is_not_run_unasked(space: Workspace) -> None:
@@ -104,7 +113,9 @@ def test_a_plan_is_predicted_once_by_the_service_and_the_command(
     assert seen == ["v1", "v1"]
 
 
-def test_a_loss_that_may_be_chance_does_not_stop_it(space: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loss_that_may_be_chance_does_not_stop_it(
+    space: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     predict(monkeypatch, lost=1)
     with client(space) as http:
         assert backfilled(http, **ASKED)["state"] == "done"
@@ -113,7 +124,9 @@ def test_a_loss_that_may_be_chance_does_not_stop_it(space: Workspace, monkeypatc
 def test_anyway_is_a_yes_or_a_no(space: Workspace) -> None:
     with client(space) as http:
         assert http.post("/v1/backfill", json={"anyway": "perhaps"}).status_code == 422
-        schema = http.get("/v1/openapi.json").json()["components"]["schemas"]["BackfillRequest"]["properties"]
+        schema = http.get("/v1/openapi.json").json()["components"]["schemas"]["BackfillRequest"][
+            "properties"
+        ]
         assert (schema["anyway"]["type"], schema["anyway"]["default"]) == ("boolean", False)
 
 
@@ -133,7 +146,9 @@ def test_a_kill_between_the_prediction_and_the_refusal_does_not_let_it_run(
     space: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as killed:
-        killed.setattr(Jobs, "_fail", lambda *_: None)  # the process ends before the refusal is on disk
+        killed.setattr(
+            Jobs, "_fail", lambda *_: None
+        )  # the process ends before the refusal is on disk
         work = Jobs(space)
         work.start()
         job = work.submit("backfill", {"target": "v2", "rate": None, "anyway": False, **ASKED})
@@ -145,7 +160,9 @@ def test_a_kill_between_the_prediction_and_the_refusal_does_not_let_it_run(
         work.stop()
     [left] = JobFiles(space.path).load()
     assert left.state == "running"
-    JobFiles(space.path).save(replace(left, result=noted))  # the prediction may have been saved, too
+    JobFiles(space.path).save(
+        replace(left, result=noted)
+    )  # the prediction may have been saved, too
     again = Jobs(space)
     again.start()
     while not (seen := again.get(job.id)).has_ended:

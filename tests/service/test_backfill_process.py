@@ -80,7 +80,9 @@ def test_a_check_comes_to_the_same_and_its_process_has_a_lower_priority(path: Pa
                 lower = os.getpriority(os.PRIO_PROCESS, 0) + NICE
                 until(partial(has_priority, process, lower), 30)
             over = ended(http, job)
-            results.append((over["state"], over["message"], over["done"], over["total"], over["result"]))
+            results.append(
+                (over["state"], over["message"], over["done"], over["total"], over["result"])
+            )
             assert http.get("/v1/versions/v2/checks").json()[-1]["tolerance"] == 0.02
     assert results[0] == results[1]
     assert results[0][0] == "done"
@@ -96,7 +98,11 @@ def test_a_backfill_whose_process_is_killed_keeps_its_budget_and_its_counts(path
         over = ended(http, job)
         assert (over["state"], over["done"], over["total"]) == ("done", 10, 10)
         result = over["result"]
-        assert (result["planned"], result["done"] + result["done_before"], result["left"]) == (10, 10, 0)
+        assert (result["planned"], result["done"] + result["done_before"], result["left"]) == (
+            10,
+            10,
+            0,
+        )
         assert http.get("/v1/status").json()["vectors"] == {"v1": 8, "v2": 10}
     (left,) = JobFiles(path).load()
     assert left.attempts == 2
@@ -119,7 +125,11 @@ def test_a_backfill_stops_with_its_service_and_keeps_its_budget(path: Path) -> N
 def test_a_killed_service_takes_its_processes_along_and_the_next_one_finishes(path: Path) -> None:
     def over(http: Any, job: Any) -> Any:
         return until(
-            lambda: (seen := http.get(f"/v1/jobs/{job['id']}").json())["state"] not in ("queued", "running") and seen
+            lambda: (
+                (seen := http.get(f"/v1/jobs/{job['id']}").json())["state"]
+                not in ("queued", "running")
+                and seen
+            )
         )
 
     with services(path) as serve:
@@ -144,7 +154,9 @@ def test_a_killed_service_takes_its_processes_along_and_the_next_one_finishes(pa
         assert http.get("/v1/versions/v2/check").json()["outcome"]
 
 
-def test_a_process_that_does_not_stop_is_killed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_does_not_stop_is_killed(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(process, "PATIENCE", 0.5)
     with Workspace(path, device="cpu") as space, served(space) as http:
         job = backfill(http, budget="all", **SLOW)
@@ -204,7 +216,11 @@ def test_refusals_are_the_same_and_the_log_of_the_service_has_the_rest(
         here, there = (ran(space, "check", wanted, own) for own in (False, True))
         assert (here.state, here.message, here.error) == (there.state, there.message, there.error)
         assert here.error is not None
-        assert (here.state, here.error["status"], len(here.error["next_steps"])) == ("failed", 400, 1)
+        assert (here.state, here.error["status"], len(here.error["next_steps"])) == (
+            "failed",
+            400,
+            1,
+        )
         weights = path / "versions" / "v2" / "model.safetensors"
         assert weights.is_file()
         weights.write_bytes(b"damaged")
@@ -238,16 +254,24 @@ class Impatient:
 def test_a_check_ends_after_a_batch(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     embedded: list[Any] = []
     features = Workspace.features
-    monkeypatch.setattr(Workspace, "features", lambda *given, **more: embedded.append(features(*given, **more)))
+    monkeypatch.setattr(
+        Workspace, "features", lambda *given, **more: embedded.append(features(*given, **more))
+    )
     running = Impatient(Job.new("check", {"version": "v2", **CheckRequest().model_dump()}))
-    with Workspace(path, device="cpu") as space, pytest.raises(StoppedError, match="nothing was decided"):
+    with (
+        Workspace(path, device="cpu") as space,
+        pytest.raises(StoppedError, match="nothing was decided"),
+    ):
         LONG_WORK["check"](space, running)
     assert running.messages == ["embedding 30 images with v1"]
     assert not embedded
 
 
 def test_a_problem_is_the_same_behind_the_pipe() -> None:
-    steps = [NextStep("backfill", {"budget": "50%"}), NextStep("backfill", {"anyway": True}, "despite this")]
+    steps = [
+        NextStep("backfill", {"budget": "50%"}),
+        NextStep("backfill", {"anyway": True}, "despite this"),
+    ]
     problem = Problem("backfill-loses", "predicted to lower the accuracy", "leave it", *steps)
     with pytest.raises(Problem) as told:
         process._outcome({"problem": process._problem_lines(problem)})
@@ -259,7 +283,10 @@ def test_a_backfill_for_a_version_that_is_no_longer_deployed_ends(path: Path) ->
         space.rollback()
         wanted = {"target": "v2", "budget": "4", "order": "random", "rate": None, "anyway": False}
         stopped = ran(space, "backfill", wanted)
-    assert (stopped.state, stopped.message) == ("cancelled", "v1 is deployed now: nothing is re-embedded with v2")
+    assert (stopped.state, stopped.message) == (
+        "cancelled",
+        "v1 is deployed now: nothing is re-embedded with v2",
+    )
 
 
 def test_the_process_knows_what_was_searched_and_whose_code_is_trusted(
@@ -276,11 +303,18 @@ def test_the_process_knows_what_was_searched_and_whose_code_is_trusted(
     monkeypatch.setenv("FIXSTAR_TRUST", "shop_models")
     with shop(tmp_path / "shop", versions=1) as made:
         made.index(catalogue(pictures(tmp_path / "photos")))
-        name = made.add_version("shop_models:build", Encoder.load(made.path / "versions" / "v1").preprocessing)
+        name = made.add_version(
+            "shop_models:build", Encoder.load(made.path / "versions" / "v1").preprocessing
+        )
         made.deploy(name, force="test")
-    with Workspace(tmp_path / "shop", device="cpu", record_usage=True) as space, served(space) as http:
+    with (
+        Workspace(tmp_path / "shop", device="cpu", record_usage=True) as space,
+        served(space) as http,
+    ):
         found = http.post(
-            "/v1/search", files={"image": (tmp_path / "photos" / "hat" / "0.png").read_bytes()}, params={"k": 1}
+            "/v1/search",
+            files={"image": (tmp_path / "photos" / "hat" / "0.png").read_bytes()},
+            params={"k": 1},
         ).json()
         assert space.usage is not None
         over = ended(http, backfill(http, budget="1", order="queried", anyway=True))

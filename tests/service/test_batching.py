@@ -62,11 +62,15 @@ def run(space: Workspace, work: Callable[[QueryBatcher], Any], **settings: Any) 
     return asyncio.run(whole())
 
 
-def test_many_at_once_are_few_calls_with_the_answers_of_one_by_one(space: Workspace, sizes: list[int]) -> None:
+def test_many_at_once_are_few_calls_with_the_answers_of_one_by_one(
+    space: Workspace, sizes: list[int]
+) -> None:
     queries = [(picture(i), 1 + i % 3, {"label": "hat"} if i % 2 else None) for i in range(48)]
 
     async def together(batcher: QueryBatcher) -> Any:
-        return await asyncio.gather(*(batcher.search(data, k=k, where=where, exact=True) for data, k, where in queries))
+        return await asyncio.gather(
+            *(batcher.search(data, k=k, where=where, exact=True) for data, k, where in queries)
+        )
 
     found = run(space, together, batch=16, batch_wait=0.05)
     assert sum(sizes) == 48
@@ -76,10 +80,14 @@ def test_many_at_once_are_few_calls_with_the_answers_of_one_by_one(space: Worksp
         truth = space.search([data], k=k, where=where)
         assert one.version == truth.version
         assert [hit.id for hit in one.hits[0]] == [hit.id for hit in truth.hits[0]]
-        assert np.allclose([hit.score for hit in one.hits[0]], [hit.score for hit in truth.hits[0]], atol=1e-5)
+        assert np.allclose(
+            [hit.score for hit in one.hits[0]], [hit.score for hit in truth.hits[0]], atol=1e-5
+        )
 
 
-def test_all_models_of_a_deployment_embed_a_batch_once_each(tmp_path: Path, sizes: list[int]) -> None:
+def test_all_models_of_a_deployment_embed_a_batch_once_each(
+    tmp_path: Path, sizes: list[int]
+) -> None:
     space = shop(tmp_path / "free", free=True)
     space.index(catalogue(pictures(tmp_path / "pictures")))
     sizes.clear()
@@ -89,7 +97,9 @@ def test_all_models_of_a_deployment_embed_a_batch_once_each(tmp_path: Path, size
 
     async def together(batcher: QueryBatcher) -> Any:
         asked = [batcher.search(data, k=1 + i % 2) for i, data in enumerate(images)]
-        return await asyncio.gather(*asked, batcher.search(picture(9)[:-30]), return_exceptions=True)
+        return await asyncio.gather(
+            *asked, batcher.search(picture(9)[:-30]), return_exceptions=True
+        )
 
     *found, bad = run(space, together, batch=16, batch_wait=0.3)
     assert isinstance(bad, Problem)
@@ -99,7 +109,9 @@ def test_all_models_of_a_deployment_embed_a_batch_once_each(tmp_path: Path, size
         truth = space.search([data], k=1 + number % 2)
         assert (one.version, one.models) == ("v2", ("v2", "v1"))
         assert [hit.id for hit in one.hits[0]] == [hit.id for hit in truth.hits[0]]
-        assert np.allclose([hit.score for hit in one.hits[0]], [hit.score for hit in truth.hits[0]], atol=1e-5)
+        assert np.allclose(
+            [hit.score for hit in one.hits[0]], [hit.score for hit in truth.hits[0]], atol=1e-5
+        )
 
 
 def test_one_bad_image_or_filter_fails_alone(space: Workspace) -> None:
@@ -117,15 +129,28 @@ def test_a_filter_with_a_number_that_is_none_fails_alone(space: Workspace) -> No
     async def work() -> list[int]:
         async with async_client(space, batch_wait=0.1) as (http, _):
             space.serving.encoder("v1")
-            filters = [None, '{"price": {"lt": 5}}', '{"price": {"lt": 1e999}}', None, '{"label": "hat"}']
-            forms: list[dict[str, str]] = [{} if where is None else {"where": where} for where in filters]
-            asked = [http.post("/v1/search", files={"image": picture(i)}, data=form) for i, form in enumerate(forms)]
+            filters = [
+                None,
+                '{"price": {"lt": 5}}',
+                '{"price": {"lt": 1e999}}',
+                None,
+                '{"label": "hat"}',
+            ]
+            forms: list[dict[str, str]] = [
+                {} if where is None else {"where": where} for where in filters
+            ]
+            asked = [
+                http.post("/v1/search", files={"image": picture(i)}, data=form)
+                for i, form in enumerate(forms)
+            ]
             return [answer.status_code for answer in await asyncio.gather(*asked)]
 
     assert asyncio.run(work()) == [200, 200, 422, 200, 200]
 
 
-def test_an_image_that_breaks_the_encoder_fails_alone(space: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_that_breaks_the_encoder_fails_alone(
+    space: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     poison = np.asarray(0)
     real = LocalEmbedder.one
 
@@ -159,7 +184,9 @@ def test_a_model_that_makes_no_vector_fails_that_query_alone() -> None:
     assert [isinstance(one, Exception) for one in made] == [False, True, False]
 
 
-def test_too_many_waiting_are_told_to_come_again(space: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_waiting_are_told_to_come_again(
+    space: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     release = threading.Event()
     real = LocalEmbedder.one
 
@@ -172,14 +199,21 @@ def test_too_many_waiting_are_told_to_come_again(space: Workspace, monkeypatch: 
     async def work() -> None:
         async with async_client(space, waiting=3) as (http, app):
             space.serving.encoder("v1")
-            asked = [asyncio.create_task(http.post("/v1/search", files={"image": picture(i)})) for i in range(3)]
+            asked = [
+                asyncio.create_task(http.post("/v1/search", files={"image": picture(i)}))
+                for i in range(3)
+            ]
             while app.state.context.batcher._inside < 3:
                 await asyncio.sleep(0.01)
             refused = await http.post("/v1/search", files={"image": picture(9)})
             assert refused.status_code == 503
             assert refused.headers["retry-after"] == "1"
             release.set()
-            assert [answer.status_code for answer in await asyncio.gather(*asked)] == [200, 200, 200]
+            assert [answer.status_code for answer in await asyncio.gather(*asked)] == [
+                200,
+                200,
+                200,
+            ]
             assert (await http.post("/v1/search", files={"image": picture(9)})).status_code == 200
 
     asyncio.run(work())
@@ -196,14 +230,22 @@ def test_who_gives_up_waiting_disturbs_nobody(space: Workspace, sizes: list[int]
             put(query)
 
         batcher._queue.put_nowait = counted  # type: ignore[assignment, method-assign]
-        leaving = [asyncio.create_task(batcher.search(picture(i), k=2, where=None, exact=True)) for i in range(5)]
-        staying = [asyncio.create_task(batcher.search(picture(i), k=2, where=None, exact=True)) for i in range(5)]
+        leaving = [
+            asyncio.create_task(batcher.search(picture(i), k=2, where=None, exact=True))
+            for i in range(5)
+        ]
+        staying = [
+            asyncio.create_task(batcher.search(picture(i), k=2, where=None, exact=True))
+            for i in range(5)
+        ]
         while len(queued) < 10:
             await asyncio.sleep(0.01)
         for task in leaving:
             task.cancel()
         batcher._inside -= 1
-        found = await asyncio.gather(*staying, batcher.search(picture(5), k=2, where=None, exact=True))
+        found = await asyncio.gather(
+            *staying, batcher.search(picture(5), k=2, where=None, exact=True)
+        )
         assert batcher._inside == 0
         return found
 
@@ -242,7 +284,10 @@ def test_stopping_answers_those_that_wait(space: Workspace) -> None:
         batcher = QueryBatcher(space, settings, Metrics(), intake)
         batcher.start()
         batcher._inside += 1  # one that is never decoded: the others wait for it
-        waiting = [asyncio.create_task(batcher.search(picture(i), k=2, where=None, exact=True)) for i in range(3)]
+        waiting = [
+            asyncio.create_task(batcher.search(picture(i), k=2, where=None, exact=True))
+            for i in range(3)
+        ]
         await asyncio.sleep(0.3)
         await batcher.stop()
         intake.close()

@@ -39,7 +39,9 @@ def space(tmp_path: Path) -> Workspace:
 @contextmanager
 def served(space: Workspace) -> Iterator[str]:
     """The service at a real address, as ``fixstar serve`` would start it."""
-    config = uvicorn.Config(create_app(space, ServiceSettings()), port=0, log_level="warning", lifespan="on")
+    config = uvicorn.Config(
+        create_app(space, ServiceSettings()), port=0, log_level="warning", lifespan="on"
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -60,7 +62,9 @@ def asking(space: Workspace) -> Iterator[Client]:
 
 
 def test_batches_examples_counts_and_payloads(asking: Client) -> None:
-    images = {f"{kind}/{i}": picture(10 * len(kind) + i) for kind in ("hat", "shoe") for i in range(3)}
+    images = {
+        f"{kind}/{i}": picture(10 * len(kind) + i) for kind in ("hat", "shoe") for i in range(3)
+    }
     asking.add(images, {name: {"label": name.split("/")[0]} for name in images})
     found = asking.search_batch(list(images.values())[:2], k=1, min_score=0.99)
     assert [one.hits[0].id for one in found] == ["hat/0", "hat/1"]
@@ -72,7 +76,9 @@ def test_batches_examples_counts_and_payloads(asking: Client) -> None:
 
 
 def test_a_drift_map_has_a_point_per_item(asking: Client) -> None:
-    images = {f"{label}{i}": picture(10 * len(label) + i) for label in ("hat", "shoe") for i in range(4)}
+    images = {
+        f"{label}{i}": picture(10 * len(label) + i) for label in ("hat", "shoe") for i in range(4)
+    }
     asking.add(images, {name: {"label": name[:-1]} for name in images})
     drawn = asking.drift("v1", "v2")
     assert (drawn.old, drawn.new, {point.id for point in drawn.points}) == ("v1", "v2", set(images))
@@ -82,7 +88,9 @@ def test_a_drift_map_has_a_point_per_item(asking: Client) -> None:
         asking.drift("v1", "v9")
 
 
-def test_a_drift_map_shows_nothing_that_was_deleted_or_changed(asking: Client, space: Workspace) -> None:
+def test_a_drift_map_shows_nothing_that_was_deleted_or_changed(
+    asking: Client, space: Workspace
+) -> None:
     asking.add({"secret": picture(1), "kept": picture(2)}, {"kept": {"label": "hat"}})
     assert {point.id for point in asking.drift("v1", "v2").points} == {"secret", "kept"}
     asking.delete("secret")
@@ -90,7 +98,9 @@ def test_a_drift_map_shows_nothing_that_was_deleted_or_changed(asking: Client, s
     assert {point.id for point in asking.drift("v1", "v2").points} == {"kept", "other"}
     asking.update("kept", {"label": "shoe"})
     assert {point.label for point in asking.drift("v1", "v2").points} == {"shoe", None}
-    assert len([key for key in _drift_maps if key[0] == str(space.path)]) == 1  # earlier states are not kept
+    assert (
+        len([key for key in _drift_maps if key[0] == str(space.path)]) == 1
+    )  # earlier states are not kept
 
 
 def test_embeddings_come_as_an_array(asking: Client, space: Workspace) -> None:
@@ -106,7 +116,9 @@ def test_items_go_in_are_found_and_go_out(asking: Client, tmp_path: Path) -> Non
     path = tmp_path / "two.png"
     path.write_bytes(picture(2))
     third = Image.open(io.BytesIO(picture(3)))
-    added = asking.add({"a/1": picture(1), "two": path, "three": third}, {"two": {"label": "hat", "price": 3}})
+    added = asking.add(
+        {"a/1": picture(1), "two": path, "three": third}, {"two": {"label": "hat", "price": 3}}
+    )
     assert (added.version, added.added, added.bad) == ("v1", ("a/1", "two", "three"), ())
     found = asking.search(str(path), k=2)
     assert (found.version, found.hits[0].id, found.hits[0].label) == ("v1", "two", "hat")
@@ -156,7 +168,11 @@ def test_images_that_cannot_be_used_are_not_overlooked(asking: Client, tmp_path:
     assert [item.id for item in asking.items()] == list(some.value.added)
     with pytest.raises(ImagesLeftOutError, match="nothing was stored") as none:
         asking.add({"a": path, "b": b""}, leave_out=True)
-    assert (none.value.added, [one.id for one in none.value.bad], none.value.status) == ((), ["a", "b"], 415)
+    assert (none.value.added, [one.id for one in none.value.bad], none.value.status) == (
+        (),
+        ["a", "b"],
+        415,
+    )
     assert isinstance(none.value, ServiceError)
 
 
@@ -182,14 +198,21 @@ def test_a_job_is_waited_for(asking: Client) -> None:
 def test_an_upgrade_from_end_to_end(asking: Client, space: Workspace) -> None:
     asking.add({str(number): picture(number) for number in range(4)})
     checked = asking.wait(asking.check("v2", tolerance=0.01), every=0.02)
-    assert checked.result == {**(checked.result or {}), "version": "v2", "outcome": "missing evidence"}
+    assert checked.result == {
+        **(checked.result or {}),
+        "version": "v2",
+        "outcome": "missing evidence",
+    }
     assert asking.last_check("v2").outcome == "missing evidence"
     with pytest.raises(ServiceError, match="did not pass") as refused:
         asking.deploy("v2")
     assert refused.value.status == 409
     passed(space, "v2", "v1")
     assert asking.deploy("v2").by == "local"
-    assert [(one.name, one.deployed, one.vectors) for one in asking.versions()] == [("v1", False, 4), ("v2", True, 0)]
+    assert [(one.name, one.deployed, one.vectors) for one in asking.versions()] == [
+        ("v1", False, 4),
+        ("v2", True, 0),
+    ]
     done = asking.wait(asking.backfill("all", "random"), every=0.02)
     assert done.done == 4
     assert asking.status().vectors == {"v1": 0, "v2": 4}
@@ -246,7 +269,9 @@ def test_translations_are_fitted_and_chosen_by_what_is_sent() -> None:
                 "left_out": {},
             }
             return httpx.Response(200, json={**move, "translations": {"v1": "v1-v2-3.npz"}})
-        return httpx.Response(202, json={"id": "1", "kind": "check", "state": "queued", "created": ""})
+        return httpx.Response(
+            202, json={"id": "1", "kind": "check", "state": "queued", "created": ""}
+        )
 
     asking = Client(transport=httpx.MockTransport(handle))
     assert asking.check("v2", weight=0.5, refit=True, sample=500).kind == "check"
@@ -256,7 +281,9 @@ def test_translations_are_fitted_and_chosen_by_what_is_sent() -> None:
 
 
 def busy(status: int, after: str = "2") -> httpx.Response:
-    return httpx.Response(status, json={"title": "Busy", "detail": "later"}, headers={"Retry-After": after})
+    return httpx.Response(
+        status, json={"title": "Busy", "detail": "later"}, headers={"Retry-After": after}
+    )
 
 
 @pytest.fixture
@@ -298,13 +325,17 @@ def test_what_may_not_be_repeated_is_not(pauses: list[float]) -> None:
         with pytest.raises(ServiceError, match="Busy: later"):
             call(asking)
         assert len(seen) == 1
-    asking, seen = answering(busy(503), httpx.Response(200, json={"version": "v1", "added": ["a"], "bad": []}))
+    asking, seen = answering(
+        busy(503), httpx.Response(200, json={"version": "v1", "added": ["a"], "bad": []})
+    )
     assert asking.add({"a": picture(1)}).added == ("a",)
     assert pauses == [2]
 
 
 def test_a_full_disk_is_not_asked_again(pauses: list[float]) -> None:
-    asking, seen = answering(httpx.Response(507, json={"title": "The disk is full", "detail": "no room"}))
+    asking, seen = answering(
+        httpx.Response(507, json={"title": "The disk is full", "detail": "no room"})
+    )
     with refuses(ServiceError) as told:
         asking.add({"a": picture(1)})
     assert (told.value.status, len(seen), pauses) == (507, 1, [])

@@ -28,7 +28,13 @@ from uvicorn.server import ServerState
 
 from fixstar.service.keys import Keys
 from fixstar.service.monitoring import LogThrottle
-from fixstar.service.serve import _LimitedHeaders, _listening, _replaceable, accepted_at_once, max_connections
+from fixstar.service.serve import (
+    _LimitedHeaders,
+    _listening,
+    _replaceable,
+    accepted_at_once,
+    max_connections,
+)
 from fixstar.service.settings import ServiceSettings
 
 FILES = 300  # that the process may have open
@@ -56,7 +62,9 @@ def running(folder: Path, *options: str) -> Iterator[Running]:
     words = ["serve", "-w", str(folder / "shop"), "--device", "cpu", "--port", "0", *options]
     process = fork_fixstar(out, log, *words, open_files=FILES)
     try:
-        while not (found := re.search(r"http://\S+:(\d+) ", out.read_text() if out.exists() else "")):
+        while not (
+            found := re.search(r"http://\S+:(\d+) ", out.read_text() if out.exists() else "")
+        ):
             assert process.is_alive(), log.read_text()
             time.sleep(0.01)
         yield Running(int(found.group(1)), log, process)
@@ -110,7 +118,9 @@ def test_half_the_headers_do_not_keep_a_connection_open(service: Running, first:
 def test_headers_that_do_not_end_are_refused(service: Running) -> None:
     start = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX-Long: "
     with service.open() as connection:
-        connection.sendall(start + b"a" * ((1 << 16) + 1 - len(start)))  # not a byte more: those would reset the answer
+        connection.sendall(
+            start + b"a" * ((1 << 16) + 1 - len(start))
+        )  # not a byte more: those would reset the answer
         assert connection.recv(1 << 16).startswith(b"HTTP/1.1 400")
         wait_until_closed(connection)
 
@@ -128,7 +138,9 @@ def test_trailers_that_do_not_end_are_refused(service: Running) -> None:
 
 
 def test_one_trailer_that_does_not_end_is_refused(service: Running) -> None:
-    start = b"POST /healthz HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX: "
+    start = (
+        b"POST /healthz HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX: "
+    )
     sent = 0
     with service.open() as connection, contextlib.suppress(ConnectionError):
         connection.sendall(start)
@@ -157,9 +169,13 @@ def test_chunks_of_any_size_are_a_body(service: Running, width: int, sizes: list
     assert answer.status_code == 200
 
 
-@pytest.mark.parametrize("path", ["/", "/healthz", "/readyz", "/static/page.css", "/nowhere", "/v1/docs", "/metrics"])
+@pytest.mark.parametrize(
+    "path", ["/", "/healthz", "/readyz", "/static/page.css", "/nowhere", "/v1/docs", "/metrics"]
+)
 @pytest.mark.parametrize("length", ["Content-Length: 1000000", "Transfer-Encoding: chunked"])
-def test_a_body_that_nobody_takes_is_not_waited_for(service: Running, path: str, length: str) -> None:
+def test_a_body_that_nobody_takes_is_not_waited_for(
+    service: Running, path: str, length: str
+) -> None:
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{length}\r\n\r\n"
     began = time.monotonic()
     with service.open() as connection:
@@ -209,7 +225,9 @@ def test_wrong_keys_share_an_address_whatever_they_claim(tmp_path: Path) -> None
         for number in range(8):
             headers = {"X-API-Key": "wrong", "X-Forwarded-For": f"1.2.3.{number}"}
             seen.append(
-                httpx.get(f"http://127.0.0.1:{service.port}/v1/items", headers=headers, timeout=120).status_code
+                httpx.get(
+                    f"http://127.0.0.1:{service.port}/v1/items", headers=headers, timeout=120
+                ).status_code
             )
     assert seen == [401] * 5 + [429] * 3
 
@@ -217,7 +235,10 @@ def test_wrong_keys_share_an_address_whatever_they_claim(tmp_path: Path) -> None
 def test_a_body_may_take_longer_than_the_headers(service: Running) -> None:
     request = httpx.Request("PUT", "http://localhost/v1/item?id=slow", files={"image": picture()})
     body = request.read()
-    head = [b"PUT /v1/item?id=slow HTTP/1.1", *(name + b": " + value for name, value in request.headers.raw)]
+    head = [
+        b"PUT /v1/item?id=slow HTTP/1.1",
+        *(name + b": " + value for name, value in request.headers.raw),
+    ]
     with service.open() as connection:
         connection.sendall(b"\r\n".join([*head, b"Connection: close", b"", body[:50]]))
         time.sleep(1.5 * HEADERS)
@@ -234,7 +255,8 @@ def test_the_access_log_has_a_line_a_request_without_ids(service: Running) -> No
         seen = [line for line in lines if "path=/v1/item " in line and "method=GET" in line]
     assert len(seen) == 1
     assert re.search(
-        r'address=127.0.0.1 caller="local" role=admin method=GET path=/v1/item status=404 ms=[\d.]+$', seen[0]
+        r'address=127.0.0.1 caller="local" role=admin method=GET path=/v1/item status=404 ms=[\d.]+$',
+        seen[0],
     )
     assert "secret" not in service.log.read_text()
 
@@ -273,11 +295,15 @@ class Connection(NamedTuple):
 
 def test_who_makes_room_for_a_new_connection() -> None:
     known = Connection(("1.1.1.1", 1), asked=True, known=True, since=0)
-    stranger, another = (Connection((host, 1), asked=True, known=False, since=1) for host in ("2.2.2.2", "3.3.3.3"))
+    stranger, another = (
+        Connection((host, 1), asked=True, known=False, since=1) for host in ("2.2.2.2", "3.3.3.3")
+    )
     older = another._replace(client=("3.3.3.3", 2), since=0.5)
     silent = Connection(("1.1.1.1", 2), asked=False, known=False, since=9)
     assert _replaceable([known, stranger, another, older, silent]) is silent
-    assert _replaceable([known, stranger, another, older]) is older  # of the address that has two, the older one
+    assert (
+        _replaceable([known, stranger, another, older]) is older
+    )  # of the address that has two, the older one
     assert _replaceable([known, stranger]) is stranger
     assert _replaceable([known, known._replace(client=None)]) is None
 
@@ -290,12 +316,16 @@ def test_trailers_do_not_become_headers() -> None:
         while (await receive()).get("more_body"):
             pass
         seen.extend(name for name, _ in scope["headers"])
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send(
+            {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]}
+        )
         await send({"type": "http.response.body"})
 
     async def work() -> bytes:
         config = uvicorn.Config(app, http=_LimitedHeaders, lifespan="off", log_config=None)
-        made = functools.partial(_LimitedHeaders, config=config, server_state=ServerState(), app_state={})
+        made = functools.partial(
+            _LimitedHeaders, config=config, server_state=ServerState(), app_state={}
+        )
         server = await asyncio.get_running_loop().create_server(made, "127.0.0.1", 0)
         reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
         writer.write(
@@ -316,11 +346,17 @@ def test_the_cap_follows_the_limit_of_open_files() -> None:
     assert max_connections(1 << 20) == 10_000
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert max_connections() == max_connections(allowed)
-    for files in (300, 1024, 1 << 20):  # a few turns of the event loop pass before a connection is counted
+    for files in (
+        300,
+        1024,
+        1 << 20,
+    ):  # a few turns of the event loop pass before a connection is counted
         assert max_connections(files) + 4 * accepted_at_once(max_connections(files)) < files - 64
 
 
-def test_lines_come_at_most_once_in_an_interval_with_a_count(caplog: pytest.LogCaptureFixture) -> None:
+def test_lines_come_at_most_once_in_an_interval_with_a_count(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def work() -> None:
         throttle = LogThrottle(logging.getLogger("fixstar.service"), every=0.1)
         for _ in range(50):
@@ -332,7 +368,12 @@ def test_lines_come_at_most_once_in_an_interval_with_a_count(caplog: pytest.LogC
     with asyncio.Runner(loop_factory=SleeplessLoop) as runner:
         runner.run(work())
     lines = [record.message for record in caplog.records]
-    assert lines == ["too many of a", "too many of b", "too many of a (49 times in the last 0.1 s)", "too many of b"]
+    assert lines == [
+        "too many of a",
+        "too many of b",
+        "too many of a (49 times in the last 0.1 s)",
+        "too many of b",
+    ]
 
 
 def test_lines_of_very_many_do_not_fill_the_memory(caplog: pytest.LogCaptureFixture) -> None:

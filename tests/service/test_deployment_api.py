@@ -41,10 +41,16 @@ def backfilled(http: TestClient, **wanted: Any) -> dict[str, Any]:
 
 def conflict(answer: Any, says: str) -> bool:
     body = answer.json()
-    return answer.status_code == 409 and body["type"] == "/problems/deployment-moved" and says in body["detail"]
+    return (
+        answer.status_code == 409
+        and body["type"] == "/problems/deployment-moved"
+        and says in body["detail"]
+    )
 
 
-def test_the_second_of_two_rollbacks_that_saw_the_same_is_refused(http: TestClient, space: Workspace) -> None:
+def test_the_second_of_two_rollbacks_that_saw_the_same_is_refused(
+    http: TestClient, space: Workspace
+) -> None:
     ahead = http.get("/v1/rollback").json()
     assert (ahead["deployed"], ahead["to"]) == ("v3", "v2")
     seen = {"deployed": "v3", "to": "v2"}
@@ -58,10 +64,20 @@ def test_the_second_of_two_rollbacks_that_saw_the_same_is_refused(http: TestClie
     assert http.post("/v1/rollback", json={"from": "v1"}).status_code == 422
 
 
-def test_a_deployment_and_a_backfill_for_another_state_are_refused(http: TestClient, space: Workspace) -> None:
-    assert conflict(http.post("/v1/deploy", json={"version": "v2", "deployed": "v1"}), "v3 is deployed now, not v1")
-    assert conflict(http.post("/v1/deploy", json={"version": "v3", "deployed": "v1"}), "v3 is deployed now, not v1")
-    assert conflict(http.post("/v1/backfill", json={"deployed": "v2"}), "v3 is deployed now, not v2")
+def test_a_deployment_and_a_backfill_for_another_state_are_refused(
+    http: TestClient, space: Workspace
+) -> None:
+    assert conflict(
+        http.post("/v1/deploy", json={"version": "v2", "deployed": "v1"}),
+        "v3 is deployed now, not v1",
+    )
+    assert conflict(
+        http.post("/v1/deploy", json={"version": "v3", "deployed": "v1"}),
+        "v3 is deployed now, not v1",
+    )
+    assert conflict(
+        http.post("/v1/backfill", json={"deployed": "v2"}), "v3 is deployed now, not v2"
+    )
     assert http.get("/v1/jobs").json() == []
     back = {"version": "v2", "deployed": "v3", "force": "test"}
     assert http.post("/v1/deploy", json=back).json()["version"] == "v2"
@@ -71,7 +87,11 @@ def test_a_deployment_and_a_backfill_for_another_state_are_refused(http: TestCli
 def test_queries_by_two_models_over_http(http: TestClient, space: Workspace) -> None:
     file = passed_with_two_models(space, "v2", "v3")  # v3 is deployed
     cell = http.get("/v1/versions/v2/check").json()["cells"][0]
-    assert (cell["models"], cell["weight"], cell["share_at_once"]) == (["v2", "v1"], 0.6, pytest.approx(0.5))
+    assert (cell["models"], cell["weight"], cell["share_at_once"]) == (
+        ["v2", "v1"],
+        0.6,
+        pytest.approx(0.5),
+    )
     assert (cell["one_model"]["verdict"], cell["one_model"]["cross_test"]) == ("incompatible", 0.4)
     for wrong in ("two", "", 1, None):
         assert http.post("/v1/deploy", json={"version": "v2", "queries": wrong}).status_code == 422
@@ -92,10 +112,14 @@ def test_queries_by_two_models_over_http(http: TestClient, space: Workspace) -> 
     assert http.post("/v1/search/vector", json={"vector": vector}).json()["models"] == ["v2"]
 
 
-def test_who_asks_old_vectors_can_change_without_another_version(http: TestClient, space: Workspace) -> None:
+def test_who_asks_old_vectors_can_change_without_another_version(
+    http: TestClient, space: Workspace
+) -> None:
     file = passed_with_two_models(space, "v2", "v3")  # v3 is deployed
     http.post("/v1/deploy", json={"version": "v2"})
-    alone = http.post("/v1/deploy", json={"version": "v2", "queries": "one", "force": "too slow"}).json()
+    alone = http.post(
+        "/v1/deploy", json={"version": "v2", "queries": "one", "force": "too slow"}
+    ).json()
     assert (alone["version"], alone["reason"]) == ("v2", "too slow")
     assert alone["translations"]["v1"] != file
     assert http.get("/v1/status").json()["searched_by"] == {"v1": ["v2"]}
@@ -107,20 +131,28 @@ def test_who_asks_old_vectors_can_change_without_another_version(http: TestClien
     assert http.post("/v1/rollback").json()["version"] == "v3"
 
 
-def test_old_queries_alone_need_no_check_and_find_what_they_find_now(http: TestClient, space: Workspace) -> None:
+def test_old_queries_alone_need_no_check_and_find_what_they_find_now(
+    http: TestClient, space: Workspace
+) -> None:
     space.rollback()
     space.rollback()
     wanted: dict[str, Any] = {"files": {"image": picture(1)}, "params": {"k": 9}}
     now = http.post("/v1/search", **wanted).json()
     assert http.post("/v1/deploy", json={"version": "v3"}).status_code == 409
-    assert http.post("/v1/deploy", json={"version": "v3", "queries": "old"}).json()["version"] == "v3"
+    assert (
+        http.post("/v1/deploy", json={"version": "v3", "queries": "old"}).json()["version"] == "v3"
+    )
     then = http.post("/v1/search", **wanted).json()
     assert (now["models"], then["models"]) == (["v1"], ["v1"])
     assert [hit["id"] for hit in then["hits"]] == [hit["id"] for hit in now["hits"]]
-    assert [hit["score"] for hit in then["hits"]] == pytest.approx([hit["score"] for hit in now["hits"]], abs=1e-5)
+    assert [hit["score"] for hit in then["hits"]] == pytest.approx(
+        [hit["score"] for hit in now["hits"]], abs=1e-5
+    )
 
 
-def test_a_rollback_says_what_it_leaves_unchecked_and_which_backfill_ends(http: TestClient, space: Workspace) -> None:
+def test_a_rollback_says_what_it_leaves_unchecked_and_which_backfill_ends(
+    http: TestClient, space: Workspace
+) -> None:
     backfilled(http, budget="4", order="random", deployed="v3")
     job = http.post("/v1/backfill", json={"budget": "all", "order": "random", "rate": 0.5}).json()
     ahead = http.get("/v1/rollback").json()
@@ -130,17 +162,27 @@ def test_a_rollback_says_what_it_leaves_unchecked_and_which_backfill_ends(http: 
     assert (back["version"], back["left"], back["cancelled"]) == ("v2", "v3", job["id"])
     assert back["unchecked"]["v3"] >= 4
     assert ended(http, job)["state"] == "cancelled"
-    (space.path / "checks" / "v1.json").write_text("{")  # damaged: a rollback is possible all the same
+    (space.path / "checks" / "v1.json").write_text(
+        "{"
+    )  # damaged: a rollback is possible all the same
     last = http.post("/v1/rollback").json()
     assert (last["version"], last["left"], last["cancelled"]) == ("v1", "v2", None)
     assert last["unchecked"] == {"v3": space.gallery.count()["v3"]}
 
 
-def test_a_move_says_how_many_vectors_it_puts_out_of_reach(http: TestClient, space: Workspace) -> None:
+def test_a_move_says_how_many_vectors_it_puts_out_of_reach(
+    http: TestClient, space: Workspace
+) -> None:
     foreign(space)
     back = Map.linear(np.eye(7, 5))
-    space.translations.keep(Translation("other", "v3", backward=back, one=0.0, about={"fit": "test"}))
-    assert [one["left_out"] for one in http.get("/v1/versions").json()] == [{"other": 2}, {"other": 2}, {}]
+    space.translations.keep(
+        Translation("other", "v3", backward=back, one=0.0, about={"fit": "test"})
+    )
+    assert [one["left_out"] for one in http.get("/v1/versions").json()] == [
+        {"other": 2},
+        {"other": 2},
+        {},
+    ]
     ahead, back = http.get("/v1/rollback").json(), http.post("/v1/rollback").json()
     assert (ahead["to"], ahead["left_out"], ahead["unchecked"]) == ("v2", {"other": 2}, {})
     assert (back["version"], back["left_out"], back["unchecked"]) == ("v2", {"other": 2}, {})
@@ -148,16 +190,24 @@ def test_a_move_says_how_many_vectors_it_puts_out_of_reach(http: TestClient, spa
     assert (len(answer.hits[0]), answer.left_out) == (9, ("other",))  # as was said
     assert http.get("/v1/status").json()["left_out"] == ["other"]
     for version, left_out in (("v3", {}), ("v2", {"other": 2}), ("v1", {"other": 2})):
-        assert http.post("/v1/deploy", json={"version": version, "force": "x"}).json()["left_out"] == left_out
+        assert (
+            http.post("/v1/deploy", json={"version": version, "force": "x"}).json()["left_out"]
+            == left_out
+        )
 
 
-def test_a_rollback_to_a_retired_version_is_neither_offered_nor_made(http: TestClient, space: Workspace) -> None:
+def test_a_rollback_to_a_retired_version_is_neither_offered_nor_made(
+    http: TestClient, space: Workspace
+) -> None:
     backfilled(http, budget="all", order="random")
     space.retire("v1")
     assert http.get("/v1/status").json()["previous"] == "v2"
     assert http.post("/v1/rollback").json()["version"] == "v2"
     assert http.get("/v1/status").json()["previous"] is None
-    for answer in (http.get("/v1/rollback"), http.post("/v1/rollback", json={"deployed": "v2", "to": "v1"})):
+    for answer in (
+        http.get("/v1/rollback"),
+        http.post("/v1/rollback", json={"deployed": "v2", "to": "v1"}),
+    ):
         assert answer.status_code == 409
         assert answer.json()["type"] == "/problems/no-rollback"
         check_wording(answer.json()["detail"])
@@ -177,13 +227,24 @@ def test_a_backfill_that_another_deployment_overtakes_plans_nothing_for_that_one
     monkeypatch.setattr(space, "plan_backfill", overtaken)
     with client(space) as http:
         job = backfilled(http, budget="all", order="random")
-    assert (job["state"], job["message"]) == ("cancelled", "v2 is deployed now: nothing is re-embedded with v3")
+    assert (job["state"], job["message"]) == (
+        "cancelled",
+        "v2 is deployed now: nothing is re-embedded with v3",
+    )
     assert {name: count for name, count in space.gallery.count().items() if count} == {"v1": 9}
 
 
 def test_the_outlook_is_what_a_backfill_then_does(http: TestClient) -> None:
     outlook = http.get("/v1/backfill").json()["outlook"]
-    all_old = {"version": "v3", "could": 9, "older": 9, "newer": {}, "looked_at": 9, "without_image": 0, "cost": None}
+    all_old = {
+        "version": "v3",
+        "could": 9,
+        "older": 9,
+        "newer": {},
+        "looked_at": 9,
+        "without_image": 0,
+        "cost": None,
+    }
     assert outlook == all_old
     assert backfilled(http, budget="4", order="random")["result"]["old"] == 9
     seen = http.get("/v1/backfill").json()
@@ -192,11 +253,22 @@ def test_the_outlook_is_what_a_backfill_then_does(http: TestClient) -> None:
     assert seen["images_a_second"] == pytest.approx(result["done"] / result["seconds"])
     http.post("/v1/rollback")
     seen = http.get("/v1/backfill").json()
-    assert (seen["outlook"]["version"], seen["outlook"]["could"], seen["outlook"]["newer"]) == ("v2", 5, {"v3": 4})
+    assert (seen["outlook"]["version"], seen["outlook"]["could"], seen["outlook"]["newer"]) == (
+        "v2",
+        5,
+        {"v3": 4},
+    )
     assert seen["images_a_second"] is None  # that was v3's
     http.post("/v1/rollback")
     outlook = http.get("/v1/backfill").json()["outlook"]
-    assert outlook == {**all_old, "version": "v1", "could": 0, "older": 0, "newer": {"v3": 4}, "looked_at": 0}
+    assert outlook == {
+        **all_old,
+        "version": "v1",
+        "could": 0,
+        "older": 0,
+        "newer": {"v3": 4},
+        "looked_at": 0,
+    }
     assert backfilled(http, budget="all")["result"]["planned"] == 0
 
 

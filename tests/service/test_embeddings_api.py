@@ -52,49 +52,71 @@ def vectors(answer: Any) -> Any:
     return np.array([one["embedding"] for one in answer.json()["data"]], np.float32)
 
 
-def test_the_answer_is_that_of_openai_with_the_vectors_of_the_version(http: TestClient, space: Workspace) -> None:
+def test_the_answer_is_that_of_openai_with_the_vectors_of_the_version(
+    http: TestClient, space: Workspace
+) -> None:
     answer = asked(http, "v2", *map(text, IMAGES))
     body = answer.json()
     assert body.keys() == {"object", "data", "model", "usage"}
     assert (body["object"], body["model"]) == ("list", "v2")
     assert body["usage"] == {"prompt_tokens": 3, "total_tokens": 3}
-    assert [(one["object"], one["index"]) for one in body["data"]] == [("embedding", i) for i in range(3)]
+    assert [(one["object"], one["index"]) for one in body["data"]] == [
+        ("embedding", i) for i in range(3)
+    ]
     assert np.allclose(vectors(answer), space.serving.embed("v2", IMAGES), atol=1e-6)
 
 
 def test_one_image_data_urls_and_base64_numbers(http: TestClient, space: Workspace) -> None:
     truth = space.serving.embed("v1", IMAGES[:1])
-    one = http.post("/v1/embeddings", json={"model": "v1", "input": text(IMAGES[0], "data:image/png;base64,")})
+    one = http.post(
+        "/v1/embeddings", json={"model": "v1", "input": text(IMAGES[0], "data:image/png;base64,")}
+    )
     assert np.allclose(vectors(one), truth, atol=1e-6)
-    packed = asked(http, "v1", text(IMAGES[0], "DATA:;base64,"), encoding_format="base64").json()["data"][0]
-    assert np.allclose(np.frombuffer(base64.b64decode(packed["embedding"]), "<f4"), truth[0], atol=1e-6)
+    packed = asked(http, "v1", text(IMAGES[0], "DATA:;base64,"), encoding_format="base64").json()[
+        "data"
+    ][0]
+    assert np.allclose(
+        np.frombuffer(base64.b64decode(packed["embedding"]), "<f4"), truth[0], atol=1e-6
+    )
 
 
-def test_queries_for_another_version_rank_its_vectors_as_a_search_does(http: TestClient, space: Workspace) -> None:
+def test_queries_for_another_version_rank_its_vectors_as_a_search_does(
+    http: TestClient, space: Workspace
+) -> None:
     row = vectors(asked(http, "v2->v1", text(IMAGES[0])))[0]
     assert np.linalg.norm(row) == pytest.approx(1, abs=1e-5)
     items = list(space.gallery.iterate("v1"))
     ranked = [items[i].id for i in np.argsort(-np.stack([item.vector for item in items]) @ row)]
     truth = space.serving.search_vectors("v2", space.serving.embed("v2", IMAGES[:1]), k=len(items))
     assert ranked == [hit.id for hit in truth.hits[0]]
-    assert np.array_equal(vectors(asked(http, "v1->v1", text(IMAGES[0]))), vectors(asked(http, "v1", text(IMAGES[0]))))
+    assert np.array_equal(
+        vectors(asked(http, "v1->v1", text(IMAGES[0]))), vectors(asked(http, "v1", text(IMAGES[0])))
+    )
 
 
 @pytest.mark.parametrize("space", [True], indirect=True)
-def test_queries_for_another_version_are_mapped_back_as_a_translation_says(http: TestClient, space: Workspace) -> None:
+def test_queries_for_another_version_are_mapped_back_as_a_translation_says(
+    http: TestClient, space: Workspace
+) -> None:
     by_v2 = space.serving.embed("v2", IMAGES)
     back = Map.linear(np.roll(np.eye(7), 1, axis=0))
-    space.translations.keep(Translation("v1", "v2", backward=back, one=0.0, two=0.0, about={"fit": "test"}))
+    space.translations.keep(
+        Translation("v1", "v2", backward=back, one=0.0, two=0.0, about={"fit": "test"})
+    )
     asked_in_v1 = vectors(asked(http, "v2->v1", *map(text, IMAGES)))
     assert np.allclose(asked_in_v1, back(by_v2), atol=1e-5)
     assert not np.allclose(asked_in_v1, by_v2, atol=0.1)
-    space.deploy("v2", force="test")  # searches ask with v1's own queries; a vector is that of one model all the same
+    space.deploy(
+        "v2", force="test"
+    )  # searches ask with v1's own queries; a vector is that of one model all the same
     assert np.allclose(vectors(asked(http, "v2->v1", *map(text, IMAGES))), back(by_v2), atol=1e-5)
     assert np.allclose(vectors(asked(http, "v2", *map(text, IMAGES))), by_v2, atol=1e-6)
 
 
 @pytest.mark.parametrize("space", [True], indirect=True)
-def test_vectors_that_only_their_own_model_can_ask_are_not_offered(http: TestClient, space: Workspace) -> None:
+def test_vectors_that_only_their_own_model_can_ask_are_not_offered(
+    http: TestClient, space: Workspace
+) -> None:
     space.translations.keep(Translation("v1", "v2", two=0.0, about={"fit": "test"}))
     answer = asked(http, "v2->v1", text(IMAGES[0]))
     assert (answer.status_code, answer.json()["hint"]) == (404, "there are: none")
@@ -137,7 +159,9 @@ def test_a_wrong_model_is_answered_with_those_that_there_are(
         (text(IMAGES[0][:-30]), 422, "input 1:"),
     ],
 )
-def test_a_bad_input_is_named_by_its_number(http: TestClient, given_input: str, status: int, seen: str) -> None:
+def test_a_bad_input_is_named_by_its_number(
+    http: TestClient, given_input: str, status: int, seen: str
+) -> None:
     answer = asked(http, "v1", text(IMAGES[0]), given_input)
     assert (answer.status_code, answer.json()["status"]) == (status, status)
     assert answer.headers["content-type"] == "application/problem+json"
@@ -211,7 +235,9 @@ def test_a_version_that_cannot_be_loaded_fails_alone(http: TestClient, space: Wo
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-@given(st.text(max_size=60), st.sampled_from(["", "data:image/png;base64,", "data:", "DATA:;base64,"]))
+@given(
+    st.text(max_size=60), st.sampled_from(["", "data:image/png;base64,", "data:", "DATA:;base64,"])
+)
 def test_any_text_is_a_problem_and_never_a_fault(http: TestClient, content: str, head: str) -> None:
     answer = asked(http, "v1", head + content)
     assert answer.status_code in (415, 422)

@@ -50,7 +50,9 @@ def test_a_budget_is_shared_and_one_caller_has_half_of_it_at_most() -> None:
     assert not budget.take("b", 1)
 
 
-def sent_through(limit: BodyLimit, headers: dict[str, str], parts: list[int], path: str = "/v1/embeddings") -> Any:
+def sent_through(
+    limit: BodyLimit, headers: dict[str, str], parts: list[int], path: str = "/v1/embeddings"
+) -> Any:
     """The status, and how many parts of the body were read."""
     sent: list[Message] = []
     taken = 0
@@ -58,13 +60,23 @@ def sent_through(limit: BodyLimit, headers: dict[str, str], parts: list[int], pa
     async def receive() -> Message:
         nonlocal taken
         taken += 1
-        return {"type": "http.request", "body": bytes(parts[taken - 1]), "more_body": taken < len(parts)}
+        return {
+            "type": "http.request",
+            "body": bytes(parts[taken - 1]),
+            "more_body": taken < len(parts),
+        }
 
     async def send(message: Message) -> None:
         sent.append(message)
 
     raw = [(name.encode(), value.encode()) for name, value in headers.items()]
-    scope: Scope = {"type": "http", "path": path, "method": "POST", "headers": raw, "client": ("1.2.3.4", 5)}
+    scope: Scope = {
+        "type": "http",
+        "path": path,
+        "method": "POST",
+        "headers": raw,
+        "client": ("1.2.3.4", 5),
+    }
     asyncio.run(_called(limit, scope, receive, send))
     return sent[0]["status"], taken
 
@@ -102,7 +114,12 @@ def test_a_body_that_breaks_off_gives_its_bytes_back() -> None:
 
     budget = ByteBudget(1000)
     with pytest.raises(RuntimeError):
-        sent_through(BodyLimit(fails, ServiceSettings(), budget), {"content-length": "300"}, [300], "/v1/items")
+        sent_through(
+            BodyLimit(fails, ServiceSettings(), budget),
+            {"content-length": "300"},
+            [300],
+            "/v1/items",
+        )
     assert not budget._held
 
 
@@ -169,7 +186,9 @@ def test_decoding_for_one_caller_does_not_hold_up_another(monkeypatch: pytest.Mo
     asyncio.run(work())
 
 
-def test_what_decoding_costs_counts_as_requests(space: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_decoding_costs_counts_as_requests(
+    space: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(intake, "_SECONDS_A_REQUEST", 1e-7)
     with client(space, rate=100) as http:
         assert http.post("/v1/search", files={"image": picture()}).status_code == 200
@@ -178,7 +197,9 @@ def test_what_decoding_costs_counts_as_requests(space: Workspace, monkeypatch: p
         assert int(refused.headers["retry-after"]) > 60
 
 
-def test_an_image_that_cannot_be_read_costs_the_time_it_took(space: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_that_cannot_be_read_costs_the_time_it_took(
+    space: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(intake, "_SECONDS_A_REQUEST", 1e-7)
     with client(space, rate=100) as http:
         assert http.post("/v1/search", files={"image": picture()[:-30]}).status_code == 422
@@ -188,7 +209,9 @@ def test_an_image_that_cannot_be_read_costs_the_time_it_took(space: Workspace, m
 def test_the_images_of_a_request_count(space: Workspace) -> None:
     with client(space, rate=2) as http:
         images = [("images", picture(seed, (4, 4))) for seed in range(22)]
-        assert http.post("/v1/search/batch", files=images).status_code == 200  # 1 for the request, 2.1 for 21 images
+        assert (
+            http.post("/v1/search/batch", files=images).status_code == 200
+        )  # 1 for the request, 2.1 for 21 images
         assert http.get("/v1/items").status_code == 429
 
 
@@ -202,7 +225,9 @@ def test_debts_are_paid_with_time() -> None:
     assert buckets.take("a") == pytest.approx(0)
 
 
-def test_one_caller_does_not_use_up_the_places_of_all(space: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_caller_does_not_use_up_the_places_of_all(
+    space: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     keys = [Keys(space.path).add(name, "read") for name in ("first", "second")]
     release = threading.Event()
     real = LocalEmbedder.one
@@ -218,7 +243,9 @@ def test_one_caller_does_not_use_up_the_places_of_all(space: Workspace, monkeypa
             space.serving.encoder("v1")
 
             async def ask(key: str, seed: int) -> int:
-                answer = await http.post("/v1/search", files={"image": picture(seed)}, headers={"X-API-Key": key})
+                answer = await http.post(
+                    "/v1/search", files={"image": picture(seed)}, headers={"X-API-Key": key}
+                )
                 return answer.status_code
 
             asked = [asyncio.create_task(ask(keys[0], seed)) for seed in range(3)]
@@ -249,9 +276,14 @@ def test_a_payload_has_a_limit(space: Workspace) -> None:
             assert http.post(path, files=files, data=several).status_code == 413
         grown = http.patch("/v1/item?id=a", json={"payload": {"more": "y" * 900}})
         assert (grown.status_code, "would have" in grown.json()["detail"]) == (400, True)
-        assert http.patch("/v1/item?id=a", json={"payload": {"text": None, "more": 1}}).status_code == 200
+        assert (
+            http.patch("/v1/item?id=a", json={"payload": {"text": None, "more": 1}}).status_code
+            == 200
+        )
         space.update_payload("a", {"text": "x" * 5000})  # by the operator
-        assert http.patch("/v1/item?id=a", json={"payload": {"text": "x" * 3000}}).status_code == 200  # it shrinks
+        assert (
+            http.patch("/v1/item?id=a", json={"payload": {"text": "x" * 3000}}).status_code == 200
+        )  # it shrinks
 
 
 @pytest.fixture

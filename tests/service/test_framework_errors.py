@@ -40,7 +40,9 @@ def test_addresses_and_methods_that_there_are_not(space: Workspace) -> None:
 
 def test_forms_that_cannot_be_read(space: Workspace) -> None:
     with client(space) as http:
-        without = http.put("/v1/item?id=a", content=b"--x", headers={"content-type": "multipart/form-data"})
+        without = http.put(
+            "/v1/item?id=a", content=b"--x", headers={"content-type": "multipart/form-data"}
+        )
         assert "boundary" in assert_told(without, 400)["hint"]
         damaged = {"content-type": "multipart/form-data; boundary=x"}
         assert_told(http.put("/v1/item?id=a", content=b"no form at all", headers=damaged), 400)
@@ -54,14 +56,19 @@ def test_too_many_files_and_fields(space: Workspace) -> None:
         told = assert_told(http.post("/v1/items/async", files=files * 4), 422)
         assert "3" in told["detail"]
         assert http.post("/v1/items/async", files=files * 3).status_code == 202
-        assert_told(http.post("/v1/items", files=files, data={str(number): "" for number in range(1001)}), 422)
+        assert_told(
+            http.post("/v1/items", files=files, data={str(number): "" for number in range(1001)}),
+            422,
+        )
 
 
 def test_payloads_of_many_images_may_be_long(space: Workspace) -> None:
     payload = {"text": "x" * 40_000}
     images = [("images", ("a.png", picture(seed, (4, 4)))) for seed in range(40)]
     with client(space) as http:
-        answer = http.post("/v1/items", files=images, data={"payloads": json.dumps([payload] * 40)})  # 1.6 MB
+        answer = http.post(
+            "/v1/items", files=images, data={"payloads": json.dumps([payload] * 40)}
+        )  # 1.6 MB
         assert answer.status_code == 200
         [name, *_] = answer.json()["added"]
         assert http.get("/v1/item", params={"id": name}).json()["payload"] == payload
@@ -75,7 +82,9 @@ def test_a_field_beyond_the_limit_is_too_large(space: Workspace) -> None:
         assert_told(http.put("/v1/item?id=a", files={"image": picture()}, data=long), 413)
 
 
-def test_a_full_disk_under_a_form_is_told_as_that(space: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_under_a_form_is_told_as_that(
+    space: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def no_room(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 

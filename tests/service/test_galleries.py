@@ -32,15 +32,21 @@ def spaces(tmp_path: Path) -> dict[str, Workspace]:
 
 
 @contextmanager
-def galleries(spaces: Mapping[str, Workspace], broken: tuple[str, ...] = (), **settings: Any) -> Iterator[TestClient]:
+def galleries(
+    spaces: Mapping[str, Workspace], broken: tuple[str, ...] = (), **settings: Any
+) -> Iterator[TestClient]:
     limits = ServiceSettings(**settings)
     keys = {name: Keys(space.path) for name, space in spaces.items()}
     apps = {
-        name: None if name in broken else create_app(space, replace(limits, gallery=name), keys[name])
+        name: None
+        if name in broken
+        else create_app(space, replace(limits, gallery=name), keys[name])
         for name, space in spaces.items()
     }
     both = Galleries(apps, keys, limits)
-    with TestClient(both, ADDRESS, raise_server_exceptions=False, client=("127.0.0.1", 50000)) as http:
+    with TestClient(
+        both, ADDRESS, raise_server_exceptions=False, client=("127.0.0.1", 50000)
+    ) as http:
         yield http
 
 
@@ -63,7 +69,9 @@ def test_each_gallery_has_its_items_jobs_and_metrics(spaces: dict[str, Workspace
         http.base_url = ADDRESS
         assert 'fixstar_gallery_items{version="v1"} 1.0' in http.get("/g/shop/metrics").text
         unknown = http.get("/g/shop/v1/versions/v9").json()
-        assert http.get(unknown["type"]).status_code == 200  # what a problem means is the same everywhere
+        assert (
+            http.get(unknown["type"]).status_code == 200
+        )  # what a problem means is the same everywhere
         assert http.get(f"/g/shop{unknown['type']}").status_code == 200
 
 
@@ -89,7 +97,9 @@ def test_what_is_outside_of_galleries(spaces: dict[str, Workspace]) -> None:
         moved = http.get("/g/shop", follow_redirects=False)
         assert (moved.status_code, moved.headers["location"]) == (307, "/g/shop/")
         assert "<title>" in http.get("/g/shop/").text
-        assert http.get("/g/shop/v1/status/").json()["name"] == "shop"  # a slash too many leads to the right place
+        assert (
+            http.get("/g/shop/v1/status/").json()["name"] == "shop"
+        )  # a slash too many leads to the right place
         for path in ("/static/app.js", "/static/page.css", "/v1/docs", "/v1/openapi.json"):
             assert http.get(path).status_code == 200
         for path in ("/v1/status", "/metrics", "/g/none/v1/status", "/g/"):
@@ -116,7 +126,10 @@ def test_a_key_opens_the_galleries_it_was_made_for(spaces: dict[str, Workspace])
         assert http.get("/g/shop/v1/status", headers=bearer(other)).status_code == 403
         assert http.get("/g/shop/v1/status", headers=bearer("fxs_none")).status_code == 401
         assert http.get("/g/shop/v1/status").status_code == 401
-        roles = [http.get(f"/g/{name}/v1/status", headers=bearer(both)).json()["caller"]["role"] for name in spaces]
+        roles = [
+            http.get(f"/g/{name}/v1/status", headers=bearer(both)).json()["caller"]["role"]
+            for name in spaces
+        ]
         assert roles == ["read", "admin"]
         assert "shop" not in http.get("/").text  # names are for those who have a key
         books["shop"].remove("ann")
@@ -129,7 +142,9 @@ def test_rates_are_counted_by_gallery(spaces: dict[str, Workspace]) -> None:
         assert http.get("/g/museum/v1/status").status_code == 200
 
 
-def test_a_broken_gallery_leaves_the_others_alone(spaces: dict[str, Workspace], tmp_path: Path) -> None:
+def test_a_broken_gallery_leaves_the_others_alone(
+    spaces: dict[str, Workspace], tmp_path: Path
+) -> None:
     with galleries(spaces, broken=("museum",)) as http:
         assert http.get("/g/shop/v1/status").status_code == 200
         for path in ("/g/museum/v1/status", "/g/museum/", "/g/museum"):
@@ -141,7 +156,9 @@ def test_a_broken_gallery_leaves_the_others_alone(spaces: dict[str, Workspace], 
         assert http.get("/readyz").status_code == 503
 
 
-def test_what_cannot_be_served_together_is_refused(spaces: dict[str, Workspace], tmp_path: Path) -> None:
+def test_what_cannot_be_served_together_is_refused(
+    spaces: dict[str, Workspace], tmp_path: Path
+) -> None:
     with pytest.raises(InputError, match="NAME=DIRECTORY"):
         serve({"a b": spaces["shop"]}, ServiceSettings(port=0))
     with refuses(InputError):
@@ -149,21 +166,32 @@ def test_what_cannot_be_served_together_is_refused(spaces: dict[str, Workspace],
     Keys(spaces["shop"].path).add("ann", "admin")
     with pytest.raises(InputError, match=r"no keys.*museum"):
         serve(spaces, ServiceSettings(port=0, host="0.0.0.0"))
-    same = CliRunner().invoke(app, ["serve", "-w", str(tmp_path / "shop"), "-w", f"shop={tmp_path / 'museum'}"])
+    same = CliRunner().invoke(
+        app, ["serve", "-w", str(tmp_path / "shop"), "-w", f"shop={tmp_path / 'museum'}"]
+    )
     assert (same.exit_code, "have the name 'shop'" in str(same.exception)) == (1, True)
 
 
 def test_one_command_makes_a_key_for_several(spaces: dict[str, Workspace]) -> None:
     words = [word for space in spaces.values() for word in ("-w", str(space.path))]
-    made = json.loads(CliRunner().invoke(app, ["keys", "add", "ann", "--role", "read", *words, "--json"]).stdout)
-    assert [Keys(space.path).who(made["key"]) is not None for space in spaces.values()] == [True, True]
+    made = json.loads(
+        CliRunner().invoke(app, ["keys", "add", "ann", "--role", "read", *words, "--json"]).stdout
+    )
+    assert [Keys(space.path).who(made["key"]) is not None for space in spaces.values()] == [
+        True,
+        True,
+    ]
     Keys(spaces["museum"].path).add("bob", "read")
     again = CliRunner().invoke(app, ["keys", "add", "bob", "--role", "read", *words])
     assert again.exit_code == 1
-    assert [key.name for key in Keys(spaces["shop"].path).all()] == ["ann"]  # for all of them, or for none
+    assert [key.name for key in Keys(spaces["shop"].path).all()] == [
+        "ann"
+    ]  # for all of them, or for none
 
 
-def test_a_gallery_names_those_beside_it_that_are_open(spaces: dict[str, Workspace], tmp_path: Path) -> None:
+def test_a_gallery_names_those_beside_it_that_are_open(
+    spaces: dict[str, Workspace], tmp_path: Path
+) -> None:
     spaces["closed"] = shop(tmp_path / "closed", versions=1)
     Keys(spaces["closed"].path).add("ann", "read")
     with galleries(spaces) as http:

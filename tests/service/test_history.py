@@ -22,12 +22,18 @@ def space(tmp_path: Path) -> Iterator[Workspace]:
 
 
 def add(space: Workspace, *numbers: int) -> None:
-    items = [CatalogueItem(str(one), picture(one), dict(space.images.keep(picture(one)))) for one in numbers]
+    items = [
+        CatalogueItem(str(one), picture(one), dict(space.images.keep(picture(one))))
+        for one in numbers
+    ]
     space.index(items, again=True)
 
 
 def stored(space: Workspace) -> list[dict[str, int]]:
-    return [sample["vectors"] for sample in read_document(space.path / "state" / "history.json", "history")["samples"]]
+    return [
+        sample["vectors"]
+        for sample in read_document(space.path / "state" / "history.json", "history")["samples"]
+    ]
 
 
 def test_only_changes_are_noted(space: Workspace) -> None:
@@ -50,7 +56,9 @@ def test_only_changes_are_noted(space: Workspace) -> None:
     assert History(space).samples()[-1].vectors == {}
 
 
-@pytest.mark.parametrize("content", [b'[{"when": "2026-01-01T00:00:00", "vec', b"\xff", b"[1]", b'{"when": 3}', b"3"])
+@pytest.mark.parametrize(
+    "content", [b'[{"when": "2026-01-01T00:00:00", "vec', b"\xff", b"[1]", b'{"when": 3}', b"3"]
+)
 def test_a_damaged_file_begins_again(space: Workspace, content: bytes) -> None:
     add(space, 1)
     (space.path / "state").mkdir(exist_ok=True)

@@ -45,7 +45,9 @@ def png(width: int, height: int, *chunks: tuple[bytes, bytes], pixels: bytes = b
     """A PNG of any claims."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
 
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
     middle = b"".join(chunk(kind, data) for kind, data in chunks)
@@ -54,7 +56,15 @@ def png(width: int, height: int, *chunks: tuple[bytes, bytes], pixels: bytes = b
 
 def tiff(width: int, height: int, strip: int = 4) -> bytes:
     """A TIFF that claims a size and a strip of bytes that is not there."""
-    entries = [(256, 4, width), (257, 4, height), (258, 3, 8), (259, 3, 1), (262, 3, 1), (273, 4, 8), (277, 3, 1)]
+    entries = [
+        (256, 4, width),
+        (257, 4, height),
+        (258, 3, 8),
+        (259, 3, 1),
+        (262, 3, 1),
+        (273, 4, 8),
+        (277, 3, 1),
+    ]
     entries += [(278, 4, height), (279, 4, strip)]
     body = b"".join(struct.pack("<HHII", tag, kind, 1, value) for tag, kind, value in entries)
     return b"II*\0" + struct.pack("<I", 8) + struct.pack("<H", len(entries)) + body + bytes(4)
@@ -67,7 +77,9 @@ def test_every_allowed_format_is_known_by_its_content(http: TestClient, kind: st
     assert status(http, data) == 200
 
 
-def test_a_query_is_sent_to_be_decoded_once(http: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_query_is_sent_to_be_decoded_once(
+    http: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked, request = list[Any](), DecodeProcesses._request
 
     def counted(processes: DecodeProcesses, source: Any, kind: Any, *rest: Any) -> Any:
@@ -85,7 +97,9 @@ def test_other_formats_are_not_opened(http: TestClient, kind: str) -> None:
     assert status(http, picture(1, kind=kind)) == 415
 
 
-@pytest.mark.parametrize("data", [b"", b"x", b"<svg xmlns='http://www.w3.org/2000/svg'/>", b"PK\3\4", bytes(1000)])
+@pytest.mark.parametrize(
+    "data", [b"", b"x", b"<svg xmlns='http://www.w3.org/2000/svg'/>", b"PK\3\4", bytes(1000)]
+)
 def test_what_is_no_image_is_refused(http: TestClient, data: bytes) -> None:
     assert status(http, data) == 415
 
@@ -114,8 +128,16 @@ def test_claims_of_many_pixels_are_not_decoded(http: TestClient) -> None:
         tiff(100_000, 100_000),
         tiff(2**31, 2**31, 2**32 - 1),
         b"GIF89a" + struct.pack("<HH", 65535, 65535) + bytes(20),
-        b"BM" + struct.pack("<IHHIIiiHHIIiiII", 54, 0, 0, 54, 40, 100_000, 100_000, 1, 24, 0, 0, 0, 0, 0, 0),
-        b"RIFF" + struct.pack("<I", 30) + b"WEBPVP8X" + struct.pack("<I", 10) + bytes(4) + b"\xff\x3f\0" * 2,
+        b"BM"
+        + struct.pack(
+            "<IHHIIiiHHIIiiII", 54, 0, 0, 54, 40, 100_000, 100_000, 1, 24, 0, 0, 0, 0, 0, 0
+        ),
+        b"RIFF"
+        + struct.pack("<I", 30)
+        + b"WEBPVP8X"
+        + struct.pack("<I", 10)
+        + bytes(4)
+        + b"\xff\x3f\0" * 2,
     ):
         answer = http.post("/v1/search", files={"image": ("a.png", data)})
         assert answer.status_code == 422
@@ -148,9 +170,14 @@ def test_of_an_animation_the_first_picture_counts(http: TestClient) -> None:
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF"])
-def test_a_picture_that_is_also_a_script_is_only_ever_shown_as_a_picture(http: TestClient, kind: str) -> None:
+def test_a_picture_that_is_also_a_script_is_only_ever_shown_as_a_picture(
+    http: TestClient, kind: str
+) -> None:
     both = picture(1, kind=kind) + b"PK\3\4<script>alert(1)</script>"
-    assert http.put("/v1/item?id=both", files={"image": ("x.html", both, "text/html")}).status_code == 200
+    assert (
+        http.put("/v1/item?id=both", files={"image": ("x.html", both, "text/html")}).status_code
+        == 200
+    )
     shown = http.get("/v1/item/image?id=both")
     assert shown.headers["content-type"] == "image/jpeg"
     assert b"script" not in shown.content
@@ -194,7 +221,9 @@ def test_a_decoder_that_hangs_is_killed_when_the_service_stops() -> None:
         await intake.read(picture(), SMALL)
         while len(isolated._idle) > 1:
             isolated._idle.pop().end()
-        isolated._idle[0]._process.send_signal(signal.SIGSTOP)  # it will never answer, and no clock of its own ends it
+        isolated._idle[0]._process.send_signal(
+            signal.SIGSTOP
+        )  # it will never answer, and no clock of its own ends it
         waiting = asyncio.create_task(intake.read(picture(), SMALL))
         while not intake.processes._busy:
             await asyncio.sleep(0.01)

@@ -33,11 +33,15 @@ def http(space: Workspace) -> Iterator[TestClient]:
 
 def posted(http: TestClient, *images: bytes, where: str = "/v1/items", **lists: list[Any]) -> Any:
     files = [("images", ("../../etc/passwd", data)) for data in images]
-    return http.post(where, files=files, data={name: json.dumps(content) for name, content in lists.items()})
+    return http.post(
+        where, files=files, data={name: json.dumps(content) for name, content in lists.items()}
+    )
 
 
 def test_images_are_stored_before_the_answer(http: TestClient, space: Workspace) -> None:
-    answer = posted(http, picture(1), picture(2), ids=["a/1", "b"], payloads=[{"label": "hat", "price": 3}, {}])
+    answer = posted(
+        http, picture(1), picture(2), ids=["a/1", "b"], payloads=[{"label": "hat", "price": 3}, {}]
+    )
     assert answer.json() == {"version": "v1", "added": ["a/1", "b"], "bad": []}
     with Workspace(space.path) as another:  # as another process would see it
         stored = another.gallery.get(["a/1", "b"])
@@ -49,7 +53,9 @@ def test_images_are_stored_before_the_answer(http: TestClient, space: Workspace)
 
 
 def test_bad_images_are_named_and_the_others_stored(http: TestClient, space: Workspace) -> None:
-    answer = posted(http, picture(1), b"no image", picture(2)[:-40], ids=["good", "text", "cut"]).json()
+    answer = posted(
+        http, picture(1), b"no image", picture(2)[:-40], ids=["good", "text", "cut"]
+    ).json()
     assert answer["added"] == ["good"]
     assert [bad["id"] for bad in answer["bad"]] == ["text", "cut"]
     assert [bad["index"] for bad in answer["bad"]] == [1, 2]
@@ -57,11 +63,21 @@ def test_bad_images_are_named_and_the_others_stored(http: TestClient, space: Wor
 
 
 def test_bad_images_without_ids_are_told_by_place_and_file_name(http: TestClient) -> None:
-    files = [("images", (name, data)) for name, data in (("a.png", picture(1)), ("b.png", b"text"), ("c.png", b""))]
+    files = [
+        ("images", (name, data))
+        for name, data in (("a.png", picture(1)), ("b.png", b"text"), ("c.png", b""))
+    ]
     answer = http.post("/v1/items", files=files).json()
     first, second = answer["bad"]
-    assert (first["index"], first["file"], second["index"], second["file"]) == (1, "b.png", 2, "c.png")
-    assert first["reason"].startswith("Not an image of a known format: its first bytes are not those of a JPEG")
+    assert (first["index"], first["file"], second["index"], second["file"]) == (
+        1,
+        "b.png",
+        2,
+        "c.png",
+    )
+    assert first["reason"].startswith(
+        "Not an image of a known format: its first bytes are not those of a JPEG"
+    )
     assert "the file is empty" in second["reason"]
     assert len(answer["added"]) == 1
 
@@ -76,7 +92,9 @@ def test_bad_images_without_ids_are_told_by_place_and_file_name(http: TestClient
         ([b"text", picture(2)[:-40]], 422),
     ],
 )
-def test_where_every_image_is_bad_the_answer_is_an_error(space: Workspace, images: list[bytes], status: int) -> None:
+def test_where_every_image_is_bad_the_answer_is_an_error(
+    space: Workspace, images: list[bytes], status: int
+) -> None:
     with client(space, upload_bytes=50_000) as http:
         answer = posted(http, *images)
     told = answer.json()
@@ -90,7 +108,11 @@ def test_where_every_image_is_bad_the_answer_is_an_error(space: Workspace, image
 
 def test_a_file_name_with_half_a_character_is_told_without_it(http: TestClient) -> None:
     parts = [
-        b'--x\r\nContent-Disposition: form-data; name="images"; filename="' + name + b'"\r\n\r\n' + data + b"\r\n"
+        b'--x\r\nContent-Disposition: form-data; name="images"; filename="'
+        + name
+        + b'"\r\n\r\n'
+        + data
+        + b"\r\n"
         for name, data in ((b"+2AA-", b"text"), (b"a", picture(1)))  # UTF-7, which can write it
     ]
     headers = {"content-type": "multipart/form-data; boundary=x; charset=utf-7"}
@@ -121,7 +143,9 @@ def test_ids_are_made_up_so_that_nothing_is_overwritten(http: TestClient, space:
         {"payloads": {"label": "hat"}},
     ],
 )
-def test_lists_that_do_not_fit_store_nothing(http: TestClient, space: Workspace, lists: dict[str, Any]) -> None:
+def test_lists_that_do_not_fit_store_nothing(
+    http: TestClient, space: Workspace, lists: dict[str, Any]
+) -> None:
     answer = posted(http, picture(1), picture(2), **lists)
     assert answer.status_code == 422
     assert answer.json()["hint"]
@@ -140,10 +164,16 @@ def test_too_many_images_are_refused(space: Workspace) -> None:
 def test_put_replaces_image_and_payload(http: TestClient) -> None:
     def put(seed: int, payload: dict[str, Any]) -> Any:
         files = {"image": ("x", picture(seed))}
-        return http.put("/v1/item", params={"id": "a b/ü"}, files=files, data={"payload": json.dumps(payload)}).json()
+        return http.put(
+            "/v1/item", params={"id": "a b/ü"}, files=files, data={"payload": json.dumps(payload)}
+        ).json()
 
     first, same, other = put(1, {"price": 1}), put(1, {"price": 2}), put(2, {"label": "hat"})
-    assert (first["payload"], same["payload"], other["payload"]) == ({"price": 1}, {"price": 2}, {"label": "hat"})
+    assert (first["payload"], same["payload"], other["payload"]) == (
+        {"price": 1},
+        {"price": 2},
+        {"label": "hat"},
+    )
     assert first["thumbnail"] == same["thumbnail"] != other["thumbnail"]
     assert http.get("/v1/item", params={"id": "a b/ü"}).json() == other
 
@@ -225,7 +255,10 @@ def test_later_means_on_disk_now_and_a_job(http: TestClient, space: Workspace) -
 
 
 def test_a_job_tells_bad_images_by_place_and_file_name(http: TestClient) -> None:
-    files = [("images", (name, data)) for name, data in (("a.png", picture(1)), ("cut.png", picture(2)[:-40]))]
+    files = [
+        ("images", (name, data))
+        for name, data in (("a.png", picture(1)), ("cut.png", picture(2)[:-40]))
+    ]
     job = http.post("/v1/items/async", files=files).json()
     end = time.monotonic() + 120
     while (seen := http.get(f"/v1/jobs/{job['id']}").json())["state"] != "done":

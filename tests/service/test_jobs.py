@@ -48,7 +48,12 @@ def kept(space: Workspace, count: int, label: str = "hat") -> dict[str, Any]:
     for number in range(count):
         stored = dict(space.images.keep(picture(number)))
         items.append(
-            {"id": f"i{number:02}", "image": stored["image"], "payload": {"label": label, **stored}, "file": None}
+            {
+                "id": f"i{number:02}",
+                "image": stored["image"],
+                "payload": {"label": label, **stored},
+                "file": None,
+            }
         )
     return {"items": items}
 
@@ -109,13 +114,17 @@ def test_a_new_payload_of_the_same_image_is_stored(space: Workspace) -> None:
     work.stop()
 
 
-def test_what_a_kill_left_goes_on_behind_the_last_batch(space: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_kill_left_goes_on_behind_the_last_batch(
+    space: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     slow = Slow(space, monkeypatch)
     for _ in range(20):
         slow.free.release()
     files = JobFiles(space.path)
     so_far = {"added": 5, "overtaken": 0, "versions": {"v1": 5}, "bad": [], "bad_count": 0}
-    begun = replace(Job.new("index", kept(space, 12)), state="running", done=5, result=so_far, attempts=1)
+    begun = replace(
+        Job.new("index", kept(space, 12)), state="running", done=5, result=so_far, attempts=1
+    )
     waiting = Job.new("index", kept(space, 1))
     for job in (waiting, begun):
         files.save(job)
@@ -123,7 +132,10 @@ def test_what_a_kill_left_goes_on_behind_the_last_batch(space: Workspace, monkey
     work = running(space)
     assert ended(work, begun).result == {**so_far, "added": 12, "versions": {"v1": 12}}
     assert ended(work, waiting).state == "done"
-    assert slow.seen == [*(f"i{number:02}" for number in range(5, 12)), "i00"]  # oldest first, nothing twice
+    assert slow.seen == [
+        *(f"i{number:02}" for number in range(5, 12)),
+        "i00",
+    ]  # oldest first, nothing twice
     assert not list(files.directory.glob("*.partial"))
     work.stop()
 
@@ -168,7 +180,9 @@ def test_a_job_that_does_not_pause_in_time_is_left_for_the_next_start(
     job = work.submit("index", kept(space, 6))
     slow.entered.acquire()
     work.stop(timeout=0.05)
-    monkeypatch.setattr(Workspace, "deployed", lambda _: 1 / 0)  # what it finds when it goes on is gone
+    monkeypatch.setattr(
+        Workspace, "deployed", lambda _: 1 / 0
+    )  # what it finds when it goes on is gone
     with pytest.raises(InputError, match="another service"):
         running(space)
     slow.free.release()
@@ -178,7 +192,9 @@ def test_a_job_that_does_not_pause_in_time_is_left_for_the_next_start(
     assert (left.id, left.state, left.done) == (job.id, "running", 0)
 
 
-def test_cancelling_ends_at_the_next_batch(space: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cancelling_ends_at_the_next_batch(
+    space: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     slow = Slow(space, monkeypatch)
     work = running(space)
     first, second = work.submit("index", kept(space, 12)), work.submit("index", kept(space, 3))
@@ -206,7 +222,9 @@ def test_a_cancellation_outlives_the_process(space: Workspace) -> None:
     assert not sum(space.gallery.count().values())
 
 
-def test_one_heavy_job_of_a_kind_and_indexing_beside_it(space: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_heavy_job_of_a_kind_and_indexing_beside_it(
+    space: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     free = threading.Event()
     heavy = []
 
@@ -234,7 +252,9 @@ def test_one_heavy_job_of_a_kind_and_indexing_beside_it(space: Workspace, monkey
     work.stop()
 
 
-def test_too_many_waiting_jobs_are_refused(space: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_waiting_jobs_are_refused(
+    space: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     slow = Slow(space, monkeypatch)
     monkeypatch.setattr(queue, "WAITING", 2)
     work = running(space)
@@ -266,7 +286,9 @@ def test_a_job_whose_beginning_cannot_be_written_is_tried_again(
     monkeypatch.setattr(work._files, "save", full)
     done = ended(work, work.submit("index", kept(space, 2)))
     assert (done.state, done.attempts, refusals) == ("done", 1, [0])
-    assert "items" not in work.get(done.id).parameters  # up to a thousand of them, for each of 200 jobs
+    assert (
+        "items" not in work.get(done.id).parameters
+    )  # up to a thousand of them, for each of 200 jobs
     work.stop()
 
 
@@ -306,7 +328,9 @@ def test_errors_are_kept_as_problems_and_faults_without_details(
     work.stop()
 
 
-def test_only_so_many_ended_jobs_are_kept(space: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_so_many_ended_jobs_are_kept(
+    space: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(queue, "KEPT", 3)
     work = running(space)
     made = [ended(work, work.submit("index", {"items": []})) for _ in range(5)]
@@ -315,7 +339,9 @@ def test_only_so_many_ended_jobs_are_kept(space: Workspace, monkeypatch: pytest.
     work.stop()
 
 
-def test_the_jobs_that_ended_last_are_remembered(space: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_jobs_that_ended_last_are_remembered(
+    space: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(queue, "KEPT", 2)
     slow = threading.Event()
     monkeypatch.setitem(WORK, "check", lambda *_: {"waited": slow.wait(120)})
@@ -374,7 +400,9 @@ def test_a_backfill_moves_vectors_and_tells_what_it_did(upgraded: Workspace) -> 
     again = running(upgraded)
     assert ended(again, done).state == "done"
     assert upgraded.gallery.count() == {"v1": 5, "v2": 4}
-    assert ended(again, again.submit("backfill", WANTED)).state == "done"  # asked for again, it goes on
+    assert (
+        ended(again, again.submit("backfill", WANTED)).state == "done"
+    )  # asked for again, it goes on
     assert upgraded.gallery.count() == {"v1": 1, "v2": 8}
     again.stop()
 
@@ -411,7 +439,11 @@ def test_a_backfill_stopped_by_a_restart_goes_on(upgraded: Workspace) -> None:
 
 @pytest.mark.parametrize(("was_stored", "done", "done_before"), [(False, 8, 0), (True, 4, 4)])
 def test_a_backfill_job_tells_what_it_did_before_a_kill(
-    upgraded: Workspace, monkeypatch: pytest.MonkeyPatch, was_stored: bool, done: int, done_before: int
+    upgraded: Workspace,
+    monkeypatch: pytest.MonkeyPatch,
+    was_stored: bool,
+    done: int,
+    done_before: int,
 ) -> None:
     replaced, calls, work = upgraded.gallery.replace_vectors, [0], running(upgraded)
 
@@ -441,22 +473,36 @@ def test_a_backfill_job_tells_what_it_did_before_a_kill(
         "left": 0,
     }
     again.stop()
-    JobFiles(upgraded.path).save(replace(left, ended=None))  # killed once more, between the last batch and the end
+    JobFiles(upgraded.path).save(
+        replace(left, ended=None)
+    )  # killed once more, between the last batch and the end
     last = running(upgraded)
-    assert {**told, **ended(last, job).result, "measured": told["measured"], "seconds": told["seconds"]} == told
+    assert {
+        **told,
+        **ended(last, job).result,
+        "measured": told["measured"],
+        "seconds": told["seconds"],
+    } == told
     last.stop()
 
 
-def test_a_backfill_for_a_version_that_is_no_longer_deployed_writes_nothing(upgraded: Workspace) -> None:
+def test_a_backfill_for_a_version_that_is_no_longer_deployed_writes_nothing(
+    upgraded: Workspace,
+) -> None:
     work = running(upgraded)
     upgraded.rollback()
     stopped = ended(work, work.submit("backfill", WANTED))
-    assert (stopped.state, stopped.message) == ("cancelled", "v1 is deployed now: nothing is re-embedded with v2")
+    assert (stopped.state, stopped.message) == (
+        "cancelled",
+        "v1 is deployed now: nothing is re-embedded with v2",
+    )
     assert upgraded.gallery.count() == {"v1": 9, "v2": 0}
     work.stop()
 
 
-def test_jobs_keep_their_order_if_the_clock_is_set_back(space: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_keep_their_order_if_the_clock_is_set_back(
+    space: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Back(datetime):
         @classmethod
         def now(cls, tz: Any = None) -> Any:

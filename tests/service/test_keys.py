@@ -54,7 +54,9 @@ def test_a_key_ends_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             assert answer.status_code == 401
             assert "'ci' expired at 20" in answer.json()["detail"]
         assert http.get("/v1/items", headers={"X-API-Key": long}).status_code == 200
-        keys.remove("page")  # the one that is left has expired, and still nobody is let in without a key
+        keys.remove(
+            "page"
+        )  # the one that is left has expired, and still nobody is let in without a key
         assert http.get("/v1/items").status_code == 401
 
 
@@ -98,7 +100,9 @@ def test_wrong_keys_are_refused(tmp_path: Path) -> None:
     "text",
     [
         *("no json", "{}", '{"keys": [{"name": "a"}]}'),
-        *('{"keys": [{"name": "a", "role": "read", "salt": "", "hash": "", "created": "", "expires": "soon"}]}',),
+        *(
+            '{"keys": [{"name": "a", "role": "read", "salt": "", "hash": "", "created": "", "expires": "soon"}]}',
+        ),
     ],
 )
 def test_a_damaged_file_lets_nobody_in(tmp_path: Path, text: str) -> None:
@@ -122,14 +126,22 @@ def test_roles_include_those_below(tmp_path: Path) -> None:
             assert http.get("/v1/items", headers=header).status_code == 200
             answer = http.put("/v1/item?id=a", files={"image": picture()}, headers=header)
             assert answer.status_code == (200 if may_write else 403)
-        assert http.get("/v1/status", headers={"X-API-Key": tokens["read"]}).json()["caller"]["role"] == "read"
+        assert (
+            http.get("/v1/status", headers={"X-API-Key": tokens["read"]}).json()["caller"]["role"]
+            == "read"
+        )
 
 
 def test_without_a_key_or_with_a_wrong_one_nothing_is_answered(tmp_path: Path) -> None:
     space = shop(tmp_path / "shop")
     token = Keys(space.path).add("a", "admin")
     with client(space) as http:
-        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {token}"}, {"X-API-Key": "é"}):
+        for headers in (
+            {},
+            {"Authorization": "Bearer wrong"},
+            {"Authorization": f"Basic {token}"},
+            {"X-API-Key": "é"},
+        ):
             for path in ("/v1/items", "/v1/status", "/metrics", "/v1/item/image?id=a"):
                 answer = http.get(path, headers={k: v.encode() for k, v in headers.items()})  # type: ignore[arg-type]
                 assert answer.status_code == 401
@@ -140,7 +152,9 @@ def test_without_a_key_or_with_a_wrong_one_nothing_is_answered(tmp_path: Path) -
         assert http.get("/v1/items").status_code == 200  # no key any more: this machine may
 
 
-@pytest.mark.parametrize(("host", "address"), [("127.0.0.1", "192.0.2.1"), ("0.0.0.0", "127.0.0.1")])
+@pytest.mark.parametrize(
+    ("host", "address"), [("127.0.0.1", "192.0.2.1"), ("0.0.0.0", "127.0.0.1")]
+)
 def test_without_keys_only_this_machine_is_let_in(tmp_path: Path, host: str, address: str) -> None:
     service = create_app(shop(tmp_path / "shop"), ServiceSettings(host=host))
     with TestClient(service, ADDRESS, client=(address, 5)) as http:
@@ -154,18 +168,25 @@ def test_without_keys_only_this_machine_is_let_in(tmp_path: Path, host: str, add
         *("X-Real-IP", "CF-Connecting-IP", "True-Client-IP"),
     ],
 )
-def test_without_keys_what_a_proxy_forwards_is_not_of_this_machine(tmp_path: Path, header: str) -> None:
+def test_without_keys_what_a_proxy_forwards_is_not_of_this_machine(
+    tmp_path: Path, header: str
+) -> None:
     with client(shop(tmp_path / "shop")) as http:
         assert http.get("/v1/items").status_code == 200
         assert http.get("/v1/items", headers={header: "127.0.0.1"}).status_code == 401
 
 
-def test_without_keys_nobody_is_let_in_where_a_proxy_has_a_name_for_the_service(tmp_path: Path) -> None:
+def test_without_keys_nobody_is_let_in_where_a_proxy_has_a_name_for_the_service(
+    tmp_path: Path,
+) -> None:
     space = shop(tmp_path / "shop")
     with client(space, names=("shop.example",)) as http:
         assert http.get("/v1/items").status_code == 401
         token = Keys(space.path).add("a", "read")
-        assert http.get("/v1/items", headers={"X-API-Key": token, "Via": "1.1 proxy"}).status_code == 200
+        assert (
+            http.get("/v1/items", headers={"X-API-Key": token, "Via": "1.1 proxy"}).status_code
+            == 200
+        )
 
 
 def test_every_operation_asks_for_a_key(tmp_path: Path) -> None:
@@ -177,7 +198,10 @@ def test_every_operation_asks_for_a_key(tmp_path: Path) -> None:
         for path, operations in paths.items():
             for method in operations:
                 if path not in ("/healthz", "/readyz"):
-                    assert http.request(method, path.replace("{", "").replace("}", "")).status_code == 401, path
+                    assert (
+                        http.request(method, path.replace("{", "").replace("}", "")).status_code
+                        == 401
+                    ), path
 
 
 def test_the_command_line_adds_lists_and_removes(tmp_path: Path) -> None:

@@ -51,7 +51,10 @@ def http(space: Workspace) -> Iterator[TestClient]:
 
 def ended(http: TestClient, job: dict[str, Any], **headers: str) -> dict[str, Any]:
     end = time.monotonic() + 120
-    while (seen := http.get(f"/v1/jobs/{job['id']}", headers=headers).json())["state"] in ("queued", "running"):
+    while (seen := http.get(f"/v1/jobs/{job['id']}", headers=headers).json())["state"] in (
+        "queued",
+        "running",
+    ):
         assert time.monotonic() < end, seen
         time.sleep(0.02)
     return dict(seen)
@@ -60,7 +63,11 @@ def ended(http: TestClient, job: dict[str, Any], **headers: str) -> dict[str, An
 def is_problem(answer: Any, status: int, says: str = "") -> bool:
     body = answer.json()
     kind = answer.headers["content-type"] == "application/problem+json"
-    return answer.status_code == body["status"] == status and kind and says in f"{body['title']} {body['detail']}"
+    return (
+        answer.status_code == body["status"] == status
+        and kind
+        and says in f"{body['title']} {body['detail']}"
+    )
 
 
 def noisy_versions(path: Path) -> Workspace:
@@ -69,7 +76,11 @@ def noisy_versions(path: Path) -> Workspace:
     for number in (1, 2):
         torch.manual_seed(number)
         encoder = Encoder.create("tiny", classes=list(CLASSES), capacity=8)
-        encoder.about = {"version": f"v{number}", "parent": "v1" if number > 1 else None, "method": {"name": "hoc"}}
+        encoder.about = {
+            "version": f"v{number}",
+            "parent": "v1" if number > 1 else None,
+            "method": {"name": "hoc"},
+        }
         encoder.save(path / "versions" / f"v{number}")
     rng = np.random.default_rng(0)
     labels = np.repeat(np.arange(3), 20)
@@ -83,7 +94,12 @@ def noisy_versions(path: Path) -> Workspace:
 def test_versions_with_their_cards_and_lineage(http: TestClient, space: Workspace) -> None:
     passed(space, "v2", "v1")
     first, second = http.get("/v1/versions").json()
-    assert (first["name"], first["parent"], first["deployed"], first["vectors"]) == ("v1", None, True, 9)
+    assert (first["name"], first["parent"], first["deployed"], first["vectors"]) == (
+        "v1",
+        None,
+        True,
+        9,
+    )
     assert (second["parent"], second["check"], second["method"]) == ("v1", "pass", "hoc")
     assert (second["backbone"], second["capacity"], second["classes"]) == ("tiny", 8, 3)
     assert (first["check"], second["retired"], second["deployed"]) == (None, False, False)
@@ -108,7 +124,10 @@ def test_a_retired_version_is_told_and_not_used(http: TestClient, space: Workspa
     ended(http, http.get("/v1/jobs").json()[0])
     space.rollout.deploy("v2")  # twice: else a rollback leads to v1
     space.retire("v1")
-    assert [(one["name"], one["retired"]) for one in http.get("/v1/versions").json()] == [("v1", True), ("v2", False)]
+    assert [(one["name"], one["retired"]) for one in http.get("/v1/versions").json()] == [
+        ("v1", True),
+        ("v2", False),
+    ]
     assert http.get("/v1/versions/v1").json()["slots"]["hat"] == 1
     assert is_problem(http.post("/v1/versions/v1/check"), 409, "retired")
     assert is_problem(http.post("/v1/deploy", json={"version": "v1"}), 409, "retired")
@@ -135,7 +154,10 @@ def test_a_check_runs_as_a_job_and_shows_what_is_lost(tmp_path: Path) -> None:
         for flip in flips:
             assert (flip["old"]["version"], flip["new"]["version"]) == ("v1", "v2")
             assert flip["old"]["label"] == flip["label"] != flip["new"]["label"]
-            shown = [http.get(url) for url in (flip["query"], flip["old"]["thumbnail"], flip["new"]["thumbnail"])]
+            shown = [
+                http.get(url)
+                for url in (flip["query"], flip["old"]["thumbnail"], flip["new"]["thumbnail"])
+            ]
             assert {one.headers["content-type"] for one in shown} == {"image/png"}
             pixels = [np.asarray(Image.open(io.BytesIO(one.content))) for one in shown]
             assert [one.shape for one in pixels] == [(96, 96, 3)] * 3
@@ -149,7 +171,10 @@ def test_a_check_runs_as_a_job_and_shows_what_is_lost(tmp_path: Path) -> None:
         assert len(files) == 1
         named = Path(shutil.copytree(tmp_path / "photos", tmp_path / "autumn"))
         space.pin_images("autumn", named)
-        assert ended(http, http.post("/v1/versions/v2/check", json={"data": "spring"}).json())["state"] == "failed"
+        assert (
+            ended(http, http.post("/v1/versions/v2/check", json={"data": "spring"}).json())["state"]
+            == "failed"
+        )
         ended(http, http.post("/v1/versions/v2/check").json())
         ended(http, http.post("/v1/versions/v2/check", json={"data": "held-out"}).json())
         *earlier, by_name, by_default = http.get("/v1/versions/v2/checks").json()
@@ -191,8 +216,14 @@ def test_the_matrix_is_made_of_the_last_checks_latest_first(tmp_path: Path) -> N
     second = (cell("v1", "compatible", 0.5, 0.6),)
     third = cell("v1", "incompatible", 0.51, 0.4), cell("v2", "not decided", 0.7, 0.71)
     numbers = (100, 100, 0.95, 0.0, on)
-    save_check(space.path, Check("v3", "refuse", (), third, 0.8, *numbers, when="2026-01-02T00:00:00+00:00"))
-    save_check(space.path, Check("v2", "pass", (), second, 0.69, *numbers, when="2026-01-01T00:00:00+00:00"))
+    save_check(
+        space.path,
+        Check("v3", "refuse", (), third, 0.8, *numbers, when="2026-01-02T00:00:00+00:00"),
+    )
+    save_check(
+        space.path,
+        Check("v2", "pass", (), second, 0.69, *numbers, when="2026-01-01T00:00:00+00:00"),
+    )
     (space.path / "checks" / "v1.json").write_text("{")  # damaged: as good as none
     with client(space) as http:
         found = http.get("/v1/compatibility").json()
@@ -207,13 +238,22 @@ def test_the_matrix_is_made_of_the_last_checks_latest_first(tmp_path: Path) -> N
         ("v3", "v3"): (0.8, "self-test"),
     }
     assert table["v3", "v1"]["difference"] == pytest.approx(-0.11)
-    assert (table["v3", "v1"]["low"], table["v1", "v1"]["low"], table["v2", "v1"]["check"]) == (-0.1, None, "v2")
+    assert (table["v3", "v1"]["low"], table["v1", "v1"]["low"], table["v2", "v1"]["check"]) == (
+        -0.1,
+        None,
+        "v2",
+    )
     assert found["measured_on"]["v3"]["images"] == 200
     other = {"source": "given", "images": 900, "fingerprint": "other"}
-    save_check(space.path, Check("v2", "pass", (), second, 0.2, 450, 450, 0.95, 0.0, other, when="2026-01-03"))
+    save_check(
+        space.path,
+        Check("v2", "pass", (), second, 0.2, 450, 450, 0.95, 0.0, other, when="2026-01-03"),
+    )
     with client(space) as http:
         mixed = http.get("/v1/compatibility").json()
-    assert {one["check"] for one in mixed["cells"]} == set(mixed["measured_on"]) == {"v2"}  # of one set of images
+    assert (
+        {one["check"] for one in mixed["cells"]} == set(mixed["measured_on"]) == {"v2"}
+    )  # of one set of images
     assert mixed["measured_on"]["v2"]["images"] == 900
     assert "secret" not in str(found)
 
@@ -229,11 +269,21 @@ def test_deploy_and_rollback_are_written_down_with_their_caller(
         refused = http.post("/v1/deploy", json={"version": "v2"}, headers=admin)
         assert is_problem(refused, 409, "never checked")
         assert is_problem(http.post("/v1/deploy", json={"version": "v7"}, headers=admin), 404)
-        assert is_problem(http.post("/v1/deploy", json={"version": "v1"}, headers=admin), 409, "already")
-        assert is_problem(http.post("/v1/deploy", json={"version": "v2", "force": " "}, headers=admin), 409, "reason")
-        assert is_problem(http.post("/v1/deploy", json={"version": "v2", "sudo": True}, headers=admin), 422)
+        assert is_problem(
+            http.post("/v1/deploy", json={"version": "v1"}, headers=admin), 409, "already"
+        )
+        assert is_problem(
+            http.post("/v1/deploy", json={"version": "v2", "force": " "}, headers=admin),
+            409,
+            "reason",
+        )
+        assert is_problem(
+            http.post("/v1/deploy", json={"version": "v2", "sudo": True}, headers=admin), 422
+        )
         assert http.get("/v1/deployments", headers=reader).json() == []
-        moved = http.post("/v1/deploy", json={"version": "v2", "force": "a fire"}, headers=admin).json()
+        moved = http.post(
+            "/v1/deploy", json={"version": "v2", "force": "a fire"}, headers=admin
+        ).json()
         assert (moved["kind"], moved["reason"], moved["by"]) == ("deploy", "a fire", "ann")
         assert http.get("/v1/status", headers=reader).json()["deployed"] == "v2"
         back = http.post("/v1/rollback", headers=admin).json()
@@ -261,19 +311,31 @@ def test_backfill_as_a_job_with_its_plan(http: TestClient, space: Workspace) -> 
     assert answer.status_code == 202
     assert ended(http, answer.json())["state"] == "done"
     seen = http.get("/v1/backfill").json()
-    assert (seen["version"], seen["planned"], seen["position"], seen["old"], seen["kept"]) == ("v2", 4, 4, 9, 0)
+    assert (seen["version"], seen["planned"], seen["position"], seen["old"], seen["kept"]) == (
+        "v2",
+        4,
+        4,
+        9,
+        0,
+    )
     assert (seen["order"], seen["budget"], seen["job"]["state"]) == ("random", "4", "done")
     assert http.get("/v1/status").json()["vectors"] == {"v1": 5, "v2": 4}
-    assert ended(http, http.post("/v1/backfill").json())["result"]["planned"] == 1  # a tenth of five, rounded up
+    assert (
+        ended(http, http.post("/v1/backfill").json())["result"]["planned"] == 1
+    )  # a tenth of five, rounded up
 
 
 def test_backfill_knows_the_orders_of_the_command_line(http: TestClient) -> None:
-    schema = http.get("/v1/openapi.json").json()["components"]["schemas"]["BackfillRequest"]["properties"]["order"]
+    schema = http.get("/v1/openapi.json").json()["components"]["schemas"]["BackfillRequest"][
+        "properties"
+    ]["order"]
     assert schema["enum"] == [AUTO, *ORDERS]
     offered = re.search(r"const ORDERS = {(.*)}", http.get("/static/backfill.js").text)
     assert offered is not None
     assert re.findall(r"(\w+): \"", offered.group(1)) == [AUTO, *ORDERS]
-    said = (inspect.signature(one).parameters["order"].default for one in (Client.backfill, backfill))
+    said = (
+        inspect.signature(one).parameters["order"].default for one in (Client.backfill, backfill)
+    )
     assert [schema["default"], *said] == [AUTO] * 3
 
 
@@ -285,17 +347,27 @@ def test_prediction_and_measurement_of_a_backfill(tmp_path: Path) -> None:
         ended(http, http.post("/v1/backfill", json={"budget": "all", "order": "gain"}).json())
         seen = http.get("/v1/backfill").json()
     assert seen["predicted"]["shares"][0] == 0
-    assert len(seen["predicted"]["planned"]) == len(seen["predicted"]["random"]) == len(seen["predicted"]["shares"])
+    assert (
+        len(seen["predicted"]["planned"])
+        == len(seen["predicted"]["random"])
+        == len(seen["predicted"]["shares"])
+    )
     assert [point["share"] for point in seen["measured"]] == [0, 1]
 
 
-def test_jobs_are_listed_and_cancelled_by_who_may(space: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_are_listed_and_cancelled_by_who_may(
+    space: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Workspace, "features", lambda *_, **__: time.sleep(0.2))
     keys = Keys(space.path)
-    admin, writer = ({"Authorization": f"Bearer {keys.add(name, role)}"} for name, role in MORE_ROLES)
+    admin, writer = (
+        {"Authorization": f"Bearer {keys.add(name, role)}"} for name, role in MORE_ROLES
+    )
     with client(space) as http:
         job = http.post("/v1/versions/v2/check", headers=admin).json()
-        assert is_problem(http.post(f"/v1/jobs/{job['id']}/cancel", headers=writer), 403, "needs admin")
+        assert is_problem(
+            http.post(f"/v1/jobs/{job['id']}/cancel", headers=writer), 403, "needs admin"
+        )
         assert is_problem(http.post("/v1/versions/v2/check", headers=writer), 403)
         assert is_problem(http.post("/v1/backfill", headers=writer), 403)
         assert is_problem(http.get("/v1/jobs/nothing", headers=writer), 404)
@@ -316,7 +388,9 @@ def test_every_route_documents_its_problems(http: TestClient) -> None:
         ("/v1/compatibility", "get", {"200"}),
     ):
         assert statuses <= paths[path][method]["responses"].keys()
-        answer = paths[path][method]["responses"][min(statuses)]["content"]["application/json"]["schema"]
+        answer = paths[path][method]["responses"][min(statuses)]["content"]["application/json"][
+            "schema"
+        ]
         assert answer, path
 
 
@@ -336,19 +410,27 @@ def test_a_check_fits_translations_in_its_job_and_judges_them_at_a_weight(tmp_pa
         assert space.translations.fitted("v1", "v2") == fits  # those that there are will do
         again = ended(http, http.post(path, json={"refit": True}).json())
         assert again["state"] == "done"
-        assert {way.about["fitted_on"] for way in space.translations.fitted("v1", "v2")} == {"30 items of the gallery"}
+        assert {way.about["fitted_on"] for way in space.translations.fitted("v1", "v2")} == {
+            "30 items of the gallery"
+        }
         for wrong in ({"weight": 1.5}, {"sample": 5}, {"pairs": "/etc/passwd"}, {"images": "/etc"}):
             assert is_problem(http.post(path, json=wrong), 422)
-        assert is_problem(http.post("/v1/versions/v7/check", json={"refit": True}), 404, "no version 'v7'")
+        assert is_problem(
+            http.post("/v1/versions/v7/check", json={"refit": True}), 404, "no version 'v7'"
+        )
 
 
-def test_the_drift_map_has_stored_vectors_beside_those_of_the_other_version(space: Workspace, http: TestClient) -> None:
+def test_the_drift_map_has_stored_vectors_beside_those_of_the_other_version(
+    space: Workspace, http: TestClient
+) -> None:
     found = http.get("/v1/drift", params={"old": "v1", "new": "v2", "limit": 6}).json()
     stored = {item.id: item for item in space.gallery.iterate("v1")}
     paths = [space.images.find(stored[point["id"]]) for point in found["points"]]
     old = np.stack([stored[point["id"]].vector for point in found["points"]])
     new = space.serving.embed("v2", [path for path in paths if path is not None])
-    assert len({point["label"] for point in found["points"]}) == len(CLASSES)  # of six items, two of each class
+    assert len({point["label"] for point in found["points"]}) == len(
+        CLASSES
+    )  # of six items, two of each class
     moved = [point["moved"] for point in found["points"]]
     assert moved == sorted(moved, reverse=True)
     np.testing.assert_allclose(moved, 1 - (old * new).sum(axis=1), atol=1e-5)
@@ -356,9 +438,13 @@ def test_the_drift_map_has_stored_vectors_beside_those_of_the_other_version(spac
     both -= both.mean(axis=0)
     values, axes = np.linalg.eigh(both.T @ both)
     places = np.array([point[name] for name in ("old", "new") for point in found["points"]])
-    np.testing.assert_allclose(np.abs(places), np.abs(both @ axes[:, np.argsort(-values)[:2]]), atol=1e-4)
+    np.testing.assert_allclose(
+        np.abs(places), np.abs(both @ axes[:, np.argsort(-values)[:2]]), atol=1e-4
+    )
     assert is_problem(http.get("/v1/drift", params={"old": "v1", "new": "v9"}), 404, "v9")
     wanted = {"old": "v1", "new": "v2"}
     with routes_versions._drift_lock:  # a map is being made: others do not wait for it in a thread
-        assert is_problem(http.get("/v1/drift", params={**wanted, "limit": 5}), 503, "another drift map")
+        assert is_problem(
+            http.get("/v1/drift", params={**wanted, "limit": 5}), 503, "another drift map"
+        )
         assert http.get("/v1/drift", params={**wanted, "limit": 6}).json() == found

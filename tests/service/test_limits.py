@@ -109,7 +109,9 @@ def test_an_image_over_the_limit_is_refused(space: Workspace) -> None:
         answer = http.post("/v1/search", files={"image": picture(0, (100, 100))})
         assert answer.status_code == 413
         assert "1,000" in answer.json()["detail"]
-        several = http.post("/v1/items", files=[("images", picture(0, (100, 100))), ("images", picture(0, (8, 8)))])
+        several = http.post(
+            "/v1/items", files=[("images", picture(0, (100, 100))), ("images", picture(0, (8, 8)))]
+        )
         assert (len(several.json()["added"]), len(several.json()["bad"])) == (1, 1)
 
 
@@ -193,7 +195,9 @@ def test_time_that_the_service_takes_is_not_the_callers() -> None:
         ({"sec-fetch-site": "same-site"}, 403),
     ],
 )
-def test_pages_of_other_sites_change_nothing(space: Workspace, headers: dict[str, str], status: int) -> None:
+def test_pages_of_other_sites_change_nothing(
+    space: Workspace, headers: dict[str, str], status: int
+) -> None:
     with client(space) as http:
         answer = http.post("/v1/items/delete", json={"ids": ["a"]}, headers=headers)
         assert answer.status_code == status
@@ -213,7 +217,9 @@ def test_pages_of_other_sites_change_nothing(space: Workspace, headers: dict[str
         ("[", 421),
     ],
 )
-def test_other_names_of_this_machine_are_not_answered(space: Workspace, host: str, status: int) -> None:
+def test_other_names_of_this_machine_are_not_answered(
+    space: Workspace, host: str, status: int
+) -> None:
     with client(space) as http:
         assert http.get("/v1/items", headers={"host": host}).status_code == status
 
@@ -223,19 +229,28 @@ def test_the_names_of_a_proxy_are_answered(space: Workspace) -> None:
     with client(space, names=("shop.example",)) as http:
         for host, origin, status in (
             ("shop.example", "https://shop.example", 200),
-            ("127.0.0.1:8080", "https://shop.example", 200),  # a proxy that does not hand the name on
+            (
+                "127.0.0.1:8080",
+                "https://shop.example",
+                200,
+            ),  # a proxy that does not hand the name on
             ("SHOP.example:443", "https://shop.example:443", 200),
             ("shop.example", "https://evil.example", 403),
             ("evil.example", "https://shop.example", 421),
         ):
             headers = {**admin, "host": host, "origin": origin}
-            assert http.post("/v1/items/delete", json={"ids": ["a"]}, headers=headers).status_code == status
+            assert (
+                http.post("/v1/items/delete", json={"ids": ["a"]}, headers=headers).status_code
+                == status
+            )
     with client(space) as http:
         assert http.get("/v1/items", headers={**admin, "host": "shop.example"}).status_code == 421
 
 
 @pytest.mark.parametrize("key", [None, "wrong"])
-def test_who_is_not_known_is_told_so_before_the_body_is_read(space: Workspace, key: str | None) -> None:
+def test_who_is_not_known_is_told_so_before_the_body_is_read(
+    space: Workspace, key: str | None
+) -> None:
     Keys(space.path).add("a", "read")
     headers = [] if key is None else [(b"x-api-key", key.encode())]
     sent: list[Message] = []
@@ -246,9 +261,20 @@ def test_who_is_not_known_is_told_so_before_the_body_is_read(space: Workspace, k
     async def send(message: Message) -> None:
         sent.append(message)
 
-    for path, status in (("/v1/items", 401), ("/v1/items/async", 401), ("/v1/openapi.json", 200), ("/v1/docs", 200)):
+    for path, status in (
+        ("/v1/items", 401),
+        ("/v1/items/async", 401),
+        ("/v1/openapi.json", 200),
+        ("/v1/docs", 200),
+    ):
         own = [(b"host", b"localhost"), *headers]
-        scope: Scope = {"type": "http", "path": path, "method": "POST", "headers": own, "client": ("127.0.0.1", 5)}
+        scope: Scope = {
+            "type": "http",
+            "path": path,
+            "method": "POST",
+            "headers": own,
+            "client": ("127.0.0.1", 5),
+        }
         limit = Admission(_answers, ServiceSettings(), Keys(space.path), TokenBuckets(600))
         sent.clear()
         asyncio.run(limit(scope, receive, send))
@@ -261,10 +287,17 @@ async def _answers(_: Scope, __: Receive, send: Send) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-def test_every_answer_carries_the_headers(space: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_answer_carries_the_headers(
+    space: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with client(space) as http:
         monkeypatch.setattr(Workspace, "status", lambda _: 1 / 0)
-        for path, status in (("/healthz", 200), ("/v1/nothing", 404), ("/v1/item", 422), ("/v1/status", 500)):
+        for path, status in (
+            ("/healthz", 200),
+            ("/v1/nothing", 404),
+            ("/v1/item", 422),
+            ("/v1/status", 500),
+        ):
             answer = http.get(path)
             assert answer.status_code == status
             csp = answer.headers["content-security-policy"]
@@ -277,7 +310,11 @@ def test_every_answer_carries_the_headers(space: Workspace, monkeypatch: pytest.
 
 
 def test_settings_are_checked() -> None:
-    wrong: dict[str, Any] = {"rate": 0, "port": 70000, "names": ("shop.example", "https://shop.example")}
+    wrong: dict[str, Any] = {
+        "rate": 0,
+        "port": 70000,
+        "names": ("shop.example", "https://shop.example"),
+    }
     with pytest.raises(ValueError, match=r"rate=0.*port=70000.*name 'https://shop.example'"):
         ServiceSettings(**wrong)
 
@@ -285,7 +322,9 @@ def test_settings_are_checked() -> None:
 def test_half_a_character_in_a_request_is_no_fault(space: Workspace) -> None:
     with client(space) as http:
         for content in ('{"ids": ["\\ud800"]}', '{"\\ud800": 1}'):
-            answer = http.post("/v1/items/delete", content=content, headers={"content-type": "application/json"})
+            answer = http.post(
+                "/v1/items/delete", content=content, headers={"content-type": "application/json"}
+            )
             assert answer.status_code in (400, 422)
 
 
@@ -295,18 +334,24 @@ def http(space: Workspace) -> Iterator[TestClient]:
         yield asking
 
 
-def test_a_body_of_very_many_unknown_fields_is_not_validated_field_by_field(http: TestClient) -> None:
+def test_a_body_of_very_many_unknown_fields_is_not_validated_field_by_field(
+    http: TestClient,
+) -> None:
     body = {"vector": [1.0], **{f"f{i}": 1 for i in range(50_000)}}
     answer = http.post("/v1/search/vector", json=body)
     assert answer.status_code == 422
     assert "50,001 fields" in answer.json()["detail"]
     wrong = http.post("/v1/search/vector", json={"vector": ["a"] * 50_000})
     assert (wrong.status_code, wrong.json()["detail"].count("body.vector")) == (422, 1)
-    many = http.post("/v1/search/vector", json={"vector": [1.0], "where": {f"f{i}": 1 for i in range(1000)}})
+    many = http.post(
+        "/v1/search/vector", json={"vector": [1.0], "where": {f"f{i}": 1 for i in range(1000)}}
+    )
     assert many.status_code in (404, 422)
 
 
-def test_large_bodies_are_parsed_beside_the_event_loop(http: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_bodies_are_parsed_beside_the_event_loop(
+    http: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     threads = []
     real = limits._check_body
 

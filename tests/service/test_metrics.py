@@ -51,7 +51,9 @@ def test_two_services_do_not_share_figures(tmp_path: Path) -> None:
     def asked(space: Workspace) -> float:
         with client(space) as http:
             http.get("/healthz")
-            return figures(http.get("/metrics").text)["fixstar_requests_total", ("GET", "/healthz", "200")]
+            return figures(http.get("/metrics").text)[
+                "fixstar_requests_total", ("GET", "/healthz", "200")
+            ]
 
     assert [asked(shop(tmp_path / name, versions=1)) for name in "ab"] == [1, 1]
 
@@ -61,7 +63,12 @@ def test_a_fault_is_counted_as_one(tmp_path: Path) -> None:
     with client(space) as http:
         space.status = lambda: 1 / 0  # type: ignore[method-assign,return-value,assignment]
         assert http.get("/v1/status").status_code == 500
-        assert figures(http.get("/metrics").text)["fixstar_requests_total", ("GET", "/v1/status", "500")] == 1
+        assert (
+            figures(http.get("/metrics").text)[
+                "fixstar_requests_total", ("GET", "/v1/status", "500")
+            ]
+            == 1
+        )
 
 
 def test_what_is_refused_early_is_counted_by_what_it_was_for(tmp_path: Path) -> None:
@@ -69,7 +76,9 @@ def test_what_is_refused_early_is_counted_by_what_it_was_for(tmp_path: Path) -> 
     keys = {"X-API-Key": Keys(space.path).add("a", "admin")}
     with client(space, rate=4) as http:
         http.get("/v1/jobs/some-job", headers={"host": "elsewhere.example"})
-        http.post("/v1/search", content=bytes(3 << 20), headers={**keys, "content-length": str(1 << 40)})
+        http.post(
+            "/v1/search", content=bytes(3 << 20), headers={**keys, "content-length": str(1 << 40)}
+        )
         http.get("/v1/secret-path")
         for _ in range(6):
             http.get("/v1/items")

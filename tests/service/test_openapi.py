@@ -35,7 +35,12 @@ from fixstar.service.settings import ServiceSettings
 from fixstar.workspace import catalogue
 
 CASES = int(os.environ.get("FIXSTAR_FUZZ", "32"))
-CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_schema_conformance,
+]
 SETTINGS = settings(
     derandomize=True,  # the same requests every time
     database=None,
@@ -44,7 +49,10 @@ SETTINGS = settings(
     suppress_health_check=list(HealthCheck),
 )
 
-IMAGES = [picture(seed, (9 + seed, 12), kind) for seed, kind in enumerate(("PNG", "JPEG", "GIF", "BMP", "TIFF"))]
+IMAGES = [
+    picture(seed, (9 + seed, 12), kind)
+    for seed, kind in enumerate(("PNG", "JPEG", "GIF", "BMP", "TIFF"))
+]
 KNOWN: dict[str, list[Any]] = {  # what chance would hardly ever hit upon, by the name of the field
     "image": IMAGES,
     "input": [base64.b64encode(image).decode() for image in IMAGES[:2]],
@@ -55,8 +63,22 @@ KNOWN: dict[str, list[Any]] = {  # what chance would hardly ever hit upon, by th
     "version": ["v1", "v2"],
     "name": ["v1", "v2"],
     "against": ["v1"],
-    "where": ['{"label": "bag"}', '{"label": {"in": ["bag", "hat"]}}', '{"price": {"lt": 5}}', "{}", "[]", "null"],
-    "payload": ['{"label": "bag", "price": 3.5}', '{"label": {"a": [1, null]}}', "{}", "[]", "1e999", '{"image": "x"}'],
+    "where": [
+        '{"label": "bag"}',
+        '{"label": {"in": ["bag", "hat"]}}',
+        '{"price": {"lt": 5}}',
+        "{}",
+        "[]",
+        "null",
+    ],
+    "payload": [
+        '{"label": "bag", "price": 3.5}',
+        '{"label": {"a": [1, null]}}',
+        "{}",
+        "[]",
+        "1e999",
+        '{"image": "x"}',
+    ],
     "payloads": ['[{"price": 1}]', "[{}, {}]", "[1]", "{}"],
     "ids": ['["one"]', '["one", "two"]', '["one", "one"]', "[1]", '[""]', "{}"],
     "budget": ["10%", "all", "3", "0%", "-1", "1e9%", "nan%"],
@@ -128,7 +150,9 @@ def test_every_answer_is_a_documented_one(api: Api, mode: schemathesis.Generatio
         assert not [wanted for wanted in CARRIED_OUT if not answers[wanted]]
 
 
-def ask(app: FastAPI, operation: Any, mode: schemathesis.GenerationMode, answers: Counter[str]) -> None:
+def ask(
+    app: FastAPI, operation: Any, mode: schemathesis.GenerationMode, answers: Counter[str]
+) -> None:
     """Make up requests for one operation, and check what comes back."""
 
     @settings(SETTINGS, max_examples=CASES // 4 if mode.is_negative else CASES - CASES // 4)
@@ -136,7 +160,9 @@ def ask(app: FastAPI, operation: Any, mode: schemathesis.GenerationMode, answers
     def each(case: Any, data: st.DataObject) -> None:
         steer(case, data)
         if "/jobs/" in case.path and data.draw(st.booleans()):
-            case.path_parameters["id"] = next((job.id for job in app.state.context.jobs.all()), "none")
+            case.path_parameters["id"] = next(
+                (job.id for job in app.state.context.jobs.all()), "none"
+            )
         response = case.call()
         answers[f"{operation.label} {response.status_code}"] += 1
         case.validate_response(response, checks=CHECKS)

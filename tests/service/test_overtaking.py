@@ -50,7 +50,10 @@ def before_start(monkeypatch: pytest.MonkeyPatch) -> Gate:
 def wanted(space: Workspace, *ids: str, rev: int = 1) -> dict[str, Any]:
     kept = dict(space.images.keep(picture(rev)))
     return {
-        "items": [{"id": name, "image": kept["image"], "payload": {"rev": rev, **kept}, "file": None} for name in ids]
+        "items": [
+            {"id": name, "image": kept["image"], "payload": {"rev": rev, **kept}, "file": None}
+            for name in ids
+        ]
     }
 
 
@@ -85,14 +88,22 @@ def test_requests_after_a_job_was_taken_on_hold(space: Workspace, before_start: 
         lists = {"ids": json.dumps(names), "payloads": json.dumps([{"rev": 1}] * 6)}
         job = http.post("/v1/items/async", files=files, data=lists).json()["id"]
         for name in "ab":
-            put = http.put(f"/v1/item?id={name}", files={"image": ("x", picture(2))}, data={"payload": '{"rev": 2}'})
+            put = http.put(
+                f"/v1/item?id={name}",
+                files={"image": ("x", picture(2))},
+                data={"payload": '{"rev": 2}'},
+            )
             assert put.status_code == 200
         assert http.delete("/v1/item?id=b").json() == {"deleted": 1}
-        assert http.delete("/v1/item?id=c").json() == {"deleted": 0}  # it was still to come, and does not
+        assert http.delete("/v1/item?id=c").json() == {
+            "deleted": 0
+        }  # it was still to come, and does not
         assert http.delete("/v1/item?id=nobody").status_code == 404
         assert http.post("/v1/items/delete", json={"ids": ["d", "nobody"]}).json() == {"deleted": 0}
         data = {"ids": '["e"]', "payloads": '[{"rev": 3}]'}
-        assert http.post("/v1/items", files=[("images", ("x", picture(3)))], data=data).json()["added"] == ["e"]
+        assert http.post("/v1/items", files=[("images", ("x", picture(3)))], data=data).json()[
+            "added"
+        ] == ["e"]
         assert http.put("/v1/item?id=f", files={"image": ("x", b"no image")}).status_code == 415
         before_start.free.set()
         told = ended(lambda: http.get(f"/v1/jobs/{job}").json())["result"]
@@ -111,7 +122,9 @@ def test_what_overtook_a_job_is_known_after_a_kill(space: Workspace, before_star
     assert "overtaken" not in work.get(job.id).parameters
     work.stop()
     space.gallery.delete(["b"])
-    (JobFiles(space.path).directory / f"{job.id}.json").write_text(left)  # as it was on disk before it began
+    (JobFiles(space.path).directory / f"{job.id}.json").write_text(
+        left
+    )  # as it was on disk before it began
     again = running(space)
     assert (result(again, job)["overtaken"], revs(space)) == (1, {"b": 1})
     again.stop()
@@ -170,7 +183,9 @@ def test_there_is_no_window_between_the_look_and_the_write(
     deletion = threading.Thread(target=delete)
     deletion.start()
     deletion.join(0.3 if moment == "in" else 120)
-    assert deletion.is_alive() == (moment == "in")  # it waits for a write under way, not for embedding
+    assert deletion.is_alive() == (
+        moment == "in"
+    )  # it waits for a write under way, not for embedding
     gate.free.set()
     deletion.join(120)
     told = result(work, job)

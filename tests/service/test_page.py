@@ -27,7 +27,11 @@ def test_the_page_and_all_it_asks_for_are_served_with_their_types(http: TestClie
     assert page.headers["content-type"] == "text/html; charset=utf-8"
     assert "default-src 'none'" in page.headers["content-security-policy"]
     wanted = set(re.findall(r'(?:src|href)="(/static/[^"]+)"', page.text))
-    wanted |= {f"/static/{name}" for path in SCRIPTS for name in re.findall(r'from "\./([^"]+)"', path.read_text())}
+    wanted |= {
+        f"/static/{name}"
+        for path in SCRIPTS
+        for name in re.findall(r'from "\./([^"]+)"', path.read_text())
+    }
     types = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
     assert len(wanted) > 10
     for address in wanted:
@@ -51,7 +55,9 @@ def test_what_a_browser_has_is_not_sent_again(http: TestClient) -> None:
     assert (head.status_code, head.content) == (200, b"")
 
 
-@pytest.mark.parametrize("name", ["nothing.js", "../page.py", "..%2Fpage.py", "%2e%2e/settings.py", ""])
+@pytest.mark.parametrize(
+    "name", ["nothing.js", "../page.py", "..%2Fpage.py", "%2e%2e/settings.py", ""]
+)
 def test_only_files_of_the_page_can_be_asked_for(http: TestClient, name: str) -> None:
     assert http.get(f"/static/{name}").status_code == 404
 
@@ -60,7 +66,11 @@ def test_the_page_keeps_to_its_policy() -> None:
     page = (PAGE / "index.html").read_text()
     assert not re.search(r"<style|\sstyle=|\son\w+=|<script(?![^>]*\ssrc=)|javascript:", page)
     for path in [*PAGE.glob("*.css"), *SCRIPTS, PAGE / "index.html"]:
-        found = [url for url in re.findall(r"https?://[^\s\"')]+", path.read_text()) if "www.w3.org" not in url]
+        found = [
+            url
+            for url in re.findall(r"https?://[^\s\"')]+", path.read_text())
+            if "www.w3.org" not in url
+        ]
         assert found == [], path.name
 
 

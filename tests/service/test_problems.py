@@ -25,10 +25,14 @@ def space(tmp_path: Path) -> Workspace:
     return shop(tmp_path / "shop", versions=1)
 
 
-def test_a_gallery_that_another_process_holds(space: Workspace, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_gallery_that_another_process_holds(
+    space: Workspace, caplog: pytest.LogCaptureFixture
+) -> None:
     space.gallery._wait = 0.05  # type: ignore[attr-defined]  # seconds that a write waits for others
     with client(space) as http:
-        assert http.put("/v1/item", params={"id": "a"}, files={"image": picture()}).status_code == 200
+        assert (
+            http.put("/v1/item", params={"id": "a"}, files={"image": picture()}).status_code == 200
+        )
         with closing(sqlite3.connect(space.path / "gallery.db", isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             answer = http.delete("/v1/item", params={"id": "a"})
@@ -43,19 +47,25 @@ def test_a_full_disk_under_the_images(space: Workspace, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(ImageStore, "keep", full)
     with client(space) as http:
-        assert_told_as_full(http.put("/v1/item", params={"id": "a"}, files={"image": picture()}), space)
+        assert_told_as_full(
+            http.put("/v1/item", params={"id": "a"}, files={"image": picture()}), space
+        )
 
 
 def test_a_full_disk_under_the_gallery(space: Workspace, caplog: pytest.LogCaptureFixture) -> None:
     def asked() -> Any:
-        return http.put("/v1/item", params={"id": "a"}, files={"image": picture()}, data={"payload": payload})
+        return http.put(
+            "/v1/item", params={"id": "a"}, files={"image": picture()}, data={"payload": payload}
+        )
 
     payload = json.dumps({"text": "x" * 500_000})
     with client(space) as http:
         write_items = sqlite._write_items
 
         def little_room(db: sqlite3.Connection, **rest: Any) -> None:
-            db.execute("PRAGMA max_page_count = 1")  # SQLite takes the pages there are: none may come
+            db.execute(
+                "PRAGMA max_page_count = 1"
+            )  # SQLite takes the pages there are: none may come
             write_items(db, **rest)
 
         with pytest.MonkeyPatch.context() as patch:
@@ -65,7 +75,9 @@ def test_a_full_disk_under_the_gallery(space: Workspace, caplog: pytest.LogCaptu
         assert http.get("/v1/items").json()["items"] == []
 
 
-def test_a_job_on_a_full_disk_fails_as_that(space: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_on_a_full_disk_fails_as_that(
+    space: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.EDQUOT, "Disk quota exceeded", str(space.path))
 
@@ -77,10 +89,14 @@ def test_a_job_on_a_full_disk_fails_as_that(space: Workspace, monkeypatch: pytes
         assert seen["error"]["status"] == 507
 
 
-def test_readiness_says_whether_there_is_room(space: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readiness_says_whether_there_is_room(
+    space: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with client(space, upload_bytes=1000) as http:
         for free, writes in ((1000, True), (999, False)):
-            monkeypatch.setattr("shutil.disk_usage", lambda _, free=free: SimpleNamespace(free=free))
+            monkeypatch.setattr(
+                "shutil.disk_usage", lambda _, free=free: SimpleNamespace(free=free)
+            )
             answer = http.get("/readyz")
             assert (answer.status_code, answer.json()["writes"]) == (200, writes)
 

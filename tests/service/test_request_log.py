@@ -30,7 +30,9 @@ def lines(caplog: pytest.LogCaptureFixture, logger: str) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name == logger]
 
 
-def test_wrong_keys_and_haste_are_noted_once_a_minute(space: Workspace, caplog: pytest.LogCaptureFixture) -> None:
+def test_wrong_keys_and_haste_are_noted_once_a_minute(
+    space: Workspace, caplog: pytest.LogCaptureFixture
+) -> None:
     key = Keys(space.path).add("page", "read")
     with client(space, rate=5) as http:
         for _ in range(4):
@@ -43,7 +45,9 @@ def test_wrong_keys_and_haste_are_noted_once_a_minute(space: Workspace, caplog: 
     assert "fxs_" not in caplog.text
 
 
-def test_requests_are_logged_only_where_it_is_wanted(space: Workspace, caplog: pytest.LogCaptureFixture) -> None:
+def test_requests_are_logged_only_where_it_is_wanted(
+    space: Workspace, caplog: pytest.LogCaptureFixture
+) -> None:
     key = Keys(space.path).add("a page", "read")
     with client(space) as http:
         http.get("/v1/items", headers={"X-API-Key": key})
@@ -78,9 +82,9 @@ def test_jobs_say_who_asked_for_them(
     seen = lines(caplog, "fixstar.audit")
     mine = [line for line in seen if job["id"] in line]
     assert all("index, asked for by ann" in line for line in mine)
-    assert [word for line in mine for word in ("accepted", "begins", "is done") if word in line] == [
-        *("accepted", "begins", "is done")
-    ]
+    assert [
+        word for line in mine for word in ("accepted", "begins", "is done") if word in line
+    ] == [*("accepted", "begins", "is done")]
     assert any(failed["id"] in line and "is failed: the reason" in line for line in seen)
 
 
@@ -94,7 +98,9 @@ def test_who_cancels_a_job_is_written_down(
         job = http.post("/v1/items/async", files={"images": picture()}, headers=ann).json()
         cancelled = http.post(f"/v1/jobs/{job['id']}/cancel", headers=bob).json()
     assert (cancelled["state"], cancelled["by"]) == ("cancelled", "ann")
-    assert any("asked for by ann) is cancelled by bob" in line for line in lines(caplog, "fixstar.audit"))
+    assert any(
+        "asked for by ann) is cancelled by bob" in line for line in lines(caplog, "fixstar.audit")
+    )
 
 
 def test_a_job_of_before_has_nobody(space: Workspace) -> None:

@@ -52,11 +52,15 @@ def test_an_item_that_is_stored_beside_changes_is_not_undone(space: Workspace) -
 
             async def change_until(stored: asyncio.Future[Any]) -> None:
                 while not stored.done():
-                    assert (await http.patch(ITEM, json={"payload": {"seen": True}})).status_code == 200
+                    assert (
+                        await http.patch(ITEM, json={"payload": {"seen": True}})
+                    ).status_code == 200
 
             for step in range(8):
                 payload = json.dumps({"step": step})
-                stored = asyncio.ensure_future(http.put(ITEM, files={"image": picture(1)}, data={"payload": payload}))
+                stored = asyncio.ensure_future(
+                    http.put(ITEM, files={"image": picture(1)}, data={"payload": payload})
+                )
                 await asyncio.gather(*(change_until(stored) for _ in range(4)))
                 assert (await stored).status_code == 200
                 assert (await http.get(ITEM)).json()["payload"]["step"] == step
@@ -86,7 +90,9 @@ def test_a_stale_change_is_refused_and_writes_nothing(http: TestClient) -> None:
         assert (refused.status_code, refused.json()["type"]) == (412, "/problems/item-changed")
     assert http.get(ITEM).headers["etag"] == now
     assert http.get("/v1/items/count").json()["count"] == 1
-    now = http.put(ITEM, files={"image": picture(2)}, headers={"If-Match": f"W/{now}"}).headers["etag"]
+    now = http.put(ITEM, files={"image": picture(2)}, headers={"If-Match": f"W/{now}"}).headers[
+        "etag"
+    ]
     assert http.delete(ITEM, headers={"If-Match": now}).json() == {"deleted": 1}
     assert http.delete(ITEM, headers={"If-Match": now}).status_code == 404
 

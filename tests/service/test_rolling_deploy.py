@@ -20,7 +20,10 @@ from fixstar.workspace import Workspace, catalogue
 PHOTOS = [("images", (f"{number}.png", picture(number))) for number in range(8)]
 
 
-STORES: dict[str, Callable[[], str]] = {"postgres": fresh_url, "milvus": lambda: milvus_url(fresh_url())}
+STORES: dict[str, Callable[[], str]] = {
+    "postgres": fresh_url,
+    "milvus": lambda: milvus_url(fresh_url()),
+}
 
 
 @pytest.fixture(params=STORES)
@@ -64,7 +67,9 @@ class Stream:
             thread.join()
 
 
-def test_a_new_model_is_deployed_and_every_service_restarted_without_a_failed_request(space: Workspace) -> None:
+def test_a_new_model_is_deployed_and_every_service_restarted_without_a_failed_request(
+    space: Workspace,
+) -> None:
     answers: list[set[str]] = []
     written: list[str] = []
     with replicas(space, 4) as services, balanced(services) as http:
@@ -75,7 +80,9 @@ def test_a_new_model_is_deployed_and_every_service_restarted_without_a_failed_re
 
         def write(number: int) -> None:
             name = f"new/{number}"
-            http.put("/v1/item", params={"id": name}, files={"image": picture(number)}).raise_for_status()
+            http.put(
+                "/v1/item", params={"id": name}, files={"image": picture(number)}
+            ).raise_for_status()
             written.append(name)
 
         stream = Stream()
@@ -95,7 +102,9 @@ def test_a_new_model_is_deployed_and_every_service_restarted_without_a_failed_re
         stored = space.gallery.get(written)
         assert stored.keys() == set(written)
         for name in written[:: len(written) // 4]:
-            (hits,) = space.gallery.search(stored[name].version, stored[name].vector[None], k=len(written) + 9)
+            (hits,) = space.gallery.search(
+                stored[name].version, stored[name].vector[None], k=len(written) + 9
+            )
             assert name in {hit.id for hit in hits}
         told = [service.http.get("/v1/status").json()["deployed"] for service in services]
         assert told == ["v2"] * 4, json.dumps(told)

@@ -42,7 +42,9 @@ def test_an_image_finds_what_the_workspace_finds(http: TestClient, space: Worksp
     answer = asked(http, query, "?k=4").json()
     truth = space.search([query], k=4)
     assert answer["version"] == truth.version == "v1"
-    assert [(hit["id"], hit["score"]) for hit in answer["hits"]] == [(hit.id, hit.score) for hit in truth.hits[0]]
+    assert [(hit["id"], hit["score"]) for hit in answer["hits"]] == [
+        (hit.id, hit.score) for hit in truth.hits[0]
+    ]
     assert answer["milliseconds"] > 0
 
 
@@ -90,13 +92,22 @@ def test_wrong_options_are_problems(http: TestClient, where: str, status: int) -
 
 def test_no_image_is_a_problem(http: TestClient) -> None:
     assert http.post("/v1/search").status_code == 422
-    assert http.post("/v1/search", content=b"\xff", headers={"content-type": "multipart/form-data"}).status_code == 400
+    assert (
+        http.post(
+            "/v1/search", content=b"\xff", headers={"content-type": "multipart/form-data"}
+        ).status_code
+        == 400
+    )
 
 
 def test_a_vector_of_any_length_finds_its_item(http: TestClient, space: Workspace) -> None:
     item = space.gallery.get(["hat/1.png"])["hat/1.png"]
     for scale in (1.0, 1e-30, 1e30):
-        body = {"vector": (item.vector.astype(float) * scale).tolist(), "k": 2, "where": {"label": "hat"}}
+        body = {
+            "vector": (item.vector.astype(float) * scale).tolist(),
+            "k": 2,
+            "where": {"label": "hat"},
+        }
         hits = http.post("/v1/search/vector", json=body).json()["hits"]
         assert hits[0]["id"] == "hat/1.png"
         assert hits[0]["score"] == pytest.approx(1)
@@ -119,12 +130,17 @@ def test_vectors_that_do_not_fit(http: TestClient, body: dict[str, Any], status:
 
 
 def test_nan_is_no_number_of_a_vector(http: TestClient) -> None:
-    answer = http.post("/v1/search/vector", content='{"vector": [NaN]}', headers={"content-type": "application/json"})
+    answer = http.post(
+        "/v1/search/vector",
+        content='{"vector": [NaN]}',
+        headers={"content-type": "application/json"},
+    )
     assert answer.status_code == 422
 
 
 @pytest.mark.parametrize(
-    ("where", "status"), [('{"price": 1e999}', 422), ('{"image": {"ge": "/"}}', 422), ('{"stamp": "x"}', 422)]
+    ("where", "status"),
+    [('{"price": 1e999}', 422), ('{"image": {"ge": "/"}}', 422), ('{"stamp": "x"}', 422)],
 )
 def test_filters_of_vectors_and_items_are_checked_too(
     http: TestClient, space: Workspace, where: str, status: int
@@ -150,7 +166,9 @@ def test_versions_that_a_query_does_not_reach_are_named(
     assert [ask().json()["left_out"] for ask in asks] == [[]] * 3
     search = Serving._search  # behind all three
     monkeypatch.setattr(
-        Serving, "_search", lambda *query, **options: search(*query, **options)._replace(left_out=("v0",))
+        Serving,
+        "_search",
+        lambda *query, **options: search(*query, **options)._replace(left_out=("v0",)),
     )
     assert [ask().json()["left_out"] for ask in asks] == [["v0"]] * 3
 
@@ -161,7 +179,9 @@ def test_more_like_this_leaves_the_item_out(http: TestClient, space: Workspace) 
     assert http.get("/v1/item/similar", params={"id": "hat/99.png"}).status_code == 404
 
 
-def test_after_a_deployment_the_new_version_asks_and_old_vectors_are_found(http: TestClient, space: Workspace) -> None:
+def test_after_a_deployment_the_new_version_asks_and_old_vectors_are_found(
+    http: TestClient, space: Workspace
+) -> None:
     passed(space, "v2", "v1")
     space.deploy("v2")
     answer = asked(http, picture(3)).json()
@@ -170,28 +190,50 @@ def test_after_a_deployment_the_new_version_asks_and_old_vectors_are_found(http:
     assert http.get("/readyz").json() == {"status": "ready", "version": "v2", "writes": True}
 
 
-def test_hits_of_two_versions_come_with_probabilities(http: TestClient, space: Workspace, tmp_path: Path) -> None:
+def test_hits_of_two_versions_come_with_probabilities(
+    http: TestClient, space: Workspace, tmp_path: Path
+) -> None:
     space.deploy("v2", force="test")
     space.index(list(catalogue(tmp_path / "pictures"))[:4], again=True)
     assert asked(http, picture(3)).json()["calibrated"] is False
     calibrations = {"v1": (5.0, -4.0), "v2": (5.0, -3.0)}
     thresholds = {"v1": Threshold(0.9, 0.05, 0.5, 100)}
-    kept = Check("v2", "pass", (), (), 0.5, 100, 100, 0.95, 0.0, calibrations=calibrations, thresholds=thresholds)
+    kept = Check(
+        "v2",
+        "pass",
+        (),
+        (),
+        0.5,
+        100,
+        100,
+        0.95,
+        0.0,
+        calibrations=calibrations,
+        thresholds=thresholds,
+    )
     save_check(space.path, kept)
     answer, truth = asked(http, picture(3)).json(), space.search([picture(3)])
     assert (answer["calibrated"], truth.calibrated) == (True, True)
     assert [hit["id"] for hit in answer["hits"]] == [hit.id for hit in truth.hits[0]]
     assert answer["thresholds"] == pytest.approx({"v1": 1 / (1 + math.exp(-0.5))})
-    assert [hit["unlikely"] for hit in answer["hits"]] == [truth.is_unlikely(hit) for hit in truth.hits[0]]
-    assert [hit["score"] for hit in answer["hits"]] == pytest.approx([hit.score for hit in truth.hits[0]])
+    assert [hit["unlikely"] for hit in answer["hits"]] == [
+        truth.is_unlikely(hit) for hit in truth.hits[0]
+    ]
+    assert [hit["score"] for hit in answer["hits"]] == pytest.approx(
+        [hit.score for hit in truth.hits[0]]
+    )
     vector = space.serving.embed("v2", [picture(3)])[0].tolist()
     by_vector = http.post("/v1/search/vector", json={"vector": vector}).json()
     assert by_vector["calibrated"] is True
     similar = {version: space.gallery.iterate(version) for version in ("v1", "v2")}
     found = {
-        v: http.get("/v1/item/similar", params={"id": next(iter(items)).id}).json() for v, items in similar.items()
+        v: http.get("/v1/item/similar", params={"id": next(iter(items)).id}).json()
+        for v, items in similar.items()
     }
-    assert {v: answer["calibrated"] for v, answer in found.items()} == {"v1": False, "v2": True}  # v1 was not checked
+    assert {v: answer["calibrated"] for v, answer in found.items()} == {
+        "v1": False,
+        "v2": True,
+    }  # v1 was not checked
 
 
 def test_a_workspace_without_a_version_is_alive_but_not_ready(tmp_path: Path) -> None:
@@ -218,7 +260,9 @@ def test_the_documents_are_made_here(http: TestClient) -> None:
     assert "<code>min_score</code>" in page
 
 
-def test_a_service_embeds_again_what_its_searches_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_service_embeds_again_what_its_searches_meet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from fixstar.service import app
 
     monkeypatch.setattr(app, "READ_EVERY", 0.01)
@@ -226,7 +270,10 @@ def test_a_service_embeds_again_what_its_searches_meet(tmp_path: Path, monkeypat
     space.index(catalogue(pictures(tmp_path / "met")))
     space.deploy("v2", force="to have old vectors")
     with client(space, read_through=36_000.0) as http:
-        http.post("/v1/search", files={"image": ("a.png", (tmp_path / "met" / "hat" / "0.png").read_bytes())})
+        http.post(
+            "/v1/search",
+            files={"image": ("a.png", (tmp_path / "met" / "hat" / "0.png").read_bytes())},
+        )
         end = time.monotonic() + 60
         while http.get("/v1/status").json()["vectors"] != {"v1": 0, "v2": 9}:
             assert time.monotonic() < end

@@ -52,7 +52,10 @@ def test_several_images_get_the_answers_of_each(http: TestClient) -> None:
 
 
 def test_hits_below_a_score_are_left_out(http: TestClient, space: Workspace) -> None:
-    scores = [hit["score"] for hit in http.post("/v1/search?k=9", files={"image": picture(3)}).json()["hits"]]
+    scores = [
+        hit["score"]
+        for hit in http.post("/v1/search?k=9", files={"image": picture(3)}).json()["hits"]
+    ]
     least = (scores[3] + scores[4]) / 2
     for form in ({}, {"min_score": str(least)}):
         address = "/v1/search?k=9" if form else f"/v1/search?k=9&min_score={least}"
@@ -68,7 +71,9 @@ def test_hits_below_a_score_are_left_out(http: TestClient, space: Workspace) -> 
         space.search([picture(3)], min_score=float("nan"))
 
 
-def test_fields_that_no_item_has_are_named_where_nothing_was_found(http: TestClient, space: Workspace) -> None:
+def test_fields_that_no_item_has_are_named_where_nothing_was_found(
+    http: TestClient, space: Workspace
+) -> None:
     """A field of a few items is known, and one that must be absent is not missed."""
     http.patch("/v1/item?id=hat/1.png", json={"payload": {"price": 5}})
     vector = space.gallery.get(["hat/0.png"])["hat/0.png"].vector.tolist()
@@ -79,13 +84,19 @@ def test_fields_that_no_item_has_are_named_where_nothing_was_found(http: TestCli
             http.post("/v1/search", params=text, files=image),
             http.post("/v1/search", params={**text, "version": "v1"}, files=image),
             http.post("/v1/search/vector", json={"vector": vector, "where": where}),
-            http.post("/v1/search/examples", json={"positive": {"ids": ["hat/0.png"]}, "where": where}),
+            http.post(
+                "/v1/search/examples", json={"positive": {"ids": ["hat/0.png"]}, "where": where}
+            ),
             http.get("/v1/item/similar", params={"id": "hat/0.png", **text}),
         ]
         batch = http.post("/v1/search/batch", params=text, files={"images": picture(3)}).json()
-        return {tuple(one["unknown_fields"]) for one in [*batch, *(answer.json() for answer in answers)]}
+        return {
+            tuple(one["unknown_fields"]) for one in [*batch, *(answer.json() for answer in answers)]
+        }
 
-    assert unknown({"lable": "hat", "label": "hat", "colour": {"ne": "red"}}) == {("lable", "colour")}
+    assert unknown({"lable": "hat", "label": "hat", "colour": {"ne": "red"}}) == {
+        ("lable", "colour")
+    }
     assert unknown({"label": "cat"}) == {()}
     assert unknown({"price": {"gt": 5}}) == {()}
     assert unknown({"price": 6, "sold": {"exists": False}}) == {()}
@@ -93,11 +104,18 @@ def test_fields_that_no_item_has_are_named_where_nothing_was_found(http: TestCli
 
 
 def test_stored_examples_make_one_query(http: TestClient, space: Workspace) -> None:
-    body = {"positive": {"ids": ["hat/0.png", "hat/1.png"]}, "negative": {"ids": ["bag/0.png"]}, "k": 9}
+    body = {
+        "positive": {"ids": ["hat/0.png", "hat/1.png"]},
+        "negative": {"ids": ["bag/0.png"]},
+        "k": 9,
+    }
     found = http.post("/v1/search/examples", json=body).json()
     items = {item.id: item.vector.astype(float) for item in space.gallery.iterate()}
     query = unit((items["hat/0.png"] + items["hat/1.png"]) / 2 - items["bag/0.png"] / 2)
-    others = sorted(items.keys() - {"hat/0.png", "hat/1.png", "bag/0.png"}, key=lambda name: -items[name] @ query)
+    others = sorted(
+        items.keys() - {"hat/0.png", "hat/1.png", "bag/0.png"},
+        key=lambda name: -items[name] @ query,
+    )
     assert names(found) == others
     one = http.post("/v1/search/examples", json={"positive": {"ids": ["hat/0.png"]}, "k": 3}).json()
     assert one["hits"] == http.get("/v1/item/similar?id=hat/0.png&k=3").json()["hits"]
@@ -110,14 +128,20 @@ def test_images_and_items_of_several_versions_are_embedded_by_the_deployed_one(
     body = {"positive": {"ids": ["hat/0.png"], "images": [image]}, "negative": {"images": [image]}}
     found = http.post("/v1/search/examples", json=body).json()
     hat, other = space.serving.embed("v1", [tmp_path / "pictures" / "hat" / "0.png", picture(3)])
-    truth = space.serving.search_vectors("v1", unit(((hat + other) / 2 - other / 2)[None]).astype(np.float32))
+    truth = space.serving.search_vectors(
+        "v1", unit(((hat + other) / 2 - other / 2)[None]).astype(np.float32)
+    )
     assert names(found) == [hit.id for hit in truth.hits[0] if hit.id != "hat/0.png"]
     space.gallery.upsert("v1", ["bare"], hat[None], [{}])
-    refused = http.post("/v1/search/examples", json={"positive": {"ids": ["bare"], "images": [image]}})
+    refused = http.post(
+        "/v1/search/examples", json={"positive": {"ids": ["bare"], "images": [image]}}
+    )
     assert (refused.status_code, "no image or text here" in refused.json()["detail"]) == (400, True)
 
 
-def test_one_example_image_is_a_plain_search(http: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_example_image_is_a_plain_search(
+    http: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is decoded once, for the model: an image of another shape would lose more if it were cropped twice."""
     buffer = io.BytesIO()
     wide = np.random.default_rng(0).integers(0, 256, (50, 97, 3), dtype=np.uint8)
@@ -127,7 +151,9 @@ def test_one_example_image_is_a_plain_search(http: TestClient, monkeypatch: pyte
     example = {"positive": {"images": [base64.b64encode(buffer.getvalue()).decode()]}, "k": 9}
     found = http.post("/v1/search/examples", json=example).json()
     assert names(found) == names(plain)
-    assert [hit["score"] for hit in found["hits"]] == pytest.approx([hit["score"] for hit in plain["hits"]], abs=1e-6)
+    assert [hit["score"] for hit in found["hits"]] == pytest.approx(
+        [hit["score"] for hit in plain["hits"]], abs=1e-6
+    )
 
 
 @pytest.mark.parametrize("kind", ["AVIF", "HEIF"])
@@ -168,38 +194,62 @@ def test_examples_that_cancel_out(space: Workspace) -> None:
 
 def test_a_payload_changes_and_the_vector_stays(http: TestClient, space: Workspace) -> None:
     before = space.gallery.get(["hat/1.png"])["hat/1.png"]
-    answer = http.patch("/v1/item?id=hat/1.png", json={"payload": {"price": 5, "label": None}}).json()
+    answer = http.patch(
+        "/v1/item?id=hat/1.png", json={"payload": {"price": 5, "label": None}}
+    ).json()
     assert (answer["payload"], answer["label"]) == ({"price": 5}, None)
     after = space.gallery.get(["hat/1.png"])["hat/1.png"]
     assert np.array_equal(after.vector, before.vector)
-    assert after.payload == {**{k: v for k, v in before.payload.items() if k != "label"}, "price": 5}
+    assert after.payload == {
+        **{k: v for k, v in before.payload.items() if k != "label"},
+        "price": 5,
+    }
     assert http.get(answer["thumbnail"]).status_code == 200
     assert http.patch("/v1/item?id=none", json={"payload": {}}).status_code == 404
-    assert http.patch("/v1/item?id=hat/1.png", json={"payload": {"image": "/etc/passwd"}}).status_code == 422
+    assert (
+        http.patch("/v1/item?id=hat/1.png", json={"payload": {"image": "/etc/passwd"}}).status_code
+        == 422
+    )
     with pytest.raises(InputError, match="reserved"):
         space.update_payload("hat/1.png", {"stamp": "x"})
 
 
-def test_items_are_counted_by_payload(http: TestClient, space: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert http.get("/v1/items/count").json() == {"count": 9, "values": {}, "looked_at": 0, "next": None}
+def test_items_are_counted_by_payload(
+    http: TestClient, space: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert http.get("/v1/items/count").json() == {
+        "count": 9,
+        "values": {},
+        "looked_at": 0,
+        "next": None,
+    }
     http.patch("/v1/item?id=hat/1.png", json={"payload": {"label": "bag", "sizes": [1, 2]}})
     found = http.get("/v1/items/count?field=label").json()
     assert (found["count"], found["values"]) == (9, {"bag": 4, "shoe": 3, "hat": 2})
     assert list(found["values"]) == ["bag", "shoe", "hat"]
     assert space.facets("label") == found["values"]
     assert space.facets("sizes") == {"[1, 2]": 1}
-    assert space.count({"label": "bag"}) == http.get('/v1/items/count?where={"label": "bag"}').json()["count"] == 4
+    assert (
+        space.count({"label": "bag"})
+        == http.get('/v1/items/count?where={"label": "bag"}').json()["count"]
+        == 4
+    )
     monkeypatch.setattr(routes_items, "COUNTED", 4)
     counted, after = 0, ""
     while after is not None:
-        page = http.get("/v1/items/count", params={"where": '{"label": "bag"}', **({"after": after} if after else {})})
+        page = http.get(
+            "/v1/items/count",
+            params={"where": '{"label": "bag"}', **({"after": after} if after else {})},
+        )
         counted, after = counted + page.json()["count"], page.json()["next"]
     assert counted == 4
     assert http.get("/v1/items/count?version=v9").status_code == 404
     assert http.get("/v1/items/count?field=image").status_code == 422
 
 
-def test_another_version_than_the_deployed_one_answers_when_asked(http: TestClient, space: Workspace) -> None:
+def test_another_version_than_the_deployed_one_answers_when_asked(
+    http: TestClient, space: Workspace
+) -> None:
     found = http.post("/v1/search?k=4&version=v2", files={"image": picture(3)}).json()
     expected = space.serving.search_vectors("v2", space.serving.embed("v2", [picture(3)]), k=4)
     assert (found["version"], names(found)) == ("v2", [hit.id for hit in expected.hits[0]])

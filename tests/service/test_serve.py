@@ -48,7 +48,9 @@ def serving(space: Workspace, *words: str) -> Iterator[tuple[ForkServerProcess, 
     options = ["--device", "cpu", "--port", "0", "--rate", "1000000", *words]
     process = fork_fixstar(out, err, "serve", "-w", space.path, *options)
     try:
-        while not (found := re.search(r"http://[^/\s]+:\d+", out.read_text() if out.exists() else "")):
+        while not (
+            found := re.search(r"http://[^/\s]+:\d+", out.read_text() if out.exists() else "")
+        ):
             assert process.is_alive(), err.read_text()
             time.sleep(0.01)
         with httpx.Client(base_url=found.group(), timeout=120) as http:
@@ -79,7 +81,9 @@ def test_the_first_version_is_trained_by_a_job_that_a_kill_does_not_end(tmp_path
     assert (space.versions(), space.registry.unfinished()) == (["v1"], None)
 
 
-def load(http: httpx.Client, stop: threading.Event, name: str, acknowledged: list[str], odd: list[object]) -> None:
+def load(
+    http: httpx.Client, stop: threading.Event, name: str, acknowledged: list[str], odd: list[object]
+) -> None:
     """Store items until the service is gone; what it acknowledged is noted."""
     with httpx.Client(base_url=http.base_url, timeout=120) as own:
         for number in range(10_000):
@@ -98,7 +102,10 @@ def under_load(
 ) -> tuple[list[str], list[object]]:
     """Four writers, and a signal in their midst: once a job is under way, or some items are stored."""
     stop, acknowledged, odd = threading.Event(), list[str](), list[object]()
-    writers = [threading.Thread(target=load, args=(http, stop, f"w{i}", acknowledged, odd)) for i in range(4)]
+    writers = [
+        threading.Thread(target=load, args=(http, stop, f"w{i}", acknowledged, odd))
+        for i in range(4)
+    ]
     for writer in writers:
         writer.start()
     while http.get(job).json()["done"] == 0 if job else len(acknowledged) < 30:
@@ -165,10 +172,14 @@ def test_other_machines_are_not_answered_without_keys(space: Workspace) -> None:
     token = Keys(space.path).add("a", "read")
     with client(space, host="0.0.0.0") as http:
         assert http.get("/v1/items").status_code == 401
-        assert http.get("/v1/items", headers={"Authorization": f"Bearer {token}"}).status_code == 200
+        assert (
+            http.get("/v1/items", headers={"Authorization": f"Bearer {token}"}).status_code == 200
+        )
 
 
-def test_several_galleries_are_served_though_one_is_broken(space: Workspace, tmp_path: Path) -> None:
+def test_several_galleries_are_served_though_one_is_broken(
+    space: Workspace, tmp_path: Path
+) -> None:
     broken = shop(tmp_path / "broken", versions=1)
     shutil.rmtree(broken.path / "versions" / "v1")
     others = [f"b={shop(tmp_path / 'more', versions=1).path}", str(broken.path)]
@@ -190,10 +201,22 @@ def test_a_name_needs_keys(space: Workspace) -> None:
         serve(space, ServiceSettings(port=0, names=("shop.example",)))
 
 
-def test_the_command_hands_names_on_and_counts_what_is_found(space: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_hands_names_on_and_counts_what_is_found(
+    space: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[tuple[Workspace, ServiceSettings]] = []
     monkeypatch.setattr("fixstar.service.serve.serve", lambda *given: seen.append(given))
-    words = ["serve", "-w", str(space.path), "--device", "cpu", "--name", "Shop.example", "--name", "b.example"]
+    words = [
+        "serve",
+        "-w",
+        str(space.path),
+        "--device",
+        "cpu",
+        "--name",
+        "Shop.example",
+        "--name",
+        "b.example",
+    ]
     words += ["--header-seconds", "3.5", "--access-log"]
     assert CliRunner().invoke(app, words).exit_code == 0
     [(opened, settings)] = seen
@@ -202,7 +225,9 @@ def test_the_command_hands_names_on_and_counts_what_is_found(space: Workspace, m
     assert opened.usage is not None
 
 
-def test_a_port_in_use_and_an_untrained_workspace_are_told(space: Workspace, tmp_path: Path) -> None:
+def test_a_port_in_use_and_an_untrained_workspace_are_told(
+    space: Workspace, tmp_path: Path
+) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -220,4 +245,7 @@ def test_whatever_hangs_the_process_ends_after_its_grace_period() -> None:
         "signal.signal(signal.SIGTERM, server.handle_exit); signal.raise_signal(signal.SIGTERM)\n"
         "while True: threading.Event().wait(1)"
     )
-    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=120).returncode == -signal.SIGALRM
+    assert (
+        subprocess.run([sys.executable, "-c", program], check=False, timeout=120).returncode
+        == -signal.SIGALRM
+    )

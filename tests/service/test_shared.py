@@ -83,7 +83,14 @@ def wanted(space: Workspace, count: int) -> dict[str, Any]:
     items = []
     for number in range(count):
         kept = dict(space.images.keep(picture(number)))
-        items.append({"id": f"i{number:02}", "image": kept["image"], "payload": {"by": "job", **kept}, "file": None})
+        items.append(
+            {
+                "id": f"i{number:02}",
+                "image": kept["image"],
+                "payload": {"by": "job", **kept},
+                "file": None,
+            }
+        )
     return {"items": items}
 
 
@@ -98,7 +105,10 @@ def test_what_one_service_accepts_the_other_knows_and_one_runs_it(two: tuple[Hel
     job = second.work.submit("index", wanted(second.space, 12), "ann")
     assert first.work.get(job.id).by == "ann"
     assert [one.id for one in first.work.all()] == [job.id]
-    until(lambda: first.entered.acquire(blocking=False) or second.entered.acquire(blocking=False), bool)
+    until(
+        lambda: first.entered.acquire(blocking=False) or second.entered.acquire(blocking=False),
+        bool,
+    )
     later = first.work.submit("index", wanted(first.space, 3))
     assert later.id > job.id
     first.let_go()
@@ -114,7 +124,9 @@ def test_a_service_is_refused_room_by_the_job_of_another(
 ) -> None:
     first, second = two
     free = threading.Event()
-    monkeypatch.setitem(WORK, "check", lambda *_: {"waited": free.wait(60)})  # queued or running: not ended
+    monkeypatch.setitem(
+        WORK, "check", lambda *_: {"waited": free.wait(60)}
+    )  # queued or running: not ended
     second.work.start()
     job = first.work.submit("check", {"version": "v2"})
     with pytest.raises(Problem, match=job.id):
@@ -218,7 +230,9 @@ def test_services_share_or_not_but_not_both(two: tuple[Held, Held]) -> None:
     alone.stop()
 
 
-def test_a_service_is_alive_while_its_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_service_is_alive_while_its_file_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = 0.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     here, there = SignsOfLife(tmp_path), SignsOfLife(tmp_path)
@@ -295,17 +309,29 @@ def test_a_killed_services_job_is_finished_by_another_behind_the_balancer(space:
         victim.kill()
         left = next(job for job in JobFiles(space.path).load() if job.id == name)
         assert 0 < left.done < len(ids)  # else it was too late
-        assert http.put("/v1/item", params={"id": "meanwhile"}, files={"image": picture(1)}).status_code == 200
-        told = until(
-            lambda: http.get(f"/v1/jobs/{name}").json(), lambda seen: seen["state"] not in ("queued", "running")
+        assert (
+            http.put(
+                "/v1/item", params={"id": "meanwhile"}, files={"image": picture(1)}
+            ).status_code
+            == 200
         )
-        assert (told["state"], told["done"], told["result"]["added"]) == ("done", len(ids), len(ids))
+        told = until(
+            lambda: http.get(f"/v1/jobs/{name}").json(),
+            lambda seen: seen["state"] not in ("queued", "running"),
+        )
+        assert (told["state"], told["done"], told["result"]["added"]) == (
+            "done",
+            len(ids),
+            len(ids),
+        )
         done = next(job for job in JobFiles(space.path).load() if job.id == name)
         assert (done.attempts, done.runner != left.runner) == (2, True)
         assert {http.get("/v1/status").json()["items"] for _ in range(4)} == {len(ids) + 1}
 
 
-def test_a_killed_services_backfill_is_finished_by_another(space: Workspace, tmp_path: Path) -> None:
+def test_a_killed_services_backfill_is_finished_by_another(
+    space: Workspace, tmp_path: Path
+) -> None:
     space.index(catalogue(pictures(tmp_path / "photos", 40)))
     passed(space, "v2", "v1")
     space.deploy("v2")
@@ -318,10 +344,15 @@ def test_a_killed_services_backfill_is_finished_by_another(space: Workspace, tmp
         left = next(job for job in JobFiles(space.path).load() if job.id == name)
         next(one for one in services if f"-{one.process.pid}-" in left.runner).kill()
         told = until(
-            lambda: http.get(f"/v1/jobs/{name}").json(), lambda seen: seen["state"] not in ("queued", "running")
+            lambda: http.get(f"/v1/jobs/{name}").json(),
+            lambda seen: seen["state"] not in ("queued", "running"),
         )
         result = told["result"]
-        assert (told["state"], result["done"] + result["done_before"], result["left"]) == ("done", 120, 0), told
+        assert (told["state"], result["done"] + result["done_before"], result["left"]) == (
+            "done",
+            120,
+            0,
+        ), told
         assert http.get("/v1/status").json()["vectors"] == {"v1": 0, "v2": 120}
 
 

@@ -45,7 +45,8 @@ def notes(server: FakeServer, tmp_path: Path) -> Iterator[Workspace]:
     with Workspace.create(tmp_path / "notes", device="cpu") as space:
         space.add_version(server.url())
         space.index(
-            text_item(f"note-{row}", text, {"label": label}) for row, (text, label) in enumerate(topic_texts(5))
+            text_item(f"note-{row}", text, {"label": label})
+            for row, (text, label) in enumerate(topic_texts(5))
         )
         yield space
 
@@ -66,7 +67,10 @@ def test_a_text_finds_texts(http: TestClient) -> None:
 
 
 def test_texts_are_stored_found_and_replaced(http: TestClient) -> None:
-    items = [{"id": "mine", "text": "umbrella umbrella", "payload": {"shop": "paris"}}, {"text": "yeast"}]
+    items = [
+        {"id": "mine", "text": "umbrella umbrella", "payload": {"shop": "paris"}},
+        {"text": "yeast"},
+    ]
     added = http.post("/v1/items/texts", json={"items": items}).json()
     assert added["added"][0] == "mine"
     assert len(added["added"]) == 2
@@ -79,7 +83,11 @@ def test_texts_are_stored_found_and_replaced(http: TestClient) -> None:
 
 
 def test_bad_texts_are_named_and_the_others_stored(http: TestClient) -> None:
-    items = [{"id": "a", "text": " "}, {"id": "b", "text": "rain"}, {"id": "c", "text": "x" * 100_001}]
+    items = [
+        {"id": "a", "text": " "},
+        {"id": "b", "text": "rain"},
+        {"id": "c", "text": "x" * 100_001},
+    ]
     answer = http.post("/v1/items/texts", json={"items": items})
     assert answer.status_code == 200
     assert answer.json()["added"] == ["b"]
@@ -94,8 +102,12 @@ def test_bad_texts_are_named_and_the_others_stored(http: TestClient) -> None:
 def test_the_client_speaks_of_texts(http: TestClient) -> None:
     def handed_on(request: httpx.Request) -> httpx.Response:
         headers = dict(request.headers)
-        answer = http.request(request.method, request.url.path, content=request.content, headers=headers)
-        return httpx.Response(answer.status_code, content=answer.content, headers=dict(answer.headers))
+        answer = http.request(
+            request.method, request.url.path, content=request.content, headers=headers
+        )
+        return httpx.Response(
+            answer.status_code, content=answer.content, headers=dict(answer.headers)
+        )
 
     with Client(ADDRESS, transport=httpx.MockTransport(handed_on)) as texts:
         with refuses(ImagesLeftOutError) as some:
@@ -133,7 +145,9 @@ def test_too_many_texts_at_once_are_refused(notes: Workspace) -> None:
         ({"items": [{"text": "x"}] * 10_000}, 422),
     ],
 )
-def test_what_does_not_fit_is_refused_before_anything_is_stored(http: TestClient, body: Any, status: int) -> None:
+def test_what_does_not_fit_is_refused_before_anything_is_stored(
+    http: TestClient, body: Any, status: int
+) -> None:
     before = http.get("/v1/status").json()["items"]
     assert http.post("/v1/items/texts", json=body).status_code == status
     assert http.get("/v1/status").json()["items"] == before
@@ -146,7 +160,9 @@ def test_a_query_that_is_no_text_is_refused(http: TestClient, text: str) -> None
     assert answer.json()["detail"]
 
 
-def test_an_image_is_refused_where_texts_are_stored_and_the_other_way_round(http: TestClient, tmp_path: Path) -> None:
+def test_an_image_is_refused_where_texts_are_stored_and_the_other_way_round(
+    http: TestClient, tmp_path: Path
+) -> None:
     answer = http.post("/v1/search", files={"image": ("a.png", picture())})
     assert (answer.status_code, answer.json()["type"]) == (422, "/problems/wrong-kind")
     stored = http.put("/v1/item", params={"id": "a"}, files={"image": ("a.png", picture())})
@@ -155,19 +171,27 @@ def test_an_image_is_refused_where_texts_are_stored_and_the_other_way_round(http
     assert both.json()["type"] == "/problems/invalid-request"
     with shop(tmp_path / "images") as space, client(space) as images:
         assert images.get("/v1/status").json()["reads"] == "images"
-        assert images.post("/v1/search", files=said("rain")).json()["type"] == "/problems/wrong-kind"
+        assert (
+            images.post("/v1/search", files=said("rain")).json()["type"] == "/problems/wrong-kind"
+        )
         sent = images.post("/v1/items/texts", json={"items": [{"text": "rain"}]})
         assert sent.status_code == 422
         assert "images" in sent.json()["detail"]
 
 
 def test_embeddings_of_texts_are_those_of_queries(http: TestClient, notes: Workspace) -> None:
-    answer = http.post("/v1/embeddings", json={"model": "v1", "input": ["rain", "bread oven"]}).json()
+    answer = http.post(
+        "/v1/embeddings", json={"model": "v1", "input": ["rain", "bread oven"]}
+    ).json()
     vectors = np.array([one["embedding"] for one in answer["data"]])
-    np.testing.assert_allclose(vectors, notes.encoder("v1").encode(["rain", "bread oven"], role="query"), atol=1e-6)
+    np.testing.assert_allclose(
+        vectors, notes.encoder("v1").encode(["rain", "bread oven"], role="query"), atol=1e-6
+    )
 
 
-def test_a_server_that_fails_is_not_described_to_strangers(http: TestClient, server: FakeServer) -> None:
+def test_a_server_that_fails_is_not_described_to_strangers(
+    http: TestClient, server: FakeServer
+) -> None:
     server.answers += [lambda _: (503, b"internal host name")] * endpoint._ATTEMPTS
     answer = http.post("/v1/search", files=said("rain"))
     assert answer.status_code == 503
@@ -185,9 +209,13 @@ def test_the_text_of_an_item_cannot_be_patched(http: TestClient) -> None:
 def test_an_upgrade_of_texts_over_http(http: TestClient, notes: Workspace) -> None:
     with embeddings_server(width=32, salt="two") as better:
         notes.add_version(better.url("better"))
-        deployed = http.post("/v1/deploy", json={"version": "v2", "force": "a try", "queries": "old"})
+        deployed = http.post(
+            "/v1/deploy", json={"version": "v2", "force": "a try", "queries": "old"}
+        )
         assert deployed.status_code == 200, deployed.text
-        assert http.post("/v1/search", files=said("rain storm")).json()["hits"][0]["label"] == "rain"
+        assert (
+            http.post("/v1/search", files=said("rain storm")).json()["hits"][0]["label"] == "rain"
+        )
         job = http.post("/v1/backfill", json={"budget": "all"}).json()
         done = ended(http, job)
         assert done["state"] == "done", done
@@ -229,16 +257,24 @@ def test_a_check_by_relevant_items_runs_over_http(http: TestClient, notes: Works
         ({"relevant": [{"text": "", "items": {"note-1": 1}}]}, 422, "text"),
         ({"relevant": [{"text": "rain", "items": {"note-1": "much"}}]}, 422, "items"),
         ({"relevant": [{"text": "rain", "items": {"note-1": 1}}] * 2}, 422, "the same text"),
-        ({"relevant": [{"text": "rain", "items": {"note-1": 1}}], "data": "held-out"}, 422, "both came"),
+        (
+            {"relevant": [{"text": "rain", "items": {"note-1": 1}}], "data": "held-out"},
+            422,
+            "both came",
+        ),
     ],
 )
-def test_relevant_items_that_say_nothing_are_refused(http: TestClient, body: Any, status: int, said: str) -> None:
+def test_relevant_items_that_say_nothing_are_refused(
+    http: TestClient, body: Any, status: int, said: str
+) -> None:
     answer = http.post("/v1/versions/v1/check", json=body)
     assert answer.status_code == status
     assert said in answer.text
 
 
-def test_items_that_are_not_stored_fail_the_job_with_both_kinds_of_ids(http: TestClient, notes: Workspace) -> None:
+def test_items_that_are_not_stored_fail_the_job_with_both_kinds_of_ids(
+    http: TestClient, notes: Workspace
+) -> None:
     with embeddings_server(width=32, salt="two") as better:
         notes.add_version(better.url("better"))
         body = {"relevant": [{"text": "rain", "items": {"elsewhere/1": 1}}]}
@@ -247,16 +283,29 @@ def test_items_that_are_not_stored_fail_the_job_with_both_kinds_of_ids(http: Tes
     assert "none of these items is stored" in done["error"]["detail"]
 
 
-def test_a_check_by_relevant_items_is_told(http: TestClient, notes: Workspace, tmp_path: Path) -> None:
+def test_a_check_by_relevant_items_is_told(
+    http: TestClient, notes: Workspace, tmp_path: Path
+) -> None:
     texts = topic_texts(5)
-    asked = [{"_id": f"q{row}", "text": text} for row, (text, _) in enumerate(topic_texts(10, seed=4))]
+    asked = [
+        {"_id": f"q{row}", "text": text} for row, (text, _) in enumerate(topic_texts(10, seed=4))
+    ]
     labels = [label for _, label in topic_texts(10, seed=4)]
     (tmp_path / "queries.jsonl").write_text("".join(json.dumps(one) + "\n" for one in asked))
-    pairs = [(row, place) for row, label in enumerate(labels) for place, one in enumerate(texts) if one[1] == label]
-    (tmp_path / "qrels.tsv").write_text("".join(f"q{row}\tnote-{place}\t1\n" for row, place in pairs))
+    pairs = [
+        (row, place)
+        for row, label in enumerate(labels)
+        for place, one in enumerate(texts)
+        if one[1] == label
+    ]
+    (tmp_path / "qrels.tsv").write_text(
+        "".join(f"q{row}\tnote-{place}\t1\n" for row, place in pairs)
+    )
     with embeddings_server(width=32, salt="two") as better:
         notes.add_version(better.url("better"))
-        notes.check("v2", relevant=[tmp_path / "queries.jsonl", tmp_path / "qrels.tsv"], progress=False)
+        notes.check(
+            "v2", relevant=[tmp_path / "queries.jsonl", tmp_path / "qrels.tsv"], progress=False
+        )
     told = http.get("/v1/versions/v2/check").json()
     assert set(told["cells"][0]["measured"]) == {"nDCG@10", "Recall@10", "MRR", "top-1"}
     assert told["cells"][0]["measured"]["nDCG@10"]["after"] == told["cells"][0]["cross_test"]

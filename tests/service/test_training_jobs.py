@@ -39,7 +39,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     recipe = Recipe(epochs=EPOCHS, milestones=(), learning_rate=0.01, batch_size=8)
     settings = Settings("tiny", capacity=64, recipe=recipe, replay_per_class=2, device="cpu")
     with Workspace.create(folder / "shop", device="cpu") as space:
-        space.train(open_images(pictures(folder / "photos")), settings, create_method("polaris"), progress=False)
+        space.train(
+            open_images(pictures(folder / "photos")),
+            settings,
+            create_method("polaris"),
+            progress=False,
+        )
         space.index(catalogue(folder / "photos"))
     return folder
 
@@ -54,7 +59,9 @@ def space(trained: Path, tmp_path: Path) -> Iterator[Workspace]:
 class Gate:
     """Holds a training after an epoch, once its checkpoint is on disk, until it is let go; counts the epochs."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, after: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, after: Callable[[], None] = lambda: None
+    ) -> None:
         self.entered, self.free, self.epochs = threading.Semaphore(0), threading.Semaphore(0), 0
         save, held = save_checkpoint, self
 
@@ -71,11 +78,20 @@ class Gate:
 def is_clean(space: Workspace) -> bool:
     """Whether nothing of a training is left but the versions."""
     jobs = list((space.path / "state" / "jobs").glob("*.images"))
-    return space.registry.unfinished() is None and not jobs and not list(space.path.rglob("*.partial"))
+    return (
+        space.registry.unfinished() is None and not jobs and not list(space.path.rglob("*.partial"))
+    )
 
 
 def submitted(work: Jobs, **changes: Any) -> Job:
-    settings = {"method": None, "epochs": None, "learning_rate": None, "hold_out": None, "backbone": None, "seed": None}
+    settings = {
+        "method": None,
+        "epochs": None,
+        "learning_rate": None,
+        "hold_out": None,
+        "backbone": None,
+        "seed": None,
+    }
     return work.submit("upgrade", {**settings, "data": None, **QUICK, **changes})
 
 
@@ -106,7 +122,11 @@ def test_the_first_version_and_an_upgrade_over_http(tmp_path: Path, trained: Pat
         second = shop.wait(shop.upgrade(epochs=1, trials=0, hold_out=0), every=0.02)
         assert second.result is not None
         assert second.result["next_steps"][0]["request"]["path"] == "/v1/versions/v2/check"
-        assert (second.result["version"], second.result["images"], second.result["classes"]) == ("v2", 6 + 9, 2 + 3)
+        assert (second.result["version"], second.result["images"], second.result["classes"]) == (
+            "v2",
+            6 + 9,
+            2 + 3,
+        )
         card = http.get("/v1/versions/v2").json()
         assert (card["parent"], card["trained"]["name"], card["deployed"]) == (
             "v1",
@@ -118,13 +138,19 @@ def test_the_first_version_and_an_upgrade_over_http(tmp_path: Path, trained: Pat
         assert is_clean(space)
 
 
-def test_a_cancelled_training_leaves_nothing(space: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cancelled_training_leaves_nothing(
+    space: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gate = Gate(monkeypatch)
     with client(space) as http:
         job = http.post("/v1/upgrade", json=QUICK).json()
         assert gate.entered.acquire(timeout=120)
         seen = http.get(f"/v1/jobs/{job['id']}").json()
-        assert (seen["done"] > 0, seen["total"] > 0, "training v2" in seen["message"]) == (True, True, True)
+        assert (seen["done"] > 0, seen["total"] > 0, "training v2" in seen["message"]) == (
+            True,
+            True,
+            True,
+        )
         assert http.get("/v1/status").json()["versions"] == ["v1"]
         again = http.post("/v1/upgrade", json=QUICK)
         assert (again.status_code, again.json()["type"]) == (409, "/problems/already-running")
@@ -135,7 +161,9 @@ def test_a_cancelled_training_leaves_nothing(space: Workspace, monkeypatch: pyte
         assert gate.epochs < EPOCHS
         assert is_clean(space)
         assert space.versions() == ["v1"]
-        other = http.post("/v1/upgrade", json={**QUICK, "seed": 5}).json()  # other settings: nothing to trip over
+        other = http.post(
+            "/v1/upgrade", json={**QUICK, "seed": 5}
+        ).json()  # other settings: nothing to trip over
         assert ended(http, other)["state"] == "done"
 
 
@@ -193,7 +221,9 @@ def test_a_kill_just_after_the_training_makes_no_second_version(
     assert is_clean(space)
 
 
-def test_a_failed_training_leaves_nothing(space: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_training_leaves_nothing(
+    space: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full() -> None:
         raise OSError(errno.ENOSPC, "no room")
 
@@ -208,11 +238,15 @@ def test_a_failed_training_leaves_nothing(space: Workspace, monkeypatch: pytest.
 @pytest.mark.parametrize(
     "error",
     [
-        SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+        SafetensorError(
+            "Error while serializing: I/O error: No space left on device (os error 28)"
+        ),
         OSError("1000000 requested and 131056 written"),  # NumPy's
     ],
 )
-def test_a_full_disk_is_not_a_bug(space: Workspace, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_a_full_disk_is_not_a_bug(
+    space: Workspace, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     def full() -> None:
         raise error
 
@@ -222,12 +256,18 @@ def test_a_full_disk_is_not_a_bug(space: Workspace, monkeypatch: pytest.MonkeyPa
     assert (over["state"], over["error"]["type"]) == ("failed", "/problems/disk-full")
 
 
-def test_readers_do_not_learn_what_is_on_the_disk(space: Workspace, trained: Path, tmp_path: Path) -> None:
+def test_readers_do_not_learn_what_is_on_the_disk(
+    space: Workspace, trained: Path, tmp_path: Path
+) -> None:
     shutil.copytree(trained / "photos", tmp_path / "sets" / "photos")
     (tmp_path / "sets" / "photos" / "private.jpg").write_bytes(picture(1))  # a class is missing
-    key = {role: {"X-API-Key": Keys(space.path).add(role, role)} for role in ("read", "write", "admin")}
+    key = {
+        role: {"X-API-Key": Keys(space.path).add(role, role)} for role in ("read", "write", "admin")
+    }
     with client(space, training_images=tmp_path / "sets") as http:
-        job = http.post("/v1/upgrade", json={**QUICK, "data": "photos"}, headers=key["admin"]).json()
+        job = http.post(
+            "/v1/upgrade", json={**QUICK, "data": "photos"}, headers=key["admin"]
+        ).json()
         over = ended(http, job, headers=key["admin"])
         assert over["state"] == "failed"
         assert "private.jpg" in over["error"]["detail"]
@@ -241,7 +281,9 @@ def test_readers_do_not_learn_what_is_on_the_disk(space: Workspace, trained: Pat
 
 
 @pytest.mark.parametrize("kind", ["folder", "file", "list"])
-def test_a_training_folder_is_not_left(space: Workspace, trained: Path, tmp_path: Path, kind: str) -> None:
+def test_a_training_folder_is_not_left(
+    space: Workspace, trained: Path, tmp_path: Path, kind: str
+) -> None:
     photos = tmp_path / "sets" / "photos"
     shutil.copytree(trained / "photos", photos)
     elsewhere = tmp_path / "elsewhere"
@@ -250,13 +292,17 @@ def test_a_training_folder_is_not_left(space: Workspace, trained: Path, tmp_path
     (photos / "same").symlink_to(inside)  # within: it may be followed
     assert len(open_images_within(photos)) == len(open_images(photos)) > 9
     (photos / "same").unlink()
-    other = next(elsewhere.rglob("*.png"), None) or next(path for path in elsewhere.rglob("*") if path.is_file())
+    other = next(elsewhere.rglob("*.png"), None) or next(
+        path for path in elsewhere.rglob("*") if path.is_file()
+    )
     if kind == "folder":
         (photos / "more").symlink_to(elsewhere)
     elif kind == "file":
         (inside / f"more{other.suffix}").symlink_to(other)
     else:
-        (photos / "train.csv").write_text(f"path,label\n../../elsewhere/{other.relative_to(elsewhere)},more\n")
+        (photos / "train.csv").write_text(
+            f"path,label\n../../elsewhere/{other.relative_to(elsewhere)},more\n"
+        )
     with client(space, training_images=tmp_path / "sets") as http:
         over = ended(http, http.post("/v1/upgrade", json={**QUICK, "data": "photos"}).json())
     assert over["state"] == "failed"
@@ -271,7 +317,9 @@ def test_names_that_are_not_utf8(space: Workspace, trained: Path, tmp_path: Path
     first = next(folder.iterdir())
     first.rename(folder / os.fsdecode(b"sch\xf6n" + first.suffix.encode()))
     with client(space, training_images=tmp_path / "sets") as http:
-        done = ended(http, http.post("/v1/upgrade", json={**QUICK, "epochs": 1, "data": "photos"}).json())
+        done = ended(
+            http, http.post("/v1/upgrade", json={**QUICK, "epochs": 1, "data": "photos"}).json()
+        )
         assert done["state"] == "done", done["error"]
         folder.rename(photos / os.fsdecode(b"sch\xf6n"))
         over = ended(http, http.post("/v1/upgrade", json={**QUICK, "data": "photos"}).json())
@@ -317,14 +365,23 @@ def test_what_cannot_be_trained_is_refused_at_once(space: Workspace, tmp_path: P
         ({"device": "cuda"}, 422, "device"),
     ]
     with client(space, training_images=allowed) as http:
-        assert http.post("/v1/upgrade", headers={"Authorization": f"Bearer {key['write']}"}).status_code == 403
+        assert (
+            http.post(
+                "/v1/upgrade", headers={"Authorization": f"Bearer {key['write']}"}
+            ).status_code
+            == 403
+        )
         admin = {"Authorization": f"Bearer {key['admin']}"}
         assert "in" in http.get("/v1/status", headers=admin).json()["training_images"]
         reading = {"Authorization": f"Bearer {key['write']}"}
-        assert http.get("/v1/status", headers=reading).json()["training_images"] == []  # names are the operator's
+        assert (
+            http.get("/v1/status", headers=reading).json()["training_images"] == []
+        )  # names are the operator's
         for body, status, says in cases:
             answer = http.post("/v1/upgrade", json=body, headers=admin)
-            assert (answer.status_code, says in answer.json()["detail"]) == (status, True), answer.json()
+            assert (answer.status_code, says in answer.json()["detail"]) == (status, True), (
+                answer.json()
+            )
         again = http.post("/v1/train", json={"data": "none"}, headers=admin)
         assert again.status_code == 404
         (allowed / "some").mkdir()
@@ -333,9 +390,14 @@ def test_what_cannot_be_trained_is_refused_at_once(space: Workspace, tmp_path: P
         assert http.get("/v1/jobs", headers=admin).json() == []
 
 
-def test_without_a_folder_or_labelled_items_there_is_nothing_to_train_on(space: Workspace, tmp_path: Path) -> None:
+def test_without_a_folder_or_labelled_items_there_is_nothing_to_train_on(
+    space: Workspace, tmp_path: Path
+) -> None:
     with client(Workspace.create(tmp_path / "new", device="cpu")) as http:
-        assert http.post("/v1/train", json={"data": "x"}).json()["type"] == "/problems/no-training-images"
+        assert (
+            http.post("/v1/train", json={"data": "x"}).json()["type"]
+            == "/problems/no-training-images"
+        )
         empty = http.post("/v1/upgrade")
         assert (empty.status_code, empty.json()["next_steps"][0]["action"]) == (400, "train")
     space.gallery.delete([item.id for item in space.gallery.iterate()])

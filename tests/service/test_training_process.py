@@ -31,7 +31,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     recipe = Recipe(epochs=1, milestones=(), learning_rate=0.01, batch_size=8)
     settings = Settings("tiny", capacity=64, recipe=recipe, replay_per_class=2, device="cpu")
     with Workspace.create(folder / "shop", device="cpu") as space:
-        space.train(open_images(pictures(folder / "photos")), settings, create_method("polaris"), progress=False)
+        space.train(
+            open_images(pictures(folder / "photos")),
+            settings,
+            create_method("polaris"),
+            progress=False,
+        )
         space.index(catalogue(folder / "photos"))
     return folder / "shop"
 
@@ -59,14 +64,22 @@ def test_a_training_has_its_own_process_and_a_lower_priority(path: Path) -> None
         threads = [int(entry.name) for entry in Path(f"/proc/{process}/task").iterdir()]
         assert {os.getpriority(os.PRIO_PROCESS, one) for one in (process, *threads)} == {lower}
         seen = http.get(f"/v1/jobs/{job['id']}").json()
-        assert (seen["state"], seen["done"] > 0, "training v2" in seen["message"]) == ("running", True, True)
+        assert (seen["state"], seen["done"] > 0, "training v2" in seen["message"]) == (
+            "running",
+            True,
+            True,
+        )
         http.post(f"/v1/jobs/{job['id']}/cancel")
         over = ended(http, job)
         assert (over["state"], over["message"]) == ("cancelled", "no version was made")
         assert job_processes(os.getpid()) == []
         assert is_clean(path)
         done = ended(http, http.post("/v1/upgrade", json=SHORT).json())
-        assert (done["state"], done["result"]["version"], done["result"]["images"]) == ("done", "v2", 9)
+        assert (done["state"], done["result"]["version"], done["result"]["images"]) == (
+            "done",
+            "v2",
+            9,
+        )
         assert http.get("/v1/status").json()["versions"] == ["v1", "v2"]
         assert is_clean(path)
 
@@ -85,7 +98,9 @@ def test_a_training_whose_process_is_killed_goes_on_in_another(path: Path) -> No
     assert is_clean(path)
 
 
-def test_a_job_whose_process_dies_again_and_again_fails(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_whose_process_dies_again_and_again_fails(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(queue, "ATTEMPTS", 1)
     with Workspace(path, device="cpu") as space, client(space, jobs_in_processes=True) as http:
         job = http.post("/v1/upgrade", json=LONG).json()
@@ -98,7 +113,9 @@ def test_a_job_whose_process_dies_again_and_again_fails(path: Path, monkeypatch:
     assert is_clean(path)
 
 
-def test_what_a_training_process_refuses_is_told_as_it_would_be_here(path: Path, tmp_path: Path) -> None:
+def test_what_a_training_process_refuses_is_told_as_it_would_be_here(
+    path: Path, tmp_path: Path
+) -> None:
     photos = pictures(tmp_path / "sets" / "photos")
     shutil.copy(photos / "bag" / "0.png", photos / "stray.png")  # its class is missing
     shown = []
@@ -137,6 +154,10 @@ def test_a_training_is_killed_with_its_service_and_resumes_with_the_next(path: P
         assert checkpoint(path)
         _, http = serve()
         told = until(
-            lambda: (seen := http.get(f"/v1/jobs/{job['id']}").json())["state"] not in ("queued", "running") and seen
+            lambda: (
+                (seen := http.get(f"/v1/jobs/{job['id']}").json())["state"]
+                not in ("queued", "running")
+                and seen
+            )
         )
         assert (told["state"], told["result"]["version"]) == ("done", "v2"), json.dumps(told)

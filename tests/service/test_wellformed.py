@@ -12,7 +12,13 @@ from shops import shop
 
 from fixstar.workspace import Workspace
 
-UNSTORABLE = ['{"x": 1e999}', '{"x": [{"y": -1e999}]}', '{"x": NaN}', r'{"x": "\ud800"}', r'{"\ud800": 1}']
+UNSTORABLE = [
+    '{"x": 1e999}',
+    '{"x": [{"y": -1e999}]}',
+    '{"x": NaN}',
+    r'{"x": "\ud800"}',
+    r'{"\ud800": 1}',
+]
 
 
 @pytest.fixture
@@ -32,16 +38,23 @@ def test_a_payload_that_cannot_be_stored_leaves_nothing(space: Workspace) -> Non
     images = [("images", ("a.png", picture(seed))) for seed in range(2)]
     with client(space) as http:
         for payload in UNSTORABLE:
-            assert_refused(http.put("/v1/item?id=a", files={"image": picture()}, data={"payload": payload}), space)
+            assert_refused(
+                http.put("/v1/item?id=a", files={"image": picture()}, data={"payload": payload}),
+                space,
+            )
             for path in ("/v1/items", "/v1/items/async"):
-                assert_refused(http.post(path, files=images, data={"payloads": f"[{{}}, {payload}]"}), space)
+                assert_refused(
+                    http.post(path, files=images, data={"payloads": f"[{{}}, {payload}]"}), space
+                )
         assert http.get("/v1/jobs").json() == []
 
 
 def test_ids_of_half_characters_leave_nothing(space: Workspace) -> None:
     with client(space) as http:
         for path in ("/v1/items", "/v1/items/async"):
-            assert_refused(http.post(path, files={"images": picture()}, data={"ids": r'["\ud800"]'}), space)
+            assert_refused(
+                http.post(path, files={"images": picture()}, data={"ids": r'["\ud800"]'}), space
+            )
 
 
 BODIES: list[tuple[str, str | bytes]] = [
@@ -67,7 +80,9 @@ def test_a_good_json_body_arrives_whole(space: Workspace) -> None:
     with client(space) as http:
         http.put("/v1/item", params={"id": "schön"}, files={"image": picture()})
         parts = (part for part in (b'{"ids": ["sch', "ön".encode()[:1], "ön".encode()[1:], b'"]}'))
-        answer = http.post("/v1/items/delete", content=parts, headers={"content-type": "application/json"})
+        answer = http.post(
+            "/v1/items/delete", content=parts, headers={"content-type": "application/json"}
+        )
         assert answer.json() == {"deleted": 1}
 
 
@@ -80,7 +95,10 @@ def test_a_query_that_is_not_utf8_is_refused(space: Workspace) -> None:
 def test_every_id_of_whole_characters_is_kept_as_it_is(space: Workspace) -> None:
     with client(space) as http:
         for name in ("\N{REPLACEMENT CHARACTER}", "a+b c%", "schön/\N{SNOWMAN}"):
-            assert http.put("/v1/item", params={"id": name}, files={"image": picture()}).json()["id"] == name
+            assert (
+                http.put("/v1/item", params={"id": name}, files={"image": picture()}).json()["id"]
+                == name
+            )
             assert http.get("/v1/item", params={"id": name}).json()["id"] == name
 
 
@@ -88,7 +106,11 @@ def test_a_put_answers_with_what_it_wrote(space: Workspace) -> None:
     """Another writer takes the item out, or puts another in its place, before the answer is made."""
 
     def put(http: TestClient) -> Any:
-        return http.put("/v1/item?id=a", files={"image": picture()}, data={"payload": '{"label": "mine", "n": 1.5}'})
+        return http.put(
+            "/v1/item?id=a",
+            files={"image": picture()},
+            data={"payload": '{"label": "mine", "n": 1.5}'},
+        )
 
     with client(space) as http:
         written = put(http).json()
@@ -105,7 +127,9 @@ def test_a_put_answers_with_what_it_wrote(space: Workspace) -> None:
         answer = put(http).json()
         assert (answer.pop("revision").isdigit(), answer) == (True, written)
 
-        def then_replaced(version: str, ids: Any, vectors: Any, payloads: Any, *rest: Any) -> list[int]:
+        def then_replaced(
+            version: str, ids: Any, vectors: Any, payloads: Any, *rest: Any
+        ) -> list[int]:
             made = upsert(version, ids, vectors, payloads, *rest)
             upsert(version, ids, vectors, [{"label": "theirs"}])
             return made

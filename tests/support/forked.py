@@ -81,7 +81,11 @@ def signal_at_checkpoint(sign: signal.Signals, name: str) -> None:
 
 
 def _fixstar(
-    out: Path, err: Path, words: list[str], open_files: int | None, at_checkpoint: signal.Signals | None
+    out: Path,
+    err: Path,
+    words: list[str],
+    open_files: int | None,
+    at_checkpoint: signal.Signals | None,
 ) -> None:
     from fixstar.cli import main
 

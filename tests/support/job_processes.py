@@ -46,8 +46,21 @@ def services(path: Path) -> Iterator[Serve]:
     begun: list[subprocess.Popen[str]] = []
 
     def serve() -> tuple[subprocess.Popen[str], httpx.Client]:
-        words = [sys.executable, "-m", "fixstar", "serve", "-w", str(path), "--device", "cpu", "--port", "0"]
-        process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        words = [
+            sys.executable,
+            "-m",
+            "fixstar",
+            "serve",
+            "-w",
+            str(path),
+            "--device",
+            "cpu",
+            "--port",
+            "0",
+        ]
+        process = subprocess.Popen(
+            words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
         begun.append(process)
         assert process.stdout is not None
         found = re.search(r"http://\S+:\d+", process.stdout.readline())

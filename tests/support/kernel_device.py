@@ -16,7 +16,8 @@ __all__ = ["DEVICE", "GPU", "needs_triton", "on_a_gpu", "relative"]
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
 needs_triton = pytest.mark.skipif(
-    not AVAILABLE or not (GPU or INTERPRETED), reason="needs Triton, and a CUDA GPU or TRITON_INTERPRET=1"
+    not AVAILABLE or not (GPU or INTERPRETED),
+    reason="needs Triton, and a CUDA GPU or TRITON_INTERPRET=1",
 )
 on_a_gpu = pytest.mark.skipif(not GPU, reason="needs a CUDA GPU")
 

@@ -53,11 +53,15 @@ class ServerInMemory:
         items = set(leave_out)
         self.run += 1
         for held in self.collections.values():
-            held.left_out |= {number for number, row in held.rows.items() if row.get("item") in items}
+            held.left_out |= {
+                number for number, row in held.rows.items() if row.get("item") in items
+            }
 
     def vectors(self) -> dict[str, set[int]]:
         """The numbers of the vectors in each collection that has any."""
-        return {name: set(held.rows) for name, held in self.collections.items() if "_sent_" not in name}
+        return {
+            name: set(held.rows) for name, held in self.collections.items() if "_sent_" not in name
+        }
 
     def answer(self, name: str) -> None:
         self.before(name)
@@ -85,7 +89,12 @@ class ClientInMemory:
         self.server.answer("look")
         self.server.looks += 1
         assert timeout > 0
-        infos = {"has_error": False, "type": self.server.kind, "id": 2, "created_time": str(self.server.run)}
+        infos = {
+            "has_error": False,
+            "type": self.server.kind,
+            "id": 2,
+            "created_time": str(self.server.run),
+        }
         response = json.dumps({"nodes_info": [{"infos": infos}]})
         return SimpleNamespace(response=response, status=SimpleNamespace(reason=""))
 
@@ -153,7 +162,10 @@ class ClientInMemory:
             scores = [float(np.dot(row["vector"], query)) for row in rows]
             best = sorted(zip(scores, rows, strict=True), key=lambda pair: -pair[0])[:limit]
             answers.append(
-                [{"id": row["number"], "distance": score, "entity": {"item": row["item"]}} for score, row in best]
+                [
+                    {"id": row["number"], "distance": score, "entity": {"item": row["item"]}}
+                    for score, row in best
+                ]
             )
         return answers
 
@@ -166,7 +178,11 @@ def server_in_memory(monkeypatch: pytest.MonkeyPatch) -> ServerInMemory:
     server = ServerInMemory()
     client = type("OwnClientInMemory", (ClientInMemory,), {"server": server})
     modules: dict[str, dict[str, Any]] = {
-        "pymilvus": {"MilvusClient": client, "MilvusException": FailedCallError, "DataType": _Names()},
+        "pymilvus": {
+            "MilvusClient": client,
+            "MilvusException": FailedCallError,
+            "DataType": _Names(),
+        },
         "pymilvus.decorators": {"retry_on_rpc_failure": lambda: lambda call: call},
         "pymilvus.grpc_gen": {"milvus_pb2": SimpleNamespace(GetMetricsRequest=SimpleNamespace)},
         "grpc": {"RpcError": FailedCallError, "FutureTimeoutError": FailedCallError},

@@ -74,7 +74,9 @@ class OwnServer:
         module = importlib.import_module("milvus")
         self.folder = Path(tempfile.mkdtemp(prefix="milvus"))
         config: Any = module.MilvusServerConfig(data_dir=str(self.folder))
-        config.update(**{name: free_port() for name in config.configurable_items if name.endswith("_port")})
+        config.update(
+            **{name: free_port() for name in config.configurable_items if name.endswith("_port")}
+        )
         self._etcd = self.folder / "etcd.yaml"  # else two servers of a machine want the same ports
         urls = [f"http://127.0.0.1:{free_port()}" for _ in range(2)]
         self._etcd.write_text(_ETCD.format(clients=urls[0], peers=urls[1]))
@@ -82,7 +84,9 @@ class OwnServer:
         self.server.webservice_port = free_port()
         atexit.register(self.remove)
         self.start()
-        self.server.config.resolve = lambda: None  # it would choose other ports while the old ones are in TIME_WAIT
+        self.server.config.resolve = lambda: (
+            None
+        )  # it would choose other ports while the old ones are in TIME_WAIT
 
     @property
     def place(self) -> str:
@@ -121,7 +125,10 @@ class RunningServer:
         assert PID is not None
         number = int(Path(PID).read_text())
         os.kill(number, signal.SIGKILL)
-        while Path(f"/proc/{number}").exists() and "Z" not in Path(f"/proc/{number}/stat").read_text().split()[2]:
+        while (
+            Path(f"/proc/{number}").exists()
+            and "Z" not in Path(f"/proc/{number}/stat").read_text().split()[2]
+        ):
             time.sleep(0.05)
 
 
@@ -129,8 +136,12 @@ class RunningServer:
 def server() -> RunningServer:
     """The server that tests share."""
     if RUNNING is None:
-        pytest.skip("no Milvus server: make test-milvus starts one, FIXSTAR_TEST_MILVUS=host:port names another")
-    pytest.importorskip("pymilvus", reason="pymilvus is not installed: pip install 'fixstar[milvus]'")
+        pytest.skip(
+            "no Milvus server: make test-milvus starts one, FIXSTAR_TEST_MILVUS=host:port names another"
+        )
+    pytest.importorskip(
+        "pymilvus", reason="pymilvus is not installed: pip install 'fixstar[milvus]'"
+    )
     return RunningServer(RUNNING)
 
 
@@ -172,7 +183,9 @@ def main() -> int:
         return subprocess.run(command).returncode
     own = OwnServer()
     try:
-        return subprocess.run(command, env={**os.environ, "FIXSTAR_TEST_MILVUS": own.place}).returncode
+        return subprocess.run(
+            command, env={**os.environ, "FIXSTAR_TEST_MILVUS": own.place}
+        ).returncode
     finally:
         own.remove()
 

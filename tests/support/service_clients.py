@@ -29,16 +29,22 @@ ADDRESS = "http://127.0.0.1:8080"
 def client(space: Workspace, **settings: Any) -> Iterator[TestClient]:
     """A client on this machine; faults of the service come as 500, as they would over the network."""
     app = create_app(space, ServiceSettings(**settings))
-    with TestClient(app, ADDRESS, raise_server_exceptions=False, client=("127.0.0.1", 50000)) as http:
+    with TestClient(
+        app, ADDRESS, raise_server_exceptions=False, client=("127.0.0.1", 50000)
+    ) as http:
         yield http
 
 
 @asynccontextmanager
-async def async_client(space: Workspace, **settings: Any) -> AsyncIterator[tuple[httpx.AsyncClient, FastAPI]]:
+async def async_client(
+    space: Workspace, **settings: Any
+) -> AsyncIterator[tuple[httpx.AsyncClient, FastAPI]]:
     """The same for many requests at a time, with the application."""
     app = create_app(space, ServiceSettings(**settings))
     async with app.router.lifespan_context(app):
-        transport = httpx.ASGITransport(app, raise_app_exceptions=False, client=("127.0.0.1", 50000))
+        transport = httpx.ASGITransport(
+            app, raise_app_exceptions=False, client=("127.0.0.1", 50000)
+        )
         async with httpx.AsyncClient(transport=transport, base_url=ADDRESS) as http:
             yield http, app
 
@@ -46,7 +52,10 @@ async def async_client(space: Workspace, **settings: Any) -> AsyncIterator[tuple
 def ended(http: TestClient, job: dict[str, Any], **request: Any) -> dict[str, Any]:
     """A job as it is told once it is over, within 120 s; ``request`` goes with every look at it."""
     end = time.monotonic() + 120
-    while (seen := http.get(f"/v1/jobs/{job['id']}", **request).json())["state"] in ("queued", "running"):
+    while (seen := http.get(f"/v1/jobs/{job['id']}", **request).json())["state"] in (
+        "queued",
+        "running",
+    ):
         assert time.monotonic() < end, seen
         time.sleep(0.02)
     return dict(seen)

@@ -45,7 +45,11 @@ def _versions(count: int, capacity: int, free: bool) -> Path:
     encoder = Encoder.create("tiny", classes=list(CLASSES), capacity=capacity)
     for number in range(1, count + 1):
         parent = f"v{number - 1}" if number > 1 else None
-        encoder.about = {"version": f"v{number}", "parent": parent, "method": {"name": "hoc", "options": {}}}
+        encoder.about = {
+            "version": f"v{number}",
+            "parent": parent,
+            "method": {"name": "hoc", "options": {}},
+        }
         if free:
             encoder.about[OWN_SPACE] = True
         encoder.save(folder / f"v{number}")
@@ -79,10 +83,16 @@ def _drawn_pictures(per_class: int) -> Path:
 
 
 def passed(
-    space: Workspace, version: str, *against: str, queries: int = 100, data: Mapping[str, Any] | None = None
+    space: Workspace,
+    version: str,
+    *against: str,
+    queries: int = 100,
+    data: Mapping[str, Any] | None = None,
 ) -> None:
     """Let a version have passed its check, by so many queries, on the images that ``data`` describes."""
-    cells = tuple(CheckedCell(name, 0.5, 0.6, 0.05, 0.15, "compatible", 40, 2, 12) for name in against)
+    cells = tuple(
+        CheckedCell(name, 0.5, 0.6, 0.05, 0.15, "compatible", 40, 2, 12) for name in against
+    )
     check = Check(version, "pass", (), cells, 0.7, queries, 100, 0.95, 0.0, data=dict(data or {}))
     save_check(space.path, check)
 
@@ -92,7 +102,9 @@ def fitted(space: Workspace, source: str = "v1", target: str = "v2") -> Translat
     vectors = np.stack([item.vector for item in space.gallery.iterate(source)])
     pairs = Pairs.checked(vectors, vectors)
     turn = fit_map("rotation", pairs).map
-    way = Translation(source, target, forward=turn, backward=turn, one=0.6, two=0.6, about={"fit": "test"})
+    way = Translation(
+        source, target, forward=turn, backward=turn, one=0.6, two=0.6, about={"fit": "test"}
+    )
     space.translations.keep(way)
     return way
 
@@ -118,12 +130,17 @@ def passed_with_two_models(space: Workspace, version: str = "v2", *also: str) ->
         weight=way.weight,
         models=way.models,
         reembedded=0.6,
-        one_model=OneModel(cross_test=0.4, low=-0.2, high=-0.1, verdict="incompatible", weight=way.weight),
+        one_model=OneModel(
+            cross_test=0.4, low=-0.2, high=-0.1, verdict="incompatible", weight=way.weight
+        ),
     )
     others = [
-        replace(cell, version=name, translation=None, weight=0.0, models=(version,), one_model=None) for name in also
+        replace(cell, version=name, translation=None, weight=0.0, models=(version,), one_model=None)
+        for name in also
     ]
-    save_check(space.path, Check(version, "pass", (), (cell, *others), 0.7, 10_000, 1000, 0.95, 0.0))
+    save_check(
+        space.path, Check(version, "pass", (), (cell, *others), 0.7, 10_000, 1000, 0.95, 0.0)
+    )
     return file
 
 

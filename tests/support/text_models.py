@@ -50,7 +50,10 @@ def topic_texts(per_topic: int, seed: int = 0) -> list[tuple[str, str]]:
 
 
 def write_jsonl(path: Path, texts: list[tuple[str, str]]) -> Path:
-    rows = [{"id": f"{path.stem}-{row}", "text": text, "label": label} for row, (text, label) in enumerate(texts)]
+    rows = [
+        {"id": f"{path.stem}-{row}", "text": text, "label": label}
+        for row, (text, label) in enumerate(texts)
+    ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
@@ -78,7 +81,10 @@ class FakeServer:
     keys: list[str | None] = field(default_factory=list)
 
     def vector(self, text: str) -> list[float]:
-        total = sum((word_vector(word, self.width, self.salt) for word in text.lower().split()), np.zeros(self.width))
+        total = sum(
+            (word_vector(word, self.width, self.salt) for word in text.lower().split()),
+            np.zeros(self.width),
+        )
         total = total + self.noise * word_vector(text, self.width, "noise")
         return [float(value) for value in total]
 
@@ -150,8 +156,18 @@ def bert_folder(path: Path, width: int = 16, seed: int = 0, pooling: str | None 
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import BertConfig, BertModel
 
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "query", ":", *sorted(set(" ".join(TOPICS.values()).split()))]
-    tokenizer = Tokenizer(models.WordLevel({word: place for place, word in enumerate(words)}, unk_token="[UNK]"))
+    words = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "query",
+        ":",
+        *sorted(set(" ".join(TOPICS.values()).split())),
+    ]
+    tokenizer = Tokenizer(
+        models.WordLevel({word: place for place, word in enumerate(words)}, unk_token="[UNK]")
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
@@ -172,17 +188,31 @@ def bert_folder(path: Path, width: int = 16, seed: int = 0, pooling: str | None 
     if pooling is not None:
         modules = [
             {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
-            {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
-            {"idx": 2, "name": "2", "path": "2_Normalize", "type": "sentence_transformers.models.Normalize"},
+            {
+                "idx": 1,
+                "name": "1",
+                "path": "1_Pooling",
+                "type": "sentence_transformers.models.Pooling",
+            },
+            {
+                "idx": 2,
+                "name": "2",
+                "path": "2_Normalize",
+                "type": "sentence_transformers.models.Normalize",
+            },
         ]
         (path / "modules.json").write_text(json.dumps(modules))
         (path / "1_Pooling").mkdir()
         (path / "1_Pooling" / "config.json").write_text(
             json.dumps({"word_embedding_dimension": width, f"pooling_mode_{pooling}": True})
         )
-        (path / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 24, "do_lower_case": False}))
+        (path / "sentence_bert_config.json").write_text(
+            json.dumps({"max_seq_length": 24, "do_lower_case": False})
+        )
         (path / "config_sentence_transformers.json").write_text(
-            json.dumps({"prompts": {"query": "query : ", "document": ""}, "similarity_fn_name": "cosine"})
+            json.dumps(
+                {"prompts": {"query": "query : ", "document": ""}, "similarity_fn_name": "cosine"}
+            )
         )
     return path
 

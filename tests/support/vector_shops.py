@@ -65,14 +65,19 @@ class PostgresShop:
         self.name = f"t_{uuid.uuid4().hex[:12]}"
         self.to = f"{self.name}_new"
         self.server.execute("CREATE EXTENSION IF NOT EXISTS vector")
-        self.server.execute(f"CREATE TABLE {self.name} (id int PRIMARY KEY, title text, vector vector({OLD}))")
+        self.server.execute(
+            f"CREATE TABLE {self.name} (id int PRIMARY KEY, title text, vector vector({OLD}))"
+        )
         self.address = f"{self.server.url()}&table={self.name}"
 
     def source(self) -> VectorPlace:
         return open_vectors(self.address)
 
     def put(self, ids: Sequence[str], vectors: Vectors) -> None:
-        values = ",".join(f"({name}, 'title {name}', '{row}')" for name, row in zip(ids, vectors.tolist(), strict=True))
+        values = ",".join(
+            f"({name}, 'title {name}', '{row}')"
+            for name, row in zip(ids, vectors.tolist(), strict=True)
+        )
         self.server.execute(
             f"INSERT INTO {self.name} VALUES {values} ON CONFLICT (id) DO UPDATE SET vector = excluded.vector"
         )
@@ -111,7 +116,9 @@ class QdrantShop:
         self.client.upsert("photos", points, wait=True)
 
     def delete(self, ids: Sequence[str]) -> None:
-        self.client.delete("photos", self.models.PointIdsList(points=list(map(int, ids))), wait=True)
+        self.client.delete(
+            "photos", self.models.PointIdsList(points=list(map(int, ids))), wait=True
+        )
 
     def old(self) -> dict[str, Vectors]:
         return rows_of(self.source())
@@ -123,7 +130,9 @@ class QdrantShop:
 @contextmanager
 def chroma_server(folder: Path) -> Iterator[int]:
     """The real server of the chromadb wheel; yields its port."""
-    pytest.importorskip("chromadb", reason="chromadb is not installed: pip install 'fixstar[chroma]'")
+    pytest.importorskip(
+        "chromadb", reason="chromadb is not installed: pip install 'fixstar[chroma]'"
+    )
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = int(free.getsockname()[1])
@@ -152,7 +161,9 @@ class ChromaShop:
         self.name = f"photos-{uuid.uuid4().hex[:8]}"
         self.to = f"{self.name}-new"
         self.client: Any = chromadb.HttpClient("127.0.0.1", self.port)
-        self.client.create_collection(self.name, configuration={"hnsw": {"space": "cosine"}}, embedding_function=None)
+        self.client.create_collection(
+            self.name, configuration={"hnsw": {"space": "cosine"}}, embedding_function=None
+        )
         self.address = f"chroma://127.0.0.1:{self.port}?collection={self.name}"
 
     def source(self) -> VectorPlace:
@@ -164,10 +175,16 @@ class ChromaShop:
         collection = self._old()
         if even:
             names = [ids[row] for row in even]
-            collection.upsert(ids=names, embeddings=vectors[even], documents=[f"text {name}" for name in names])
+            collection.upsert(
+                ids=names, embeddings=vectors[even], documents=[f"text {name}" for name in names]
+            )
         if odd:
             names = [ids[row] for row in odd]
-            collection.upsert(ids=names, embeddings=vectors[odd], metadatas=[{"title": f"title {n}"} for n in names])
+            collection.upsert(
+                ids=names,
+                embeddings=vectors[odd],
+                metadatas=[{"title": f"title {n}"} for n in names],
+            )
 
     def _old(self) -> Any:
         return self.client.get_collection(self.name, embedding_function=None)
@@ -186,7 +203,9 @@ class LanceShop:
     to = "photos_new"
 
     def __init__(self, folder: Path) -> None:
-        library = pytest.importorskip("lancedb", reason="lancedb is not installed: pip install 'fixstar[lancedb]'")
+        library = pytest.importorskip(
+            "lancedb", reason="lancedb is not installed: pip install 'fixstar[lancedb]'"
+        )
         arrow = pytest.importorskip("pyarrow")
         self.folder = folder / "lance"
         self.database = library.connect(str(self.folder))
@@ -204,7 +223,10 @@ class LanceShop:
 
     def put(self, ids: Sequence[str], vectors: Vectors) -> None:
         when = datetime.datetime(2024, 5, 17)
-        rows = [{"id": name, "vector": row, "taken": when} for name, row in zip(ids, vectors.tolist(), strict=True)]
+        rows = [
+            {"id": name, "vector": row, "taken": when}
+            for name, row in zip(ids, vectors.tolist(), strict=True)
+        ]
         merged = self.table.merge_insert("id")
         merged.when_matched_update_all().when_not_matched_insert_all().execute(rows)
 
@@ -290,7 +312,9 @@ class NpzShop(FileShop):
     suffix = ".npz"
 
     def write(self) -> None:
-        np.savez(self.path, vectors=np.stack(list(self.rows.values())), ids=np.array(list(self.rows)))
+        np.savez(
+            self.path, vectors=np.stack(list(self.rows.values())), ids=np.array(list(self.rows))
+        )
 
 
 class NpyShop(FileShop):
@@ -306,7 +330,9 @@ class ParquetShop(FileShop):
     suffix = ".parquet"
 
     def write(self) -> None:
-        arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'fixstar[parquet]'")
+        arrow = pytest.importorskip(
+            "pyarrow", reason="pyarrow is not installed: pip install 'fixstar[parquet]'"
+        )
         parquet = pytest.importorskip("pyarrow.parquet")
         vectors = [row.tolist() for row in self.rows.values()]
         parquet.write_table(arrow.table({"id": list(self.rows), "vector": vectors}), self.path)
@@ -316,9 +342,13 @@ class FaissShop(FileShop):
     suffix = ".faiss"
 
     def write(self) -> None:
-        faiss = pytest.importorskip("faiss", reason="faiss-cpu is not installed: pip install 'fixstar[index]'")
+        faiss = pytest.importorskip(
+            "faiss", reason="faiss-cpu is not installed: pip install 'fixstar[index]'"
+        )
         index = faiss.IndexIDMap2(faiss.IndexFlatL2(OLD))
-        index.add_with_ids(np.stack(list(self.rows.values())), np.array(list(map(int, self.rows)), np.int64))
+        index.add_with_ids(
+            np.stack(list(self.rows.values())), np.array(list(map(int, self.rows)), np.int64)
+        )
         faiss.write_index(index, str(self.path))
 
 
@@ -329,4 +359,9 @@ SERVED: dict[str, Callable[[Path], Shop]] = {
     "lancedb": LanceShop,
     "milvus": MilvusShop,
 }
-FILES: dict[str, Callable[[Path], Shop]] = {"npz": NpzShop, "npy": NpyShop, "parquet": ParquetShop, "faiss": FaissShop}
+FILES: dict[str, Callable[[Path], Shop]] = {
+    "npz": NpzShop,
+    "npy": NpyShop,
+    "parquet": ParquetShop,
+    "faiss": FaissShop,
+}

@@ -32,11 +32,15 @@ def whole_workspace(folder: Path) -> Path:
         space.deploy("v2")
         for number in range(12):
             kept = space.images.keep(picture(number))
-            item = CatalogueItem(f"kept/{number}", space.path / str(kept["image"]), {"price": number, **kept})
+            item = CatalogueItem(
+                f"kept/{number}", space.path / str(kept["image"]), {"price": number, **kept}
+            )
             space.index([item])
         fitted(space)
         preprocessing = space.encoder("v1").preprocessing
-        pixels = rng.integers(0, 256, (9, *preprocessing.size, preprocessing.channels), dtype=np.uint8)
+        pixels = rng.integers(
+            0, 256, (9, *preprocessing.size, preprocessing.channels), dtype=np.uint8
+        )
         labelled = ImageSet(pixels, np.arange(9) % 3, CLASSES)
         keep_held_out(space.path, "v2", labelled, preprocessing)
         keep_learnt(space.path, "v2", split_off(open_images(folder / "photos"), 0.0))
@@ -52,12 +56,19 @@ def whole_workspace(folder: Path) -> Path:
 def answers(path: Path) -> dict[str, Any]:
     """Everything that a workspace says, in a form that compares."""
     with Workspace(path, device="cpu") as space:
-        queries: list[Any] = [np.asarray(Image.open(io.BytesIO(picture(number)))) for number in range(4)]
+        queries: list[Any] = [
+            np.asarray(Image.open(io.BytesIO(picture(number)))) for number in range(4)
+        ]
         found: dict[str, Any] = {
             "search": space.search(queries, k=9),
             "filtered": space.search(queries[:1], k=9, where={"price": {"ge": 4}}),
-            "old": space.serving.search_vectors("v1", next(space.gallery.iterate("v1")).vector[None], k=5),
-            "items": [(item.id, item.version, item.vector.tobytes(), item.payload) for item in space.gallery.iterate()],
+            "old": space.serving.search_vectors(
+                "v1", next(space.gallery.iterate("v1")).vector[None], k=5
+            ),
+            "items": [
+                (item.id, item.version, item.vector.tobytes(), item.payload)
+                for item in space.gallery.iterate()
+            ],
             "status": asdict(space.status()) | {"path": "", "gallery": ""},
             "moves": space.rollout.history(),
             "cards": [space.registry.card(name) for name in ("v1", "v2", "v3")],
@@ -69,10 +80,18 @@ def answers(path: Path) -> dict[str, Any]:
             "translations": {name: way.key for name, way in space.translations.of("v2").items()},
         }
         memory = ReplayMemory.load(path / "memory" / "v2.safetensors").images
-        held = unlearnt_images(space.registry, "v2", ["v1"], space.encoder("v1").preprocessing).images
+        held = unlearnt_images(
+            space.registry, "v2", ["v1"], space.encoder("v1").preprocessing
+        ).images
         for name, images in (("memory", memory), ("held out", held)):
             assert images is not None
-            found[name] = np.asarray(images.images).tobytes(), images.labels.tolist(), images.classes
+            found[name] = (
+                np.asarray(images.images).tobytes(),
+                images.labels.tolist(),
+                images.classes,
+            )
         kept = (space.images.find(item) for item in space.gallery.iterate("v2"))
-        found["images"] = [image and hashlib.sha256(image.read_bytes()).hexdigest() for image in kept]
+        found["images"] = [
+            image and hashlib.sha256(image.read_bytes()).hexdigest() for image in kept
+        ]
     return found

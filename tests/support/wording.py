@@ -51,7 +51,9 @@ _ALWAYS_VARIES = {
 class Refusal(Generic[Error]):
     """An error that is expected; see ``refuses``. Not a generator: its frame would keep the error's frames alive."""
 
-    def __init__(self, kind: type[Error] | tuple[type[Error], ...], actions: Sequence[str], varies: str) -> None:
+    def __init__(
+        self, kind: type[Error] | tuple[type[Error], ...], actions: Sequence[str], varies: str
+    ) -> None:
         self._raises = pytest.raises(kind)
         self._actions = actions
         self._varies = varies
@@ -60,7 +62,10 @@ class Refusal(Generic[Error]):
         return self._raises.__enter__()
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> bool:
         __tracebackhide__ = True
         if not self._raises.__exit__(kind, error, traceback):
@@ -68,11 +73,15 @@ class Refusal(Generic[Error]):
         steps: Sequence[NextStep] = getattr(error, "next_steps", ())
         if self._actions:
             assert [step.action for step in steps] == list(self._actions)
-        check_wording("\n".join([str(error), *(f"Next step: {step}" for step in steps)]), self._varies)
+        check_wording(
+            "\n".join([str(error), *(f"Next step: {step}" for step in steps)]), self._varies
+        )
         return True
 
 
-def refuses(kind: type[Error] | tuple[type[Error], ...], *actions: str, varies: str = "") -> Refusal[Error]:
+def refuses(
+    kind: type[Error] | tuple[type[Error], ...], *actions: str, varies: str = ""
+) -> Refusal[Error]:
     """Expects an error of this kind, whose next steps are these actions (if any are given), in the words of the file.
 
     ``varies`` is a regular expression; what it matches may differ.
@@ -107,7 +116,9 @@ class Session:
     def check(self, text: str, varies: str) -> None:
         __tracebackhide__ = True
         if not self.test:
-            pytest.fail("the wording is compared in a test, not in a fixture, which several tests may share")
+            pytest.fail(
+                "the wording is compared in a test, not in a fixture, which several tests may share"
+            )
         now = normalised(text.replace(str(self.root), "<repository>"), varies, self.folder)
         self.said.append(now)
         if self.updates:
@@ -116,14 +127,22 @@ class Session:
         number = len(self.said)
         accept = f"Accept it with: pytest --update-wording '{self.test}'"
         if len(kept) < number:
-            pytest.fail(f"no wording is kept for this (number {number} of this test):\n{now}\n\n{accept}")
+            pytest.fail(
+                f"no wording is kept for this (number {number} of this test):\n{now}\n\n{accept}"
+            )
         was = kept[number - 1]
         if now != was:
-            pytest.fail(f"it is said in other words (number {number} of this test):\n{compared(was, now)}\n\n{accept}")
+            pytest.fail(
+                f"it is said in other words (number {number} of this test):\n{compared(was, now)}\n\n{accept}"
+            )
 
     def output(self) -> dict[str, Any]:
         """What a worker sends to the process that writes the file."""
-        return {"results": self.results, "collected": sorted(self.collected), "partial": sorted(self.partial)}
+        return {
+            "results": self.results,
+            "collected": sorted(self.collected),
+            "partial": sorted(self.partial),
+        }
 
     def add(self, output: dict[str, Any]) -> None:
         """What a worker sent."""
@@ -137,7 +156,8 @@ class Session:
         left = {
             test: sentences
             for test, sentences in self.kept.items()
-            if (self.root / file_of(test)).exists() and (test in self.collected or file_of(test) not in whole)
+            if (self.root / file_of(test)).exists()
+            and (test in self.collected or file_of(test) not in whole)
         }
         return {test: sentences for test, sentences in (left | self.results).items() if sentences}
 
@@ -164,7 +184,9 @@ def normalised(text: str, varies: str = "", folder: Path | None = None) -> str:
 
 def compared(was: str, now: str) -> str:
     """Both texts, line by line."""
-    return "\n".join(line for line in difflib.ndiff(was.splitlines(), now.splitlines()) if line[0] in "-+ ")
+    return "\n".join(
+        line for line in difflib.ndiff(was.splitlines(), now.splitlines()) if line[0] in "-+ "
+    )
 
 
 def file_of(test: str) -> str:
@@ -202,8 +224,12 @@ def write_wording(root: Path, sentences: Sentences) -> None:
     content = dict[str, dict[str, list[str | list[str]]]]()
     for name, texts in sorted(sentences.items(), key=lambda entry: numbered(entry[0])):
         file, _, test = name.partition("::")
-        content.setdefault(file, {})[test] = [text.split("\n") if "\n" in text else text for text in texts]
-    (root / WORDING).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        content.setdefault(file, {})[test] = [
+            text.split("\n") if "\n" in text else text for text in texts
+        ]
+    (root / WORDING).write_text(
+        json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -217,8 +243,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     global _session
     named = {file_of(argument) for argument in config.args if "::" in argument}
-    partial = {os.path.relpath(config.invocation_params.dir / file, config.rootpath) for file in named}
-    _session = Session(root=config.rootpath, updates=config.getoption("update_wording"), partial=partial)
+    partial = {
+        os.path.relpath(config.invocation_params.dir / file, config.rootpath) for file in named
+    }
+    _session = Session(
+        root=config.rootpath, updates=config.getoption("update_wording"), partial=partial
+    )
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -122,8 +122,12 @@ class Operation(NamedTuple):
 def drawn_operations(seed: int, count: int) -> list[Operation]:
     """A random sequence."""
     rng = random.Random(seed)
-    names, actors = (rng.choices(list(kinds), list(kinds.values()), k=count) for kinds in (WEIGHTS, ACTORS))
-    return [Operation(name, by, rng.randrange(10**6)) for name, by in zip(names, actors, strict=True)]
+    names, actors = (
+        rng.choices(list(kinds), list(kinds.values()), k=count) for kinds in (WEIGHTS, ACTORS)
+    )
+    return [
+        Operation(name, by, rng.randrange(10**6)) for name, by in zip(names, actors, strict=True)
+    ]
 
 
 # --- what everybody starts from
@@ -147,7 +151,9 @@ def start() -> Start:
         Image.fromarray(rng.integers(0, 256, (8, 8, 3), np.uint8)).resize((32, 32)).save(photos[-1])
     vectors = {}
     for name in (f"v{number}" for number in range(1, VERSIONS + 1)):
-        vectors[name] = Encoder.load(folder / "shop" / "versions" / name).encode(photos, form="short")
+        vectors[name] = Encoder.load(folder / "shop" / "versions" / name).encode(
+            photos, form="short"
+        )
     photos[BROKEN].write_bytes(b"not an image")
     return Start(folder / "shop", tuple(photos), vectors)
 
@@ -165,7 +171,12 @@ class Imported:
     origin: str | None = None
 
     def __init__(self, ids: list[str], vectors: Vector, payloads: list[Mapping[str, Any]]) -> None:
-        self.ids, self.width, self._vectors, self._payloads = ids, vectors.shape[1], vectors, payloads
+        self.ids, self.width, self._vectors, self._payloads = (
+            ids,
+            vectors.shape[1],
+            vectors,
+            payloads,
+        )
 
     def blocks(self, _: int) -> Iterator[FileRows]:
         yield FileRows(self.ids, self._vectors, self._payloads)
@@ -175,11 +186,15 @@ def perform(space: Workspace, plan: Plan) -> Any:
     """Do what a plan says; what came back, in a form that compares."""
     match plan["do"]:
         case "index":
-            done = space.index([_catalogue_item(space, *item) for item in plan["items"]], again=plan["again"])
+            done = space.index(
+                [_catalogue_item(space, *item) for item in plan["items"]], again=plan["again"]
+            )
             return done.version, done.added, done.unchanged, len(done.bad)
         case "import":
             source = Imported(plan["ids"], plan["vectors"], plan["payloads"])
-            return import_version(space.gallery, plan["version"], source, take_over=plan["take_over"])
+            return import_version(
+                space.gallery, plan["version"], source, take_over=plan["take_over"]
+            )
         case "delete":
             return space.gallery.delete(plan["ids"])
         case "deploy":
@@ -189,7 +204,10 @@ def perform(space: Workspace, plan: Plan) -> Any:
         case "backfill":
             return space.backfill(BackfillOptions(plan["budget"], plan["order"])).done
         case "fit":
-            return [(way.source, way.target) for way in space.fit_translations(plan["source"], plan["target"])]
+            return [
+                (way.source, way.target)
+                for way in space.fit_translations(plan["source"], plan["target"])
+            ]
         case "keep":
             return space.translations.keep(plan["way"])
         case "retire":
@@ -216,11 +234,16 @@ def perform(space: Workspace, plan: Plan) -> Any:
         case "rooms":
             return frozenset(home(room.name) for room in space.gallery.versions())
         case "read":
-            return [(item.id, item.version, item.vector, dict(item.payload)) for item in space.gallery.iterate()]
+            return [
+                (item.id, item.version, item.vector, dict(item.payload))
+                for item in space.gallery.iterate()
+            ]
     return None
 
 
-def _catalogue_item(space: Workspace, name: str, photo: Path, kept: bool, payload: dict[str, Any]) -> CatalogueItem:
+def _catalogue_item(
+    space: Workspace, name: str, photo: Path, kept: bool, payload: dict[str, Any]
+) -> CatalogueItem:
     image = space.path / str(space.images.keep(photo.read_bytes())[IMAGE]) if kept else photo
     return CatalogueItem(name, image, payload)
 
@@ -301,8 +324,12 @@ def fork_workers(pipe: Connection, versions: Path) -> None:
         child = os.fork()
         if not child:
             try:
-                if cut is not None:  # the folder, where syncs are noted, and the number of the last one
-                    ctypes.CDLL(None).power_cut_begin(*(os.fsencode(part) for part in cut[:2]), cut[2])
+                if (
+                    cut is not None
+                ):  # the folder, where syncs are noted, and the number of the last one
+                    ctypes.CDLL(None).power_cut_begin(
+                        *(os.fsencode(part) for part in cut[:2]), cut[2]
+                    )
                 prepare(versions)
                 work(path, pipe)
                 os._exit(0)
@@ -321,7 +348,9 @@ def _nursery(preload: Path | None = None) -> Connection:
         places = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
         known = {**os.environ, "LD_PRELOAD": str(preload), "PYTHONPATH": places}
         subprocess.Popen(
-            [sys.executable, "-c", code, str(end.fileno()), str(versions)], env=known, pass_fds=[end.fileno()]
+            [sys.executable, "-c", code, str(end.fileno()), str(versions)],
+            env=known,
+            pass_fds=[end.fileno()],
         )
     end.close()
     return pipe
@@ -330,7 +359,9 @@ def _nursery(preload: Path | None = None) -> Connection:
 class Worker:
     """A second process with the workspace open; there is one at a time."""
 
-    def __init__(self, path: Path, preload: Path | None = None, cut: tuple[Path, Path, int] | None = None) -> None:
+    def __init__(
+        self, path: Path, preload: Path | None = None, cut: tuple[Path, Path, int] | None = None
+    ) -> None:
         self._pipe = _nursery(preload)
         self._pipe.send((path, cut))
         self._process: int | None = self._pipe.recv()
@@ -379,7 +410,9 @@ class Stored:
             return False
         if self.sealed:
             return self.vector.tobytes() == other.vector.tobytes()
-        return self.vector.shape == other.vector.shape and bool(np.abs(self.vector - other.vector).max() < 1e-4)
+        return self.vector.shape == other.vector.shape and bool(
+            np.abs(self.vector - other.vector).max() < 1e-4
+        )
 
 
 class Way(NamedTuple):
@@ -431,7 +464,9 @@ class Way(NamedTuple):
     def scores_like(self, other: Way) -> bool:
         if self[:2] != other[:2] or self[4:7] != other[4:7]:
             return False
-        return _same_arrays(self.forward, other.forward) and _same_arrays(self.backward, other.backward)
+        return _same_arrays(self.forward, other.forward) and _same_arrays(
+            self.backward, other.backward
+        )
 
     def usable(self, models: Collection[str]) -> Way | None:
         """With the queries of some models: with one model if the source is not among them."""
@@ -459,7 +494,11 @@ class Way(NamedTuple):
             one = None if self.one is None else 1 - self.one
             two = None if self.two is None else 1 - self.two
             return Way(self.target, self.source, self.backward, self.forward, one, two, self.shared)
-        return between_shared(self.target, self.source) if self.shared else by_old_queries(self.target, self.source)
+        return (
+            between_shared(self.target, self.source)
+            if self.shared
+            else by_old_queries(self.target, self.source)
+        )
 
     def then(self, after: Way) -> Way | None:
         """Two in a row; None if a map is missing."""
@@ -471,11 +510,23 @@ class Way(NamedTuple):
         if not forward or not (shared or backward):
             return None
         weights = [weight for weight in (self.one, after.one) if weight is not None]
-        return Way(self.source, after.target, forward, backward, float(np.mean(weights or [0.6])), None, shared)
+        return Way(
+            self.source,
+            after.target,
+            forward,
+            backward,
+            float(np.mean(weights or [0.6])),
+            None,
+            shared,
+        )
 
 
 def _side(arrays: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+    return {
+        name.removeprefix(prefix): array
+        for name, array in arrays.items()
+        if name.startswith(prefix)
+    }
 
 
 def between_shared(source: str, target: str) -> Way:
@@ -513,7 +564,9 @@ def _in_a_row(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, 
 
 
 def _same_arrays(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
+    return one.keys() == other.keys() and all(
+        np.array_equal(one[name], other[name]) for name in one
+    )
 
 
 def home(version: str) -> str:
@@ -538,7 +591,10 @@ class Pointers(NamedTuple):
     @classmethod
     def of(cls, space: Workspace) -> Pointers:
         moves = space.rollout.history()
-        made = tuple(Moved(move.version, move.kind, tuple(sorted(move.translations.items()))) for move in moves)
+        made = tuple(
+            Moved(move.version, move.kind, tuple(sorted(move.translations.items())))
+            for move in moves
+        )
         return cls(made, tuple(space.registry.retired()))
 
     @property
@@ -573,7 +629,9 @@ class Pointers(NamedTuple):
 
     @property
     def versions(self) -> list[str]:
-        return [name for name in (f"v{n}" for n in range(1, VERSIONS + 1)) if name not in self.retired]
+        return [
+            name for name in (f"v{n}" for n in range(1, VERSIONS + 1)) if name not in self.retired
+        ]
 
 
 def without_moves_for(dropped: str, now: Pointers) -> Iterator[Pointers]:
@@ -608,27 +666,45 @@ class Reference:
 
     def __init__(self, path: Path) -> None:
         self.path, self.items, self.pointers = path, dict[str, Stored](), Pointers()
-        self.files: dict[str, tuple[str, Way]] = {}  # digest and content of every translation, by its name
-        self.rooms = frozenset[str]()  # the versions that the gallery has room for: a deployed one without has no items
+        self.files: dict[
+            str, tuple[str, Way]
+        ] = {}  # digest and content of every translation, by its name
+        self.rooms = frozenset[
+            str
+        ]()  # the versions that the gallery has room for: a deployed one without has no items
 
     # --- plans: details are drawn here, from what the reference knows
 
     def plan(self, name: str, rng: random.Random) -> tuple[Plan, Expected]:
-        draw: Callable[[random.Random], tuple[Plan, Expected]] | None = getattr(self, f"_{name}", None)
+        draw: Callable[[random.Random], tuple[Plan, Expected]] | None = getattr(
+            self, f"_{name}", None
+        )
         return ({"do": name}, Expected()) if draw is None else draw(rng)
 
     def _index(self, rng: random.Random, ids: Sequence[str] = IDS) -> tuple[Plan, Expected]:
         again, planned = rng.random() < 0.1, []
         for name in rng.sample(list(ids), min(len(ids), rng.choice([1, 1, 2, 5, 9]))):
             stored, number, kept = self.items.get(name), rng.randrange(IMAGES), rng.random() < 0.3
-            payload = {LABEL: rng.choice(CLASSES), "price": rng.randrange(100), **_image_fields(number, kept)}
-            if stored is not None and IMAGE in stored.payload and rng.random() < 0.3:  # the same image again
-                payload |= {field: stored.payload[field] for field in (IMAGE, STAMP) if field in stored.payload}
+            payload = {
+                LABEL: rng.choice(CLASSES),
+                "price": rng.randrange(100),
+                **_image_fields(number, kept),
+            }
+            if (
+                stored is not None and IMAGE in stored.payload and rng.random() < 0.3
+            ):  # the same image again
+                payload |= {
+                    field: stored.payload[field]
+                    for field in (IMAGE, STAMP)
+                    if field in stored.payload
+                }
                 number = _number_of(stored.payload)
                 kept = not Path(payload[IMAGE]).is_absolute()
             planned.append((name, number, kept, payload))
         version, groups, added, unchanged, bad = self.pointers.deployed, list[Group](), 0, 0, 0
-        for batch in (planned[first : first + SMALL_BATCH] for first in range(0, len(planned), SMALL_BATCH)):
+        for batch in (
+            planned[first : first + SMALL_BATCH] for first in range(0, len(planned), SMALL_BATCH)
+        ):
             fresh, fields = Group(), dict[str, Group]()
             for name, number, _, payload in batch:
                 stored = self.items.get(name)
@@ -643,7 +719,9 @@ class Reference:
                     added += 1
                     fresh[name] = Stored(version, start().vectors[version][number], payload)
             groups += [fresh, *fields.values()]
-        plan = [(name, start().photos[number], kept, payload) for name, number, kept, payload in planned]
+        plan = [
+            (name, start().photos[number], kept, payload) for name, number, kept, payload in planned
+        ]
         value = version, added, unchanged, bad
         return {"do": "index", "items": plan, "again": again}, Expected(groups, value=value)
 
@@ -658,19 +736,35 @@ class Reference:
     def _import(self, rng: random.Random) -> tuple[Plan, Expected]:
         version, take_over = rng.choice(list(FOREIGN)), rng.random() < 0.5
         ids = rng.sample(IDS, rng.choice([1, 3, 6]))
-        made = np.random.default_rng(rng.randrange(10**6)).standard_normal((len(ids), FOREIGN[version]))
+        made = np.random.default_rng(rng.randrange(10**6)).standard_normal(
+            (len(ids), FOREIGN[version])
+        )
         vectors, payloads = unit(made).astype(np.float32), list[dict[str, Any]]()
         for _ in ids:
             image = _image_fields(rng.randrange(IMAGES), kept=False) if rng.random() < 0.5 else {}
             payloads.append({LABEL: rng.choice(CLASSES), "price": rng.randrange(100), **image})
         held = any(name in self.items and self.items[name].version != version for name in ids)
-        group: Group = {name: Stored(version, *row) for name, *row in zip(ids, vectors, payloads, strict=True)}
-        plan = {"do": "import", "version": version, "ids": ids, "vectors": vectors, "payloads": payloads}
-        return {**plan, "take_over": take_over}, Expected([group], refused=held and not take_over, value=len(ids))
+        group: Group = {
+            name: Stored(version, *row) for name, *row in zip(ids, vectors, payloads, strict=True)
+        }
+        plan = {
+            "do": "import",
+            "version": version,
+            "ids": ids,
+            "vectors": vectors,
+            "payloads": payloads,
+        }
+        return {**plan, "take_over": take_over}, Expected(
+            [group], refused=held and not take_over, value=len(ids)
+        )
 
     def _patch(self, rng: random.Random) -> tuple[Plan, Expected]:
         name = rng.choice([*self.items, *self.items, *IDS])
-        changes = {"price": rng.randrange(100), "tag": rng.choice([None, "new", "ü"]), LABEL: rng.choice(CLASSES)}
+        changes = {
+            "price": rng.randrange(100),
+            "tag": rng.choice([None, "new", "ü"]),
+            LABEL: rng.choice(CLASSES),
+        }
         plan = {"do": "patch", "id": name, "changes": [changes]}
         if name not in self.items:
             return plan, Expected(refused=True)
@@ -689,8 +783,12 @@ class Reference:
             return plan, Expected(refused=True)
         if version == now.deployed:
             searched = self._searched(version)
-            named = {name: self.files[file][1] for name, file in now.current.files if name in searched}
-            if named.keys() == ways.keys() and all(ways[name].scores_like(named[name]) for name in ways):
+            named = {
+                name: self.files[file][1] for name, file in now.current.files if name in searched
+            }
+            if named.keys() == ways.keys() and all(
+                ways[name].scores_like(named[name]) for name in ways
+            ):
                 return plan, Expected(refused=True)
         kept = [(way.source, way.target) for way in ways.values()]
         after = now._replace(moves=(*now.moves, Moved(version, "deploy")))
@@ -732,7 +830,10 @@ class Reference:
         return {"do": "rollback"}, Expected(pointers=[after], value=now.previous)
 
     def _backfill(self, rng: random.Random) -> tuple[Plan, Expected]:
-        budget, order = rng.choice(["all", "all", "50%", "3"]), rng.choice(["random", "oldest", "certain"])
+        budget, order = (
+            rng.choice(["all", "all", "50%", "3"]),
+            rng.choice(["random", "oldest", "certain"]),
+        )
         target, files = self.pointers.deployed, PlanFiles(self.path)
         kept = {target, *(f"v{number}" for number in range(int(target[1:]) + 1, VERSIONS + 1))}
         old = {name: item for name, item in self.items.items() if item.version not in kept}
@@ -747,9 +848,14 @@ class Reference:
             if left:
                 found = {name: found[name] for name in left if name in found}
                 most = len(found)
-        readable = {name: item for name, item in found.items() if _number_of(item.payload) != BROKEN}
+        readable = {
+            name: item for name, item in found.items() if _number_of(item.payload) != BROKEN
+        }
         vectors = start().vectors[target]
-        after = {name: Stored(target, vectors[_number_of(i.payload)], i.payload) for name, i in readable.items()}
+        after = {
+            name: Stored(target, vectors[_number_of(i.payload)], i.payload)
+            for name, i in readable.items()
+        }
         plan = {"do": "backfill", "budget": budget, "order": order}
         if most >= len(found):
             return plan, Expected([{name: item} for name, item in after.items()], value=len(after))
@@ -768,24 +874,44 @@ class Reference:
     def _keep(self, rng: random.Random) -> tuple[Plan, Expected]:
         """A translation as fits make them, with maps that lead anywhere."""
         target = f"v{rng.randint(1, VERSIONS)}"
-        source = rng.choice([name for name in ("v1", "v2", "v3", "v4", "shop", "shop") if name != target])
+        source = rng.choice(
+            [name for name in ("v1", "v2", "v3", "v4", "shop", "shop") if name != target]
+        )
         numbers = np.random.default_rng(rng.randrange(10**6))
         a, b = FOREIGN.get(source, WIDTH), WIDTH
         about: dict[str, Any] = {"fit": f"{rng.randrange(10**9)}"}
         if rng.random() < 0.5:
-            about |= {"scale": [rng.uniform(1, 5), rng.uniform(-2, 2)], "target_scale": [rng.uniform(1, 5), 0.0]}
-        hidden = {"A": numbers.normal(size=(a, 3)), "e": numbers.normal(size=3), "B": numbers.normal(size=(3, b))}
+            about |= {
+                "scale": [rng.uniform(1, 5), rng.uniform(-2, 2)],
+                "target_scale": [rng.uniform(1, 5), 0.0],
+            }
+        hidden = {
+            "A": numbers.normal(size=(a, 3)),
+            "e": numbers.normal(size=3),
+            "B": numbers.normal(size=(3, b)),
+        }
         arrays = {
             "W": numbers.normal(size=(a, b)),
             "c": numbers.normal(size=b),
             **(hidden if rng.random() < 0.5 else {}),
         }
-        forward = Map.of_arrays({f"0.{name}": array.astype(np.float32) for name, array in arrays.items()})
+        forward = Map.of_arrays(
+            {f"0.{name}": array.astype(np.float32) for name, array in arrays.items()}
+        )
         shared = source != "shop" and rng.random() < 0.5
-        backward = None if shared else Map.linear(numbers.normal(size=(b, a)), numbers.normal(size=a))
+        backward = (
+            None if shared else Map.linear(numbers.normal(size=(b, a)), numbers.normal(size=a))
+        )
         one, two = rng.choice([(0.6, 0.7), (0.4, None), (None, 0.3), (1.0, 0.0), (0.0, 1.0)])
         way = Translation(
-            source, target, forward=forward, backward=backward, one=one, two=two, shared=shared, about=about
+            source,
+            target,
+            forward=forward,
+            backward=backward,
+            one=one,
+            two=two,
+            shared=shared,
+            about=about,
         )
         return {"do": "keep", "way": way}, Expected(kept=[(source, target)], way=Way.of(way))
 
@@ -796,7 +922,9 @@ class Reference:
         if for_upgrades:
             needed.add(now.versions[-1])
             for move in (now.current, now.previous_move):
-                way = self.answer(version, move.version, move) if move is not None and held else None
+                way = (
+                    self.answer(version, move.version, move) if move is not None and held else None
+                )
                 if way is not None and way.two is not None:
                     needed.add(version)
         elif held:
@@ -814,7 +942,9 @@ class Reference:
 
     # --- what is there
 
-    def accept(self, expected: Expected, outcome: Outcome, reader: Workspace, seen: Mapping[str, Stored]) -> None:
+    def accept(
+        self, expected: Expected, outcome: Outcome, reader: Workspace, seen: Mapping[str, Stored]
+    ) -> None:
         """Compare what is there with what should be, and take it over."""
         if outcome.kind == "refused" and expected.refused is False:
             raise MismatchError(f"it was refused: {outcome.value}")
@@ -843,7 +973,9 @@ class Reference:
         self.pointers = now
         self.files = files
 
-    def _accept_files(self, expected: Expected, outcome: Outcome, reader: Workspace) -> dict[str, tuple[str, Way]]:
+    def _accept_files(
+        self, expected: Expected, outcome: Outcome, reader: Workspace
+    ) -> dict[str, tuple[str, Way]]:
         """The translations there are: none is gone or changed, and new ones are whole and as expected."""
         found = {}
         for file in sorted((reader.path / "translations").glob("*.npz")):
@@ -859,7 +991,9 @@ class Reference:
         for way in new:
             if (way.source, way.target) not in allowed:
                 raise MismatchError(f"a translation from {way.source} to {way.target} was kept")
-            if expected.way is not None and not (way.scores_like(expected.way) and way.about == expected.way.about):
+            if expected.way is not None and not (
+                way.scores_like(expected.way) and way.about == expected.way.about
+            ):
                 raise MismatchError(f"another translation was kept than {expected.way}")
         fits = bool(expected.kept) and expected.deploys is None
         if outcome.kind == "done" and fits and not new:
@@ -876,7 +1010,9 @@ class Reference:
                     if item is not None:
                         wanted[name] = item
             elif any(not _agrees(self.items.get(name), seen.get(name)) for name in group):
-                raise MismatchError(f"one write is there in part: {sorted(done)} of {sorted(group)}")
+                raise MismatchError(
+                    f"one write is there in part: {sorted(done)} of {sorted(group)}"
+                )
         moved = [name for name, item in expected.some.items() if _agrees(item, seen.get(name))]
         if kind != "refused":
             wanted.update({name: expected.some[name] for name in moved})
@@ -884,7 +1020,9 @@ class Reference:
             raise MismatchError(f"{len(moved)} items were re-embedded, not {expected.count}")
         for name in sorted({*wanted, *seen}):
             if not _agrees(wanted.get(name), seen.get(name)):
-                raise MismatchError(f"{name!r} is {_shown(seen.get(name))}, and should be {_shown(wanted.get(name))}")
+                raise MismatchError(
+                    f"{name!r} is {_shown(seen.get(name))}, and should be {_shown(wanted.get(name))}"
+                )
         self.items = dict(seen)
 
     # --- what a search finds
@@ -916,7 +1054,9 @@ class Reference:
         """The first way of the newest fit."""
         ways = {}
         for name, (_, way) in self.files.items():
-            if (way.source, way.target) == (source, target) and not way.about.get("chosen by a check"):
+            if (way.source, way.target) == (source, target) and not way.about.get(
+                "chosen by a check"
+            ):
                 ways[int(name.removesuffix(".npz").rpartition("-")[2])] = way
         if not ways:
             return None
@@ -956,7 +1096,9 @@ class Reference:
                 return None
         return found
 
-    def found(self, version: str, number: int, images: bool, where: int | None, rooms: Sequence[str]) -> Found:
+    def found(
+        self, version: str, number: int, images: bool, where: int | None, rooms: Sequence[str]
+    ) -> Found:
         """What a search with one image finds, by whom; without ``images``, with the vector of one version alone.
 
         ``rooms`` are the versions that the gallery has room for, in its order.
@@ -965,7 +1107,9 @@ class Reference:
         answers = {name: self.answer(home(name), version) for name in stored}
         models = {version}
         if images:
-            helping = {way.source for way in answers.values() if way is not None and way.two is not None}
+            helping = {
+                way.source for way in answers.values() if way is not None and way.two is not None
+            }
             models |= helping & set(self.pointers.versions)
         ways = {}
         for name, way in answers.items():
@@ -986,7 +1130,9 @@ class Reference:
             used.add(version)
         return Found(sorted(ranked, reverse=True), used, stored - ways.keys(), scales)
 
-    def _scales(self, version: str, ways: Mapping[str, Way], rooms: Sequence[str]) -> dict[str, tuple[float, float]]:
+    def _scales(
+        self, version: str, ways: Mapping[str, Way], rooms: Sequence[str]
+    ) -> dict[str, tuple[float, float]]:
         """What standardises the scores, if it is known for all that are searched, with as many models per query."""
         if len(ways) < 2:
             return {}
@@ -996,7 +1142,11 @@ class Reference:
             if name != version and key in way.about:
                 found[name] = tuple(way.about[key])
         known = [self.answer(home(name), version) for name in rooms]
-        own = [way.about["target_scale"] for way in known if way is not None and "target_scale" in way.about]
+        own = [
+            way.about["target_scale"]
+            for way in known
+            if way is not None and "target_scale" in way.about
+        ]
         if own:
             found[version] = tuple(own[0])
         return found if ways.keys() <= found.keys() else {}
@@ -1036,7 +1186,11 @@ def _image_fields(number: int, kept: bool) -> dict[str, Any]:
 
 @cache
 def _numbers() -> dict[str, int]:
-    return {_image_fields(number, kept)[IMAGE]: number for number in range(IMAGES) for kept in (False, True)}
+    return {
+        _image_fields(number, kept)[IMAGE]: number
+        for number in range(IMAGES)
+        for kept in (False, True)
+    }
 
 
 def _number_of(payload: Mapping[str, Any]) -> int:
@@ -1083,12 +1237,21 @@ class Trial:
         self.counts[outcome.kind] += 1
         reader = self.users["other" if by == "own" else "own"]
         from_process = self._worker is not None and rng.random() < 0.1
-        rows = self._process().do({"do": "read"}).value if from_process else perform(reader, {"do": "read"})
-        seen = {item: Stored(version, vector, payload, sealed=True) for item, version, vector, payload in rows}
+        rows = (
+            self._process().do({"do": "read"}).value
+            if from_process
+            else perform(reader, {"do": "read"})
+        )
+        seen = {
+            item: Stored(version, vector, payload, sealed=True)
+            for item, version, vector, payload in rows
+        }
         self.reference.accept(expected, outcome, reader, seen)
         self._compare(reader, rng, images=name == "search")
         if name == "prune" and outcome.kind == "done":
-            kept = {path.relative_to(self.path).as_posix() for path in self.path.glob("images/??/[!.]*")}
+            kept = {
+                path.relative_to(self.path).as_posix() for path in self.path.glob("images/??/[!.]*")
+            }
             used = {item.payload[IMAGE] for item in seen.values() if IMAGE in item.payload}
             if kept != {image for image in used if not Path(image).is_absolute()}:
                 raise MismatchError(f"after pruning there are {sorted(kept)}")
@@ -1194,19 +1357,37 @@ class Trial:
         name = rng.choice(sorted(self.reference.items))
         stored = self.reference.items[name]
         plans: dict[str, Plan] = {
-            by: {"do": "patch", "id": name, "changes": [{f"{by} {step}": rng.randrange(100)} for step in range(4)]}
+            by: {
+                "do": "patch",
+                "id": name,
+                "changes": [{f"{by} {step}": rng.randrange(100)} for step in range(4)],
+            }
             for by in ("own", "other", "process")
         }
-        fields = {field: value for plan in plans.values() for one in plan["changes"] for field, value in one.items()}
+        fields = {
+            field: value
+            for plan in plans.values()
+            for one in plan["changes"]
+            for field, value in one.items()
+        }
         written: Payload | None = None
         if rng.random() < 0.3:
-            image = {field: stored.payload[field] for field in (IMAGE, STAMP) if field in stored.payload}
-            written = {**image, LABEL: rng.choice(CLASSES), "price": rng.randrange(100), "written": rng.randrange(100)}
+            image = {
+                field: stored.payload[field] for field in (IMAGE, STAMP) if field in stored.payload
+            }
+            written = {
+                **image,
+                LABEL: rng.choice(CLASSES),
+                "price": rng.randrange(100),
+                "written": rng.randrange(100),
+            }
         with ThreadPoolExecutor() as pool:
             changing = [pool.submit(attempt, self.users[by], plans[by]) for by in ("own", "other")]
             if written is not None:
                 gallery = self.users["own"].gallery
-                writing = pool.submit(gallery.upsert, stored.version, [name], stored.vector[None], [written])
+                writing = pool.submit(
+                    gallery.upsert, stored.version, [name], stored.vector[None], [written]
+                )
             outcomes = [self._process().do(plans["process"]), *(one.result() for one in changing)]
         if any(outcome.kind != "done" for outcome in outcomes):
             raise MismatchError(f"fields set at once: {outcomes}")
@@ -1215,22 +1396,34 @@ class Trial:
         else:
             writing.result()
             now = self.users["other"].gallery.get([name])[name].payload
-            payload = {**written, **{field: value for field, value in fields.items() if field in now}}
+            payload = {
+                **written,
+                **{field: value for field, value in fields.items() if field in now},
+            }
         return Expected([{name: Stored(stored.version, stored.vector, payload, sealed=True)}])
 
     def _compare(self, space: Workspace, rng: random.Random, images: bool) -> None:
         """Counts, status, images that are kept, and a search."""
         reference, pointers = self.reference, self.reference.pointers
         counts = Counter(item.version for item in reference.items.values())
-        if (told := {name: count for name, count in space.gallery.count().items() if count}) != dict(counts):
+        if (
+            told := {name: count for name, count in space.gallery.count().items() if count}
+        ) != dict(counts):
             raise MismatchError(f"it counts {told} and holds {dict(counts)}")
         if rng.random() < 0.05:
             status = space.status()
             seen = status.deployed, status.previous, status.versions, status.retired
-            if seen != (pointers.deployed, pointers.previous, tuple(pointers.versions), pointers.retired):
+            if seen != (
+                pointers.deployed,
+                pointers.previous,
+                tuple(pointers.versions),
+                pointers.retired,
+            ):
                 raise MismatchError(f"status is {status}")
             lost = [
-                item.id for item in space.gallery.iterate() if IMAGE in item.payload and not space.images.find(item)
+                item.id
+                for item in space.gallery.iterate()
+                if IMAGE in item.payload and not space.images.find(item)
             ]
             if lost:
                 raise MismatchError(f"images of {lost} are gone")
@@ -1249,7 +1442,9 @@ class Trial:
                 version = rng.choice(reference.pointers.versions)
             space.serving.encoder(version)
             query = start().vectors[version][number]
-            result = space.serving.search_vectors(version, query[None], k=k, where=filtered, exact=exact)
+            result = space.serving.search_vectors(
+                version, query[None], k=k, where=filtered, exact=exact
+            )
         rooms = [one.name for one in space.gallery.versions()]
         (hits,), wanted = result.hits, reference.found(version, number, images, where, rooms)
         scores = {name: score for _, score, name in wanted.ranked}
@@ -1258,7 +1453,9 @@ class Trial:
             if item is None or (hit.version, dict(hit.payload)) != (item.version, item.payload):
                 raise MismatchError(f"a search found {hit}, and there is {_shown(item)}")
             if hit.id not in scores or abs(hit.score - scores[hit.id]) > 1e-4:
-                raise MismatchError(f"a search by {version} found {hit}, and its score is {scores.get(hit.id)}")
+                raise MismatchError(
+                    f"a search by {version} found {hit}, and its score is {scores.get(hit.id)}"
+                )
         if result.version != version or len({hit.id for hit in hits}) != len(hits):
             raise MismatchError(f"a search by {version} answered {result}")
         if (set(result.models), set(result.left_out)) != (wanted.models, wanted.left_out):
@@ -1266,8 +1463,12 @@ class Trial:
         ranks = [wanted.rank(hit.version, hit.score) for hit in hits]
         best = [rank for rank, *_ in wanted.ranked[:k]]
         rounding = 1e-4 * max((1.0, *(slope for slope, _ in wanted.scales.values())))
-        if exact and (len(ranks) != len(best) or np.abs(np.subtract(ranks, best)).max(initial=0) > rounding):
-            raise MismatchError(f"a search by {version} for {k} found {ranks}, and the best are {best}")
+        if exact and (
+            len(ranks) != len(best) or np.abs(np.subtract(ranks, best)).max(initial=0) > rounding
+        ):
+            raise MismatchError(
+                f"a search by {version} for {k} found {ranks}, and the best are {best}"
+            )
 
 
 class Ran(NamedTuple):
@@ -1278,11 +1479,15 @@ class Ran(NamedTuple):
     failure: BaseException | None = None
 
 
-def run_operations(operations: Sequence[Operation], gallery: Callable[[], str] | None = None) -> Ran:
+def run_operations(
+    operations: Sequence[Operation], gallery: Callable[[], str] | None = None
+) -> Ran:
     """On a new workspace, until one fails. ``gallery`` makes the address of an empty gallery."""
     memory = Path("/dev/shm")  # a kill needs no disk, and a disk is slow
     place = memory if os.access(memory, os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix="fixstar-model-", dir=place, ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(
+        prefix="fixstar-model-", dir=place, ignore_cleanup_errors=True
+    ) as folder:
         trial, done = Trial(Path(folder), gallery), 0
         try:
             for operation in operations:
@@ -1299,7 +1504,9 @@ def run_operations(operations: Sequence[Operation], gallery: Callable[[], str] |
 
 
 def shrunk(
-    operations: Sequence[Operation], fails: Callable[[Sequence[Operation]], int | None], seconds: float = 120.0
+    operations: Sequence[Operation],
+    fails: Callable[[Sequence[Operation]], int | None],
+    seconds: float = 120.0,
 ) -> list[Operation]:
     """The operations without those that a failure does not need. ``fails`` says at which one, None if not."""
     end = time.monotonic() + seconds
@@ -1317,11 +1524,15 @@ def shrunk(
 
 
 @as_before()
-def run_model(seed: int, count: int, gallery: Callable[[], str] | None = None, postgres: str = "") -> Counter[str]:
+def run_model(
+    seed: int, count: int, gallery: Callable[[], str] | None = None, postgres: str = ""
+) -> Counter[str]:
     """Run so many operations in episodes; a failure raises with the shrunk sequence and the command that repeats it."""
     counts = Counter[str]()
     for episode in range(-(-count // EPISODE)):
-        operations = drawn_operations(seed * 1_000_003 + episode, min(EPISODE, count - episode * EPISODE))
+        operations = drawn_operations(
+            seed * 1_000_003 + episode, min(EPISODE, count - episode * EPISODE)
+        )
         ran = run_operations(operations, gallery)
         counts.update(ran.counts)
         if ran.failure is None:
@@ -1341,11 +1552,15 @@ def run_model(seed: int, count: int, gallery: Callable[[], str] | None = None, p
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--operations", type=int, default=3000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--trace", help="the operations of a failure")
-    parser.add_argument("--postgres", action="store_true", help="the gallery is on a PostgreSQL server")
+    parser.add_argument(
+        "--postgres", action="store_true", help="the gallery is on a PostgreSQL server"
+    )
     options = parser.parse_args()
     gallery: Callable[[], str] | None = None
     if options.postgres:
@@ -1362,7 +1577,10 @@ def main() -> None:
     while (left := options.operations - total.total()) > 0:
         total += model(seed, min(left, 4 * EPISODE))
         seed += 1
-        print(f"{total.total():,} operations, {dict(total)}, {time.monotonic() - started:,.0f} s", flush=True)
+        print(
+            f"{total.total():,} operations, {dict(total)}, {time.monotonic() - started:,.0f} s",
+            flush=True,
+        )
     print("no mismatch")
 
 

@@ -32,7 +32,9 @@ SETTINGS = Settings(
     backbone="tiny",
     backbone_options={"in_channels": 1, "width": 3},
     capacity=8,
-    recipe=Recipe(epochs=2, learning_rate=0.01, milestones=(1,), batch_size=9),  # two processes: 5 and 4 images
+    recipe=Recipe(
+        epochs=2, learning_rate=0.01, milestones=(1,), batch_size=9
+    ),  # two processes: 5 and 4 images
     augmentation=Augmentation(crop_padding=1),
     replay_per_class=4,
     device="cpu",
@@ -67,7 +69,9 @@ def by_method(name: str, **changes: Any) -> Callable[[Path | None], Iterator[Ver
     settings = replace(SETTINGS, **changes)
 
     def case(directory: Path | None) -> Iterator[Version]:
-        return run_scenario(class_stream(stripes(), 2, 2), create_method(name), settings, directory, progress=False)
+        return run_scenario(
+            class_stream(stripes(), 2, 2), create_method(name), settings, directory, progress=False
+        )
 
     return case
 
@@ -75,13 +79,17 @@ def by_method(name: str, **changes: Any) -> Callable[[Path | None], Iterator[Ver
 def selected(_: Path | None) -> Iterator[Version]:
     validation = Validation(stripes(1, 3), stripes(2, 3))
     stream = class_stream(stripes(), 2, 2)
-    return run_scenario(stream, create_method("cores"), SETTINGS, progress=False, validation=validation)
+    return run_scenario(
+        stream, create_method("cores"), SETTINGS, progress=False, validation=validation
+    )
 
 
 def streamed(_: Path | None) -> Iterator[Version]:
     """No pixels in memory: each process reads its share of a batch."""
     with mock.patch("fixstar.training.version._budget", return_value=0):
-        yield from run_scenario(class_stream(stripes(), 2, 2), create_method("er"), SETTINGS, progress=False)
+        yield from run_scenario(
+            class_stream(stripes(), 2, 2), create_method("er"), SETTINGS, progress=False
+        )
 
 
 CASES: dict[str, Callable[[Path | None], Iterator[Version]]] = {
@@ -99,27 +107,41 @@ CASES: dict[str, Callable[[Path | None], Iterator[Version]]] = {
 
 def digest(encoder: Encoder) -> str:
     values = encoder.state_dict().values()
-    return hashlib.sha256(b"".join(value.cpu().contiguous().numpy().tobytes() for value in values)).hexdigest()
+    return hashlib.sha256(
+        b"".join(value.cpu().contiguous().numpy().tobytes() for value in values)
+    ).hexdigest()
 
 
 def keep(versions: Iterator[Version], out: Path) -> None:
     """Logs and weights of a case; every process must have the same weights, to the bit."""
     for version in versions:
-        assert len(set(distributed.all_gather_json(digest(version.encoder)))) == 1, (out.name, version.name)
+        assert len(set(distributed.all_gather_json(digest(version.encoder)))) == 1, (
+            out.name,
+            version.name,
+        )
         if distributed.world().is_rank_zero:
             version.encoder.save(out / version.name)
-            (out / f"{version.name}.json").write_text(json.dumps([asdict(entry) for entry in version.log]))
+            (out / f"{version.name}.json").write_text(
+                json.dumps([asdict(entry) for entry in version.log])
+            )
 
 
 def compare_layers() -> None:
     """Batch norm and gathering on shares against the whole batch in one piece: values, gradients, statistics."""
     here, generator = distributed.world(), torch.Generator().manual_seed(0)
-    options: list[dict[str, Any]] = [{}, {"momentum": None}, {"affine": False}, {"track_running_stats": False}]
+    options: list[dict[str, Any]] = [
+        {},
+        {"momentum": None},
+        {"affine": False},
+        {"track_running_stats": False},
+    ]
     for shape, kind in (((7, 3, 4, 5), nn.BatchNorm2d), ((7, 3), nn.BatchNorm1d)):
         for option in options:
             plain, shared = kind(3, **option), kind(3, **option)
             for _ in range(2):
-                x = 100 + torch.randn(shape, generator=generator)  # far from zero: squares would cancel
+                x = 100 + torch.randn(
+                    shape, generator=generator
+                )  # far from zero: squares would cancel
                 weight = torch.randn(shape, generator=generator)
                 whole = x.clone().requires_grad_()
                 expected = plain(whole)
@@ -130,13 +152,19 @@ def compare_layers() -> None:
                 torch.autograd.backward((y * weight).sum() / here.size)
                 torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-4)
                 assert whole.grad is not None
-                torch.testing.assert_close(part.grad, whole.grad[here.share(7)], rtol=1e-3, atol=1e-4)
+                torch.testing.assert_close(
+                    part.grad, whole.grad[here.share(7)], rtol=1e-3, atol=1e-4
+                )
                 for a, b in zip(shared.parameters(), plain.parameters(), strict=True):
                     torch.distributed.all_reduce(a.grad)
                     torch.testing.assert_close(a.grad, b.grad, rtol=1e-3, atol=1e-3)
                     a.grad = b.grad = None
-            torch.testing.assert_close(dict(shared.state_dict()), dict(plain.state_dict()), rtol=1e-4, atol=1e-4)
-            with synchronised(shared.eval()):  # by its statistics, or for want of them by the whole batch
+            torch.testing.assert_close(
+                dict(shared.state_dict()), dict(plain.state_dict()), rtol=1e-4, atol=1e-4
+            )
+            with synchronised(
+                shared.eval()
+            ):  # by its statistics, or for want of them by the whole batch
                 y = gathered(shared(x[here.share(7)]), 7)
             torch.testing.assert_close(y, plain.eval()(x), rtol=1e-4, atol=1e-4)
 
@@ -165,7 +193,13 @@ def interrupted(directory: Path, stop: Callable[[], Any]) -> None:
 
 def first_session(out: Path, rank: int, port: int) -> None:
     """All cases, then one that is killed. Started as torchrun would start it."""
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    place = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": 2,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }
     os.environ |= {name: str(value) for name, value in place.items()} | {"GLOO_SOCKET_IFNAME": "lo"}
     torch.set_num_threads(1)
     assert distributed.world().size == 2
@@ -195,7 +229,11 @@ def second_session(out: Path) -> None:
     }
     (out / f"answers-{rank}.json").write_text(json.dumps(answers))
     command(out, "train", "--epochs", "1", "--json")
-    with mock.patch("fixstar.training.loop._require_converging", fail) if rank == 1 else contextlib.nullcontext():
+    with (
+        mock.patch("fixstar.training.loop._require_converging", fail)
+        if rank == 1
+        else contextlib.nullcontext()
+    ):
         command(out, "upgrade", "--epochs", "2")
 
 
@@ -210,7 +248,9 @@ def command(out: Path, verb: str, *options: str) -> None:
     first = ["--backbone", "tiny", "--batch-size", "8"] if verb == "train" else []
     sys.argv = ["fixstar", verb, str(out / f"images-{verb}"), *common, *first, *options]
     try:
-        with mock.patch("fixstar.cli.app._leave_process_group"):  # once, at the end of both commands
+        with mock.patch(
+            "fixstar.cli.app._leave_process_group"
+        ):  # once, at the end of both commands
             main()
     except SystemExit as end:
         if end.code:

@@ -16,7 +16,13 @@ from fixstar.data import Augmentation, Batches, BatchSource, from_arrays, pixel_
 from fixstar.methods import Objective, Step, Terms, create_method
 from fixstar.models import Encoder, FrozenEncoder
 from fixstar.training import Recipe, Training
-from fixstar.training.captured import _PROGRAMS, CapturedSteps, _restored, _without_batch_counts, compiled
+from fixstar.training.captured import (
+    _PROGRAMS,
+    CapturedSteps,
+    _restored,
+    _without_batch_counts,
+    compiled,
+)
 from fixstar.training.checkpoint import Checkpoint
 from fixstar.training.run import PlacedStage, create_optimiser, parts_of
 from fixstar.training.steps import EagerSteps
@@ -36,12 +42,16 @@ def training(views: int = 1, recipe: Recipe = RECIPE) -> Training:
     for replay, count in ((False, 20), (True, 12)):
         labels = np.arange(count) % 4
         pixels = np.random.default_rng(count).integers(0, 256, (count, 32, 32), dtype=np.uint8)
-        source, _ = pixel_source(from_arrays(pixels, labels), model.preprocessing, augmentation, torch.device("cpu"))
+        source, _ = pixel_source(
+            from_arrays(pixels, labels), model.preprocessing, augmentation, torch.device("cpu")
+        )
         lanes.append(BatchSource(source, torch.from_numpy(labels), replay))
     terms = create_method("hoc").terms
     assert terms is not None
     batches = Batches(lanes, 8, augmentation, seed=1, views=views)
-    return Training(model, Objective(terms), batches, recipe, FrozenEncoder(encoder(1)), progress=False)
+    return Training(
+        model, Objective(terms), batches, recipe, FrozenEncoder(encoder(1)), progress=False
+    )
 
 
 def by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +72,13 @@ def trained(
 
 
 ADAMW = replace(
-    RECIPE, optimizer="adamw", learning_rate=1e-3, schedule="cosine", warmup=0.5, clip=0.1, backbone_rate=0.3
+    RECIPE,
+    optimizer="adamw",
+    learning_rate=1e-3,
+    schedule="cosine",
+    warmup=0.5,
+    clip=0.1,
+    backbone_rate=0.3,
 )
 
 
@@ -74,7 +90,9 @@ def test_replayed_steps_make_the_updates_of_the_eager_loop(
     eager, eager_sums, eager_shown = trained(EagerSteps, views, recipe)
     replayed, sums, shown = trained(CapturedSteps, views, recipe)
     weights = eager.encoder.state_dict()
-    assert all(torch.equal(value, weights[name]) for name, value in replayed.encoder.state_dict().items())
+    assert all(
+        torch.equal(value, weights[name]) for name, value in replayed.encoder.state_dict().items()
+    )
     for a, b in zip(sums, eager_sums, strict=True):
         assert a == pytest.approx(b)
     assert sum(shown) == sum(eager_shown)
@@ -98,7 +116,9 @@ def test_the_step_is_told_how_far_the_stage_is(monkeypatch: pytest.MonkeyPatch) 
     assert seen == pytest.approx(np.arange(8) / 8)
 
 
-@pytest.mark.parametrize("make", [partial(torch.optim.SGD, lr=0.1, momentum=0.9), torch.optim.AdamW])
+@pytest.mark.parametrize(
+    "make", [partial(torch.optim.SGD, lr=0.1, momentum=0.9), torch.optim.AdamW]
+)
 def test_warming_up_leaves_no_trace(make: Callable[..., torch.optim.Optimizer]) -> None:
     model = encoder()
     optimiser = make(model.parameters())
@@ -106,7 +126,9 @@ def test_warming_up_leaves_no_trace(make: Callable[..., torch.optim.Optimizer]) 
     with _restored(model, optimiser):
         model(torch.zeros(4, 1, 32, 32, dtype=torch.uint8)).z.square().sum().backward()
         optimiser.step()
-        assert any(not torch.equal(value, before[name]) for name, value in model.state_dict().items())
+        assert any(
+            not torch.equal(value, before[name]) for name, value in model.state_dict().items()
+        )
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(not value.any() for state in optimiser.state.values() for value in state.values())
     first = [p.detach().clone() for p in model.parameters()]
@@ -115,7 +137,9 @@ def test_warming_up_leaves_no_trace(make: Callable[..., torch.optim.Optimizer]) 
     assert all(torch.equal(a, b) for a, b in zip(first, model.parameters(), strict=True))
 
 
-def test_a_replayed_update_is_noticed_by_what_is_derived_from_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replayed_update_is_noticed_by_what_is_derived_from_the_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A replay writes weights behind the back of their version counters; the short form is cached by those."""
     by_hand(monkeypatch)
     run = training()
@@ -128,7 +152,9 @@ def test_a_replayed_update_is_noticed_by_what_is_derived_from_the_weights(monkey
         projection.weight.data.mul_(torch.linspace(1, 2, projection.in_features))
 
     steps._graph = SimpleNamespace(replay=behind)  # type: ignore[assignment]
-    pixels = np.zeros((2, 32, 32, 1), np.uint8) + np.arange(2, dtype=np.uint8)[:, None, None, None] * 90
+    pixels = (
+        np.zeros((2, 32, 32, 1), np.uint8) + np.arange(2, dtype=np.uint8)[:, None, None, None] * 90
+    )
     before = run.encoder._short_factor().clone()
     steps._sums = {}
     steps.epoch(0, lambda *_: None)
@@ -138,7 +164,9 @@ def test_a_replayed_update_is_noticed_by_what_is_derived_from_the_weights(monkey
 
 
 def test_momenta_are_laid_out_like_their_weights() -> None:
-    weight = torch.nn.Parameter(torch.randn(4, 3, 3, 3).contiguous(memory_format=torch.channels_last))
+    weight = torch.nn.Parameter(
+        torch.randn(4, 3, 3, 3).contiguous(memory_format=torch.channels_last)
+    )
     optimiser = torch.optim.SGD([weight], 0.1, momentum=0.9)
     momentum = torch.randn(4, 3, 3, 3)
     Checkpoint(optimiser={0: {"momentum_buffer": momentum}}).restore_optimiser(optimiser)
@@ -151,7 +179,9 @@ def test_batch_norms_count_again_afterwards() -> None:
     model = encoder()
     with _without_batch_counts(model):
         model(torch.zeros(4, 1, 32, 32, dtype=torch.uint8))
-    counts = [value for name, value in model.state_dict().items() if name.endswith("num_batches_tracked")]
+    counts = [
+        value for name, value in model.state_dict().items() if name.endswith("num_batches_tracked")
+    ]
     assert len(counts) == 4
     model(torch.zeros(4, 1, 32, 32, dtype=torch.uint8))
     assert all(int(count) == 1 for count in counts)
@@ -177,7 +207,9 @@ def test_one_compiled_program_serves_every_version(monkeypatch: pytest.MonkeyPat
         torch.testing.assert_close(inside, outside)
         for (name, a), (_, b) in zip(one.named_parameters(), other.named_parameters(), strict=True):
             torch.testing.assert_close(a.grad, b.grad, msg=name)
-        for (name, mine), (_, theirs) in zip(one.named_buffers(), other.named_buffers(), strict=True):
+        for (name, mine), (_, theirs) in zip(
+            one.named_buffers(), other.named_buffers(), strict=True
+        ):
             torch.testing.assert_close(mine, theirs, msg=name)
     assert len(made) == 1
     assert one.backbone._compiled_call_impl is None

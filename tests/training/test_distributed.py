@@ -30,7 +30,14 @@ SCRIPT = Path(__file__).with_name("distributed_cases.py")
 
 
 def torchrun(out: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+    ]
     return subprocess.run(
         [*command, str(SCRIPT), str(out)],
         capture_output=True,
@@ -100,7 +107,9 @@ def require_close(a: Path, b: Path, version: str) -> None:
 
 @pytest.mark.parametrize("version", ["v1", "v2"])
 @pytest.mark.parametrize("case", CASES)
-def test_two_processes_make_the_losses_and_weights_of_one(first: Path, case: str, version: str) -> None:
+def test_two_processes_make_the_losses_and_weights_of_one(
+    first: Path, case: str, version: str
+) -> None:
     alone, together = (logged(first / name, version) for name in (f"{case}-alone", case))
     assert len(alone) == len(together) >= 2
     for one, two in zip(alone, together, strict=True):
@@ -112,7 +121,10 @@ def test_two_processes_make_the_losses_and_weights_of_one(first: Path, case: str
 
 def test_the_cases_are_not_trivial(first: Path) -> None:
     assert set(logged(first / "hoc", "v2")[0]["terms"]) == {"ce", "hoc"}
-    assert {entry["stage"] for entry in logged(first / "foster", "v2")} == {"training", "compression"}
+    assert {entry["stage"] for entry in logged(first / "foster", "v2")} == {
+        "training",
+        "compression",
+    }
     assert logged(first / "selected", "v2")[0]["scores"] is not None
     assert logged(first / "hoc", "v2")[-1]["terms"] != logged(first / "hoc", "v2")[0]["terms"]
 
@@ -144,7 +156,9 @@ def test_what_cannot_work_is_refused_by_every_process(second: tuple[Path, Any]) 
     check_wording(answers[0]["seeds"][1])
 
 
-def test_the_command_line_speaks_with_one_voice(second: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+def test_the_command_line_speaks_with_one_voice(
+    second: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
     out, session = second
     assert json.loads(session.stdout)["version"] == "v1"  # one document, not two
     assert session.stderr.count("12 images of 2 classes: a, b") == 1
@@ -182,12 +196,16 @@ def test_each_process_takes_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) ->
     chosen: list[int] = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
-    monkeypatch.setattr("fixstar.training.distributed.world", lambda: World(3, 4, local_rank=1, local_size=2))
+    monkeypatch.setattr(
+        "fixstar.training.distributed.world", lambda: World(3, 4, local_rank=1, local_size=2)
+    )
     assert local_device(torch.device("cuda")) == torch.device("cuda", 1)
     assert local_device(torch.device("cpu")) == torch.device("cpu")
     assert chosen == [1]
     with pytest.raises(InputError, match="device='cuda'"):
         local_device(torch.device("cuda", 0))
-    monkeypatch.setattr("fixstar.training.distributed.world", lambda: World(3, 4, local_rank=3, local_size=4))
+    monkeypatch.setattr(
+        "fixstar.training.distributed.world", lambda: World(3, 4, local_rank=3, local_size=4)
+    )
     with refuses(InputError):
         local_device(torch.device("cuda"))

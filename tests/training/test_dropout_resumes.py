@@ -54,10 +54,14 @@ def test_a_run_with_dropout_that_was_cut_off_ends_with_the_same_weights(
     steps = whole.batches.per_epoch
     expected = drawn.kept[after * steps :]
     assert len(drawn_later.kept) == (4 - after) * steps
-    assert all(torch.equal(mine, theirs) for mine, theirs in zip(drawn_later.kept, expected, strict=True))
+    assert all(
+        torch.equal(mine, theirs) for mine, theirs in zip(drawn_later.kept, expected, strict=True)
+    )
 
 
-def test_every_epoch_draws_again_and_seed_and_process_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_epoch_draws_again_and_seed_and_process_decide(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     first, drawn = stochastic()
     train(first)
     epochs = torch.stack(drawn.kept).reshape(4, -1)

@@ -32,12 +32,27 @@ def patches(classes: str = "ab", seed: int = 0) -> ImageSet:
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
     """What a run leaves that was killed before it kept its version."""
-    train_version(1, patches(), TrainingContext(), create_method("hoc"), SETTINGS, tmp_path / "c.safetensors", False)
+    train_version(
+        1,
+        patches(),
+        TrainingContext(),
+        create_method("hoc"),
+        SETTINGS,
+        tmp_path / "c.safetensors",
+        False,
+    )
     return tmp_path / "c.safetensors"
 
 
-def refusal(checkpoint: Path, images: ImageSet | None = None, method: Any = None, **settings: Any) -> str:
-    given = (images or patches(), TrainingContext(), method or create_method("hoc"), replace(SETTINGS, **settings))
+def refusal(
+    checkpoint: Path, images: ImageSet | None = None, method: Any = None, **settings: Any
+) -> str:
+    given = (
+        images or patches(),
+        TrainingContext(),
+        method or create_method("hoc"),
+        replace(SETTINGS, **settings),
+    )
     with pytest.raises(CheckpointError) as error:
         train_version(1, *given, checkpoint, False)
     return str(error.value)
@@ -50,10 +65,18 @@ def differing(message: str) -> set[str]:
 def test_it_names_what_differs_and_nothing_else(checkpoint: Path) -> None:
     longer = replace(SETTINGS.recipe, epochs=3)
     assert differing(refusal(checkpoint, recipe=longer)) == {"epochs"}
-    assert differing(refusal(checkpoint, recipe=replace(longer, learning_rate=0.02))) == {"epochs", "learning rate"}
+    assert differing(refusal(checkpoint, recipe=replace(longer, learning_rate=0.02))) == {
+        "epochs",
+        "learning rate",
+    }
     assert differing(refusal(checkpoint, grown=(4,))) == {"growth"}
-    assert differing(refusal(checkpoint, method=create_method("hoc", lam=0.5))) == {"method options"}
-    assert differing(refusal(checkpoint, augmentation=Augmentation(flip=False), seed=3)) == {"flip", "seed"}
+    assert differing(refusal(checkpoint, method=create_method("hoc", lam=0.5))) == {
+        "method options"
+    }
+    assert differing(refusal(checkpoint, augmentation=Augmentation(flip=False), seed=3)) == {
+        "flip",
+        "seed",
+    }
     images = {"images (files", "or the share held out)"}
     assert differing(refusal(checkpoint, patches(seed=1))) == images
     assert differing(refusal(checkpoint, patches("ac"))) == images | {"classes"}
@@ -61,4 +84,6 @@ def test_it_names_what_differs_and_nothing_else(checkpoint: Path) -> None:
 
 def test_what_to_do_is_said_and_the_same_run_resumes(checkpoint: Path) -> None:
     check_wording(refusal(checkpoint, seed=1))
-    train_version(1, patches(), TrainingContext(), create_method("hoc"), SETTINGS, checkpoint, False)
+    train_version(
+        1, patches(), TrainingContext(), create_method("hoc"), SETTINGS, checkpoint, False
+    )

@@ -15,12 +15,28 @@ from PIL import Image
 from torch.nn import functional
 from wording import refuses
 
-from fixstar.data import Augmentation, Batches, BatchSource, ImageSet, from_arrays, open_images, pixel_source
+from fixstar.data import (
+    Augmentation,
+    Batches,
+    BatchSource,
+    ImageSet,
+    from_arrays,
+    open_images,
+    pixel_source,
+)
 from fixstar.errors import DataError, InputError
 from fixstar.images import Preprocessing
 from fixstar.methods import METHODS, create_method
 from fixstar.models import Encoder, FrozenEncoder
-from fixstar.training import Recipe, Settings, TrainingContext, Validation, Version, loop, train_version
+from fixstar.training import (
+    Recipe,
+    Settings,
+    TrainingContext,
+    Validation,
+    Version,
+    loop,
+    train_version,
+)
 from fixstar.training import features as made_features
 from fixstar.training.checkpoint import save_checkpoint
 from fixstar.training.features import FrozenFeatures, View
@@ -55,10 +71,16 @@ def files(folder: Path, images: ImageSet) -> ImageSet:
 
 
 def trained(
-    images: ImageSet, settings: Settings = SETTINGS, method: str = "hoc", context: Any = None, number: int = 1
+    images: ImageSet,
+    settings: Settings = SETTINGS,
+    method: str = "hoc",
+    context: Any = None,
+    number: int = 1,
 ) -> Version:
     chosen = create_method(method)
-    return train_version(number, images, context or TrainingContext(), chosen, settings, progress=False)
+    return train_version(
+        number, images, context or TrainingContext(), chosen, settings, progress=False
+    )
 
 
 def same(first: Encoder, second: Encoder) -> bool:
@@ -76,17 +98,23 @@ def forwards(act: Any) -> int:
 def test_training_on_features_is_a_plain_loop_over_them() -> None:
     images = patches()
     version = trained(images)
-    reference = SETTINGS.new_encoder(create_method("hoc"), list(images.classes), SETTINGS.seed).eval()
+    reference = SETTINGS.new_encoder(
+        create_method("hoc"), list(images.classes), SETTINGS.seed
+    ).eval()
     assert reference.projection is not None
     pixels = torch.from_numpy(np.asarray(images.images)).permute(0, 3, 1, 2)
     with torch.no_grad():
         h = reference.backbone(reference.normalise(pixels))
     source, _ = pixel_source(images, PREPARED, SETTINGS.augmentation, torch.device("cpu"))
     targets = reference.targets(images.classes)[torch.from_numpy(images.labels)]
-    order = Batches([BatchSource(source, targets)], 8, SETTINGS.augmentation, seed=1)  # seed * 1009 + number
+    order = Batches(
+        [BatchSource(source, targets)], 8, SETTINGS.augmentation, seed=1
+    )  # seed * 1009 + number
     weight = reference.projection.weight
     recipe = SETTINGS.recipe
-    optimiser = torch.optim.SGD([weight], recipe.learning_rate, 0.9, weight_decay=recipe.weight_decay)
+    optimiser = torch.optim.SGD(
+        [weight], recipe.learning_rate, 0.9, weight_decay=recipe.weight_decay
+    )
     rows = {bytes(image.numpy()): row for row, image in enumerate(pixels)}
     for epoch in range(2):
         for batch in order.epoch(epoch):
@@ -113,7 +141,9 @@ def test_the_backbone_runs_once_per_image_and_view(tmp_path: Path) -> None:
     flipped = replace(SETTINGS, augmentation=Augmentation(0, flip=True))
     assert forwards(lambda: trained(images, flipped, context=context)) == len(images) + measured
     more = patches("abcd")
-    with_known = ImageSet(np.concatenate([images.images, more.images[-6:]]), more.labels, more.classes)
+    with_known = ImageSet(
+        np.concatenate([images.images, more.images[-6:]]), more.labels, more.classes
+    )
     assert forwards(lambda: trained(with_known, context=context)) == 6 + measured
 
 
@@ -126,7 +156,9 @@ def test_an_upgrade_finds_the_features_of_its_teacher(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", sorted(set(METHODS) - {"podnet", "bct-vectors"}))
-def test_every_method_trains_on_features(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_method_trains_on_features(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FIXSTAR_TRUST", "own_models")
     images, more = patches("abc"), patches("de")
     settings = replace(SETTINGS, capacity=200)
@@ -148,7 +180,9 @@ def test_every_method_trains_on_features(method: str, tmp_path: Path, monkeypatc
     assert second.encoder.projection is not None
     assert not torch.equal(first.encoder.projection.weight, second.encoder.projection.weight)  # type: ignore[union-attr]
     saved = Encoder.load(second.encoder.save(tmp_path / "v2"))
-    assert saved.encode(patches("xy").images) == pytest.approx(second.encoder.encode(patches("xy").images), abs=1e-6)
+    assert saved.encode(patches("xy").images) == pytest.approx(
+        second.encoder.encode(patches("xy").images), abs=1e-6
+    )
 
 
 def test_maps_and_random_backbones_are_refused() -> None:
@@ -161,7 +195,9 @@ def test_maps_and_random_backbones_are_refused() -> None:
         trained(patches(), replace(SETTINGS, backbone="hf:dinov2", preprocessing=None))
 
 
-def test_a_kill_while_embedding_loses_one_file_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kill_while_embedding_loses_one_file_at_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     images = patches()
     monkeypatch.setattr(made_features, "_SHARD", 4)
     whole = trained(images)
@@ -179,12 +215,23 @@ def test_a_kill_while_embedding_loses_one_file_at_most(tmp_path: Path, monkeypat
         with pytest.raises(KeyboardInterrupt):
             trained(images, context=context)
     assert len(list(tmp_path.rglob("*.safetensors"))) == 2
-    assert forwards(lambda: calls.append(same(trained(images, context=context).encoder, whole.encoder))) == 18 - 8 + 2
+    assert (
+        forwards(
+            lambda: calls.append(same(trained(images, context=context).encoder, whole.encoder))
+        )
+        == 18 - 8 + 2
+    )
     assert calls[-1] is True
 
 
-def test_an_interrupted_run_resumes_to_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    images, context, method = patches(), TrainingContext(features=tmp_path / "features"), create_method("hoc")
+def test_an_interrupted_run_resumes_to_the_same_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images, context, method = (
+        patches(),
+        TrainingContext(features=tmp_path / "features"),
+        create_method("hoc"),
+    )
     checkpoint = tmp_path / "checkpoint.safetensors"
     whole = trained(images, context=context)
     monkeypatch.setattr(loop, "_PAUSE", 0.0)
@@ -218,7 +265,11 @@ def test_another_model_or_preparation_has_features_of_its_own(tmp_path: Path) ->
     images, context = patches(), TrainingContext(features=tmp_path)
     trained(images, context=context)
     trained(images, replace(SETTINGS, backbone_options={"arguments": {"seed": 1}}), context=context)
-    trained(images, replace(SETTINGS, preprocessing=replace(PREPARED, mean=(0.4, 0.5, 0.5))), context=context)
+    trained(
+        images,
+        replace(SETTINGS, preprocessing=replace(PREPARED, mean=(0.4, 0.5, 0.5))),
+        context=context,
+    )
     assert len(list(tmp_path.iterdir())) == 3
 
 
@@ -256,7 +307,8 @@ def test_rotated_and_flipped_views_are_those_of_the_pixels(flip: bool) -> None:
     pixels, _ = pixel_source(images, PREPARED, augmentation, torch.device("cpu"))
     targets = torch.from_numpy(images.labels)
     by_features, by_pixels = (
-        Batches([BatchSource(one, targets)], 8, augmentation, seed=3, views=2, rotated=True) for one in (source, pixels)
+        Batches([BatchSource(one, targets)], 8, augmentation, seed=3, views=2, rotated=True)
+        for one in (source, pixels)
     )
     plan, at = by_features.plan_on_device(0), torch.zeros(1, dtype=torch.long)
     for features, seen in zip(by_features.epoch(0), by_pixels.epoch(0), strict=True):
@@ -264,7 +316,9 @@ def test_rotated_and_flipped_views_are_those_of_the_pixels(flip: bool) -> None:
             expected = encoder.backbone(encoder.normalise(seen.pixels))
         torch.testing.assert_close(features.pixels, expected, atol=1e-5, rtol=1e-4)
         assert torch.equal(features.turns, seen.turns)  # type: ignore[arg-type]
-        assert torch.equal(by_features.cut_at(plan, at).pixels, features.pixels)  # as a recorded step cuts it
+        assert torch.equal(
+            by_features.cut_at(plan, at).pixels, features.pixels
+        )  # as a recorded step cuts it
         at += 1
 
 
@@ -279,7 +333,9 @@ def test_another_backbone_takes_over_and_its_teacher_reads_its_own_features(tmp_
     assert source.table.shape == (18, 1, 32)
     rows = source.table[:, 0]
     pixels = torch.from_numpy(np.asarray(images.images)).permute(0, 3, 1, 2)
-    torch.testing.assert_close(teacher(rows).z, FrozenEncoder(first)(pixels).z, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(
+        teacher(rows).z, FrozenEncoder(first)(pixels).z, atol=1e-5, rtol=1e-4
+    )
     torch.testing.assert_close(encoder(rows).z, encoder.eval()(pixels).z, atol=1e-5, rtol=1e-4)
     assert teacher.encode(images.images) == pytest.approx(first.encode(images.images), abs=1e-5)
     second = trained(
@@ -292,7 +348,9 @@ def test_another_backbone_takes_over_and_its_teacher_reads_its_own_features(tmp_
 
 
 def remember_of(encoder: Encoder, images: ImageSet) -> Any:
-    return remember(replace(TrainingContext().memory, per_class=4), Version(1, encoder, (), images), SETTINGS)
+    return remember(
+        replace(TrainingContext().memory, per_class=4), Version(1, encoder, (), images), SETTINGS
+    )
 
 
 def test_model_selection_embeds_its_images_once(tmp_path: Path) -> None:
@@ -303,10 +361,14 @@ def test_model_selection_embeds_its_images_once(tmp_path: Path) -> None:
 
     def upgrade() -> None:
         method = create_method("hoc")
-        version = train_version(2, patches("de"), context, method, SETTINGS, progress=False, validation=validation)
+        version = train_version(
+            2, patches("de"), context, method, SETTINGS, progress=False, validation=validation
+        )
         assert all(entry.scores is not None for entry in version.log)
 
-    assert forwards(upgrade) == 12 + 16  # new images and those of the validation; remembered ones are known
+    assert (
+        forwards(upgrade) == 12 + 16
+    )  # new images and those of the validation; remembered ones are known
     assert forwards(upgrade) == 0
 
 
@@ -320,9 +382,13 @@ def test_an_onnx_model_is_only_trained_frozen(tmp_path: Path) -> None:
     copied = copy.deepcopy(first.encoder)
     saved = Encoder.load(first.encoder.save(tmp_path / "v1"))
     for encoder in (copied, saved):
-        assert encoder.encode(patches("x").images) == pytest.approx(first.encoder.encode(patches("x").images), abs=1e-6)
+        assert encoder.encode(patches("x").images) == pytest.approx(
+            first.encoder.encode(patches("x").images), abs=1e-6
+        )
     own = trained(patches()).encoder
-    assert first.encoder.encode(patches("x").images) == pytest.approx(own.encode(patches("x").images), abs=1e-4)
+    assert first.encoder.encode(patches("x").images) == pytest.approx(
+        own.encode(patches("x").images), abs=1e-4
+    )
     context = TrainingContext(saved, remember_of(saved, patches()))
     second = trained(patches("de"), settings, context=context, number=2)
     assert second.encoder.slots.classes == ("a", "b", "c", "d", "e")

@@ -16,7 +16,15 @@ from fixstar.errors import InputError, ModelError
 from fixstar.evaluation import cross_test
 from fixstar.methods import create_method
 from fixstar.models import Encoder, SimplexClassifier
-from fixstar.training import Recipe, Settings, TrainingContext, Validation, Version, train_version, version_features
+from fixstar.training import (
+    Recipe,
+    Settings,
+    TrainingContext,
+    Validation,
+    Version,
+    train_version,
+    version_features,
+)
 from fixstar.training.version import VersionPlan, missing_growth
 
 FULL = Settings(
@@ -40,7 +48,9 @@ def digits(classes: range, start: int, stop: int) -> ImageSet:
 @pytest.fixture(scope="module")
 def first() -> Version:
     """Four classes in four slots. Its training is that of hoc, fd and cores alike: cross-entropy."""
-    return train_version(1, digits(range(4), 0, 60), TrainingContext(), create_method("hoc"), FULL, progress=False)
+    return train_version(
+        1, digits(range(4), 0, 60), TrainingContext(), create_method("hoc"), FULL, progress=False
+    )
 
 
 def second(name: str, first: Version, settings: Settings = GROWN) -> Version:
@@ -48,7 +58,12 @@ def second(name: str, first: Version, settings: Settings = GROWN) -> Version:
     method, known = create_method(name), digits(range(4), 0, 60)
     if method.scenario == "retraining":
         return train_version(
-            2, digits(range(10), 0, 60), TrainingContext(first.encoder), method, settings, progress=False
+            2,
+            digits(range(10), 0, 60),
+            TrainingContext(first.encoder),
+            method,
+            settings,
+            progress=False,
         )
     memory = ReplayMemory(20).extended(known, first.encoder.preprocessing)
     past = TrainingContext(first.encoder, memory)
@@ -76,13 +91,20 @@ def test_settings_are_written_and_read_with_their_growth() -> None:
 def test_a_new_encoder_has_all_simplices_and_the_weights_it_would_have_had() -> None:
     """CoReS starts every version from the same weights; growth must not change those there were."""
     method, names = create_method("cores"), ["0", "1"]
-    plain, grown = (settings.new_encoder(method, names, seed=7) for settings in (FULL, replace(FULL, grown=(6, 3))))
+    plain, grown = (
+        settings.new_encoder(method, names, seed=7)
+        for settings in (FULL, replace(FULL, grown=(6, 3)))
+    )
     assert (grown.classifier.parts, grown.slots.capacity) == ((3, 5, 2), 13)
     weights, more = plain.state_dict(), grown.state_dict()
     assert weights.keys() == more.keys()
     assert torch.equal(more["projection.weight"][:3], weights["projection.weight"])
     assert more["projection.weight"][3:].abs().min() > 0
-    assert all(torch.equal(more[name], value) for name, value in weights.items() if name != "projection.weight")
+    assert all(
+        torch.equal(more[name], value)
+        for name, value in weights.items()
+        if name != "projection.weight"
+    )
 
 
 def test_classifiers_without_capacity_have_nothing_to_grow_and_other_polytopes_cannot() -> None:
@@ -99,11 +121,15 @@ def test_a_full_model_says_what_to_do_and_a_grown_one_has_room(name: str, first:
     images, method = digits(range(10), 0, 3), create_method(name)
     with refuses(InputError, "grow"):
         VersionPlan(2, images, TrainingContext(first.encoder), method, FULL).starting_encoder()
-    encoder = VersionPlan(2, images, TrainingContext(first.encoder), method, GROWN).starting_encoder()
+    encoder = VersionPlan(
+        2, images, TrainingContext(first.encoder), method, GROWN
+    ).starting_encoder()
     assert (encoder.classifier.parts, encoder.slots.capacity) == ((3, 5), 10)
     assert encoder.slots.by_class == {str(label): label for label in range(10)}
     assert first.encoder.classifier.parts == (3,)  # the model before is left as it was
-    third = VersionPlan(3, images, TrainingContext(encoder), method, replace(FULL, grown=(6, 4))).starting_encoder()
+    third = VersionPlan(
+        3, images, TrainingContext(encoder), method, replace(FULL, grown=(6, 4))
+    ).starting_encoder()
     assert (third.classifier.parts, third.slots.by_class) == ((3, 5, 3), encoder.slots.by_class)
 
 
@@ -117,7 +143,9 @@ def test_growth_in_another_order_is_refused(first: Version) -> None:
     with refuses(ModelError):
         missing_growth(grown, (5, 6))
     with refuses(ModelError):  # from scratch, without its growth
-        VersionPlan(3, digits(range(10), 0, 3), TrainingContext(grown), create_method("cores"), FULL).starting_encoder()
+        VersionPlan(
+            3, digits(range(10), 0, 3), TrainingContext(grown), create_method("cores"), FULL
+        ).starting_encoder()
     wider = replace(FULL, capacity=10)
     with refuses(ModelError):
         VersionPlan(
@@ -134,7 +162,9 @@ def test_a_replacement_that_has_not_grown_is_grown_first() -> None:
     previous.add_classes(["0", "1"], side="right")  # 9, 8: in the second simplex
     right = replace(GROWN, side="right")
     past = TrainingContext(previous, replacement=better)
-    encoder = VersionPlan(3, digits(range(3), 0, 3), past, create_method("hoc"), right).starting_encoder()
+    encoder = VersionPlan(
+        3, digits(range(3), 0, 3), past, create_method("hoc"), right
+    ).starting_encoder()
     assert (encoder.classifier.parts, better.classifier.parts) == ((3, 5), (3,))
     assert encoder.slots.by_class == {"p": 0, "q": 1, "0": 9, "1": 8, "2": 7}
     foreign = Encoder.create("tiny", classes=["p"], capacity=10, backbone_options=options)
@@ -152,7 +182,9 @@ def test_a_replacement_that_has_not_grown_is_grown_first() -> None:
 
 
 @pytest.mark.parametrize("name", ["hoc", "fd", "cl2r-ub"])
-def test_the_teacher_is_zero_in_the_new_dimensions(name: str, first: Version, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_teacher_is_zero_in_the_new_dimensions(
+    name: str, first: Version, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def kept(new: torch.Tensor, old: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
@@ -183,10 +215,14 @@ def test_old_and_new_versions_meet(name: str, first: Version, tmp_path: Path) ->
     slow = np.pad(before, ((0, 0), (0, 5))) @ version.encoder.encode(queries.images).T
     labels = gallery.labels[slow.argmax(axis=0)]
     found = cross_test(features, queries.labels, gallery.labels, "image")
-    assert found.matrix[1, 0] == pytest.approx((labels == queries.labels).mean(), abs=0.011)  # near ties apart
+    assert found.matrix[1, 0] == pytest.approx(
+        (labels == queries.labels).mean(), abs=0.011
+    )  # near ties apart
     everything = digits(range(10), 60, 110), digits(range(10), 110, 150)
     new = version_features("v2", version.encoder, *everything)
-    assert cross_test([new], everything[0].labels, everything[1].labels).matrix[0, 0] > 0.5  # by chance 0.1
+    assert (
+        cross_test([new], everything[0].labels, everything[1].labels).matrix[0, 0] > 0.5
+    )  # by chance 0.1
     head = version.encoder.classifier
     assert isinstance(head, SimplexClassifier)
     assert head.capacities == (4, 6)

@@ -38,7 +38,9 @@ def stop_in_the_third(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", ["hoc", "fd", "cores", "ift"])
 def test_a_run_grows_from_the_version_that_needs_the_room(name: str) -> None:
-    versions = list(run_scenario(stream(), create_method(name), FULL, progress=False, later={3: GROWN}))
+    versions = list(
+        run_scenario(stream(), create_method(name), FULL, progress=False, later={3: GROWN})
+    )
     if name == "ift":  # a trainable classifier has no capacity
         assert [version.encoder.classifier.outputs for version in versions] == [2, 4, 6]
         return
@@ -68,7 +70,9 @@ def test_a_full_run_grows_after_its_stop_and_ends_as_if_it_had_known(tmp_path: P
     method = create_method("hoc")
 
     def run(directory: str, later: dict[int, Settings] | None) -> list[Version]:
-        return list(run_scenario(stream(), method, FULL, tmp_path / directory, progress=False, later=later))
+        return list(
+            run_scenario(stream(), method, FULL, tmp_path / directory, progress=False, later=later)
+        )
 
     with refuses(InputError, "grow"):
         run("stopped", None)
@@ -87,12 +91,22 @@ def test_a_full_run_grows_after_its_stop_and_ends_as_if_it_had_known(tmp_path: P
         list(run_scenario(stream(), method, GROWN, tmp_path / "stopped", progress=False))
 
 
-def test_a_version_begun_goes_on_as_it_began_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_version_begun_goes_on_as_it_began_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     method = create_method("hoc")
 
     def run(later: dict[int, Settings]) -> list[Version]:
         return list(
-            run_scenario(stream(), method, FULL, tmp_path / "run", progress=False, later=later, scenario="lifelong")
+            run_scenario(
+                stream(),
+                method,
+                FULL,
+                tmp_path / "run",
+                progress=False,
+                later=later,
+                scenario="lifelong",
+            )
         )
 
     with monkeypatch.context() as patch:
@@ -102,8 +116,12 @@ def test_a_version_begun_goes_on_as_it_began_or_not_at_all(tmp_path: Path, monke
     assert (tmp_path / "run" / "checkpoint-v3.safetensors").exists()
     with pytest.raises(CheckpointError, match="growth"):
         run({3: replace(FULL, grown=(6,))})
-    whole = list(run_scenario(stream(), method, FULL, progress=False, later={3: GROWN}, scenario="lifelong"))
-    assert same_weights(run({3: GROWN})[2].encoder, whole[2].encoder)  # the refusal took nothing away
+    whole = list(
+        run_scenario(stream(), method, FULL, progress=False, later={3: GROWN}, scenario="lifelong")
+    )
+    assert same_weights(
+        run({3: GROWN})[2].encoder, whole[2].encoder
+    )  # the refusal took nothing away
 
 
 @pytest.mark.parametrize(
@@ -116,7 +134,9 @@ def test_a_version_begun_goes_on_as_it_began_or_not_at_all(tmp_path: Path, monke
         ("ift", {2: replace(FULL, backbone="resnet20")}),
     ],
 )
-def test_what_cannot_change_along_the_way_is_named_at_once(method: str, later: dict[int, Settings]) -> None:
+def test_what_cannot_change_along_the_way_is_named_at_once(
+    method: str, later: dict[int, Settings]
+) -> None:
     with refuses(InputError):
         run_scenario(stream(), create_method(method), FULL, progress=False, later=later)
 
@@ -124,7 +144,9 @@ def test_what_cannot_change_along_the_way_is_named_at_once(method: str, later: d
 def test_another_recipe_may_follow() -> None:
     short = replace(FULL, recipe=replace(FULL.recipe, epochs=1, milestones=()), capacity=12)
     long = replace(short, recipe=FULL.recipe)
-    versions = list(run_scenario(stream(), create_method("hoc"), short, progress=False, later={3: long}))
+    versions = list(
+        run_scenario(stream(), create_method("hoc"), short, progress=False, later={3: long})
+    )
     assert [len(version.log) for version in versions] == [1, 1, 2]
 
 

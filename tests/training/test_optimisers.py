@@ -66,7 +66,9 @@ def assert_close(ours: dict[str, torch.Tensor], plain: dict[str, torch.Tensor]) 
         ("adamw", lambda model: optim.AdamW(model.parameters(), 0.01, weight_decay=0.02)),
     ],
 )
-def test_each_optimiser_is_that_of_torch(optimizer: Any, make: Callable[[nn.Module], optim.Optimizer]) -> None:
+def test_each_optimiser_is_that_of_torch(
+    optimizer: Any, make: Callable[[nn.Module], optim.Optimizer]
+) -> None:
     assert_close(trained(replace(FLAT, optimizer=optimizer)), plain_loop(FLAT, make))
 
 
@@ -80,7 +82,9 @@ def test_cosine_after_warming_up_is_that_of_torch() -> None:
         )
 
     recipe = replace(FLAT, optimizer="adamw", schedule="cosine", warmup=1)
-    plain = plain_loop(FLAT, lambda model: optim.AdamW(model.parameters(), 0.01, weight_decay=0.02), schedule)
+    plain = plain_loop(
+        FLAT, lambda model: optim.AdamW(model.parameters(), 0.01, weight_decay=0.02), schedule
+    )
     assert_close(trained(recipe), plain)
     cosine = plain_loop(
         FLAT,
@@ -93,7 +97,9 @@ def test_cosine_after_warming_up_is_that_of_torch() -> None:
 def test_the_log_has_the_rate_of_the_last_step() -> None:
     log = train(training(replace(FLAT, schedule="cosine", warmup=1)))
     expected = [2 / 3, *((1 + math.cos(math.pi * step / 9)) / 2 for step in (2, 5, 8))]
-    assert [entry.learning_rate for entry in log] == pytest.approx([0.01 * factor for factor in expected])
+    assert [entry.learning_rate for entry in log] == pytest.approx(
+        [0.01 * factor for factor in expected]
+    )
 
 
 def test_gradients_are_clipped_to_their_norm() -> None:
@@ -127,9 +133,17 @@ def test_the_backbone_has_a_rate_of_its_own_and_norms_and_biases_no_decay() -> N
 
 
 @pytest.mark.parametrize("stop_after", [1, 3])
-def test_any_recipe_resumes_to_the_same_weights(tmp_path: Path, stop_after: int, monkeypatch: Any) -> None:
+def test_any_recipe_resumes_to_the_same_weights(
+    tmp_path: Path, stop_after: int, monkeypatch: Any
+) -> None:
     recipe = replace(
-        FLAT, optimizer="adamw", schedule="cosine", warmup=1.5, clip=0.5, backbone_rate=0.2, decay_norms=False
+        FLAT,
+        optimizer="adamw",
+        schedule="cosine",
+        warmup=1.5,
+        clip=0.5,
+        backbone_rate=0.2,
+        decay_norms=False,
     )
     whole = training(recipe, teacher=True)
     train(whole)
@@ -159,9 +173,15 @@ def _train_until(run: Training, epochs: int, monkeypatch: pytest.MonkeyPatch) ->
 def test_another_recipe_is_refused_and_named(tmp_path: Path) -> None:
     from fixstar.data import from_arrays
 
-    images = from_arrays(torch.arange(8 * 32 * 32).remainder(251).byte().view(8, 32, 32).numpy(), [0, 0, 1, 1] * 2)
+    images = from_arrays(
+        torch.arange(8 * 32 * 32).remainder(251).byte().view(8, 32, 32).numpy(), [0, 0, 1, 1] * 2
+    )
     settings = Settings(
-        "tiny", {"in_channels": 1, "width": 4}, capacity=10, recipe=replace(FLAT, epochs=1), replay_per_class=0
+        "tiny",
+        {"in_channels": 1, "width": 4},
+        capacity=10,
+        recipe=replace(FLAT, epochs=1),
+        replay_per_class=0,
     )
     state = (1, images, TrainingContext(), create_method("hoc"))
     path = tmp_path / "c.safetensors"

@@ -19,24 +19,34 @@ from fixstar.training import Recipe, Settings, Version, run_scenario
 RIGHT = Settings(**{**vars(SETTINGS), "side": "right"})
 
 
-def pretrained(names: list[str], backbone: str = "tiny", seed: int = 0, classifier: str = "simplex") -> Encoder:
+def pretrained(
+    names: list[str], backbone: str = "tiny", seed: int = 0, classifier: str = "simplex"
+) -> Encoder:
     torch.manual_seed(seed)
     options = {"in_channels": 1, "width": 4} if backbone == "tiny" else {"in_channels": 1}
-    return Encoder.create(backbone, classifier, classes=names, capacity=12, backbone_options=options)
+    return Encoder.create(
+        backbone, classifier, classes=names, capacity=12, backbone_options=options
+    )
 
 
 def tasks() -> ImageSet:
     return stripes(6)
 
 
-def replaced(settings: Settings, models: Mapping[int, Encoder], method: str = "hoc") -> list[Version]:
+def replaced(
+    settings: Settings, models: Mapping[int, Encoder], method: str = "hoc"
+) -> list[Version]:
     stream = class_stream(tasks(), 2, 2)
-    return list(run_scenario(stream, create_method(method), settings, replacements=models, progress=False))
+    return list(
+        run_scenario(stream, create_method(method), settings, replacements=models, progress=False)
+    )
 
 
 def test_a_replacement_is_where_training_goes_on_and_who_teaches() -> None:
     """At a learning rate of almost nothing, versions are the models they started from."""
-    still = Settings(**{**vars(RIGHT), "recipe": Recipe(epochs=1, learning_rate=1e-12, batch_size=8)})
+    still = Settings(
+        **{**vars(RIGHT), "recipe": Recipe(epochs=1, learning_rate=1e-12, batch_size=8)}
+    )
     models = {1: pretrained(["p", "q"]), 3: pretrained(["p", "q", "r"], "resnet20", seed=1)}
     versions = replaced(still, models)
     first, second, third = (v.encoder for v in versions)
@@ -61,7 +71,12 @@ def test_slots_come_from_both_ends_and_are_kept_through_replacements() -> None:
 def test_versions_of_different_width_still_compare() -> None:
     models = {1: pretrained(["p"]), 2: pretrained(["p", "q"], "lenet++", seed=1)}
     stream = class_stream(tasks(), 3, 3)
-    a, b = (v.encoder for v in run_scenario(stream, create_method("fd"), RIGHT, replacements=models, progress=False))
+    a, b = (
+        v.encoder
+        for v in run_scenario(
+            stream, create_method("fd"), RIGHT, replacements=models, progress=False
+        )
+    )
     images = np.asarray(tasks().images)
     assert a.encode(images).shape == b.encode(images).shape == (48, 11)
     assert a.encode(images, form="short").shape[1] != b.encode(images, form="short").shape[1]
@@ -70,7 +85,9 @@ def test_versions_of_different_width_still_compare() -> None:
 def test_a_trainable_head_has_the_classes_of_the_tasks_alone() -> None:
     """Of pre-training classes no image comes: their outputs would only be answers that are always wrong."""
     models = {2: pretrained(["p", "q", "3"], classifier="linear")}
-    still = Settings(**{**vars(RIGHT), "recipe": Recipe(epochs=1, learning_rate=1e-12, batch_size=8)})
+    still = Settings(
+        **{**vars(RIGHT), "recipe": Recipe(epochs=1, learning_rate=1e-12, batch_size=8)}
+    )
     for name in ("er", "bct-er"):
         versions = list(
             run_scenario(
@@ -82,8 +99,14 @@ def test_a_trainable_head_has_the_classes_of_the_tasks_alone() -> None:
                 scenario="lifelong",
             )
         )
-        assert [v.encoder.slots.classes for v in versions] == [tuple("01"), tuple("0123"), tuple("012345")]
-        rows, own = (model.classifier.get_parameter("weight") for model in (versions[1].encoder, models[2]))
+        assert [v.encoder.slots.classes for v in versions] == [
+            tuple("01"),
+            tuple("0123"),
+            tuple("012345"),
+        ]
+        rows, own = (
+            model.classifier.get_parameter("weight") for model in (versions[1].encoder, models[2])
+        )
         assert len(rows) == 4
         torch.testing.assert_close(rows[3], own[2])  # what it knows of a class of the tasks is kept
 
@@ -128,7 +151,13 @@ def test_a_finished_run_is_read_back_and_other_replacements_are_refused(tmp_path
         return [
             v.encoder
             for v in run_scenario(
-                stream, method, RIGHT, tmp_path / "run", progress=False, scenario="lifelong", replacements=models
+                stream,
+                method,
+                RIGHT,
+                tmp_path / "run",
+                progress=False,
+                scenario="lifelong",
+                replacements=models,
             )
         ]
 

@@ -18,7 +18,15 @@ from forked import fork, kill_at_call
 from PIL import Image
 from wording import refuses
 
-from fixstar.data import Augmentation, ImageSet, ReplayMemory, Task, TaskStream, class_stream, from_arrays
+from fixstar.data import (
+    Augmentation,
+    ImageSet,
+    ReplayMemory,
+    Task,
+    TaskStream,
+    class_stream,
+    from_arrays,
+)
 from fixstar.data.formats import image_folder
 from fixstar.errors import CheckpointError, InputError
 from fixstar.methods import create_method
@@ -77,7 +85,13 @@ def test_cores_starts_every_version_from_the_same_weights_and_itm_does_not() -> 
 
     def first_layers(name: str, **options: Any) -> list[torch.Tensor]:
         versions = list(
-            run_scenario(stream(), create_method(name, **options), still, progress=False, scenario="retraining")
+            run_scenario(
+                stream(),
+                create_method(name, **options),
+                still,
+                progress=False,
+                scenario="retraining",
+            )
         )
         return [v.encoder.get_parameter("backbone.fc.weight") for v in versions]
 
@@ -92,7 +106,10 @@ def test_lifelong_goes_on_from_the_last_weights() -> None:
     still = replace(SETTINGS, recipe=Recipe(epochs=1, learning_rate=1e-12, batch_size=8))
     a, b, _ = run_scenario(stream(), create_method("hoc"), still, progress=False)
     torch.testing.assert_close(
-        a.encoder.get_parameter("backbone.fc.weight"), b.encoder.get_parameter("backbone.fc.weight"), atol=1e-6, rtol=0
+        a.encoder.get_parameter("backbone.fc.weight"),
+        b.encoder.get_parameter("backbone.fc.weight"),
+        atol=1e-6,
+        rtol=0,
     )
 
 
@@ -110,36 +127,60 @@ def test_a_memory_holds_no_fewer_than_no_images() -> None:
 def test_the_seed_decides() -> None:
     def final(seed: int) -> Encoder:
         settings = replace(SETTINGS, seed=seed)
-        return list(run_scenario(stream(), create_method("hoc"), settings, progress=False))[-1].encoder
+        return list(run_scenario(stream(), create_method("hoc"), settings, progress=False))[
+            -1
+        ].encoder
 
     assert same_weights(final(1), final(1))
     assert not same_weights(final(1), final(2))
 
 
 def test_a_finished_run_is_read_back_and_another_one_is_refused(tmp_path: Path) -> None:
-    first = list(run_scenario(stream(), create_method("hoc"), SETTINGS, tmp_path / "run", progress=False))
-    again = list(run_scenario(stream(), create_method("hoc"), SETTINGS, tmp_path / "run", progress=False))
+    first = list(
+        run_scenario(stream(), create_method("hoc"), SETTINGS, tmp_path / "run", progress=False)
+    )
+    again = list(
+        run_scenario(stream(), create_method("hoc"), SETTINGS, tmp_path / "run", progress=False)
+    )
     assert all(same_weights(a.encoder, b.encoder) for a, b in zip(first, again, strict=True))
     assert not list((tmp_path / "run").glob("checkpoint*"))
     with refuses(CheckpointError):
-        list(run_scenario(stream(), create_method("hoc", lam=0.5), SETTINGS, tmp_path / "run", progress=False))
+        list(
+            run_scenario(
+                stream(), create_method("hoc", lam=0.5), SETTINGS, tmp_path / "run", progress=False
+            )
+        )
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.txt").write_text("precious")
     with pytest.raises(CheckpointError, match="holds other files"):
-        list(run_scenario(stream(), create_method("hoc"), SETTINGS, tmp_path / "other", progress=False))
+        list(
+            run_scenario(
+                stream(), create_method("hoc"), SETTINGS, tmp_path / "other", progress=False
+            )
+        )
 
 
 def test_settings_survive_json() -> None:
     assert Settings.from_json(json.loads(json.dumps(SETTINGS.to_json()))) == SETTINGS
 
 
-def test_a_kill_between_saving_and_clearing_up_does_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kill_between_saving_and_clearing_up_does_no_harm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The checkpoint of a finished version stays behind; the next version must not trip over it."""
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", lambda *_, **__: None)
-        (next(run_scenario(stream(), create_method("hoc"), SETTINGS, tmp_path / "run", progress=False)))
+        (
+            next(
+                run_scenario(
+                    stream(), create_method("hoc"), SETTINGS, tmp_path / "run", progress=False
+                )
+            )
+        )
     assert list((tmp_path / "run").glob("checkpoint-v1*"))
-    resumed = list(run_scenario(stream(), create_method("hoc"), SETTINGS, tmp_path / "run", progress=False))
+    resumed = list(
+        run_scenario(stream(), create_method("hoc"), SETTINGS, tmp_path / "run", progress=False)
+    )
     whole = list(run_scenario(stream(), create_method("hoc"), SETTINGS, progress=False))
     assert all(same_weights(a.encoder, b.encoder) for a, b in zip(resumed, whole, strict=True))
 
@@ -148,9 +189,20 @@ def test_a_directory_has_one_trainer_at_a_time(tmp_path: Path) -> None:
     first = run_scenario(stream(), create_method("hoc"), SETTINGS, tmp_path / "run", progress=False)
     next(first)
     with pytest.raises(CheckpointError, match="another process"):
-        next(run_scenario(stream(), create_method("hoc"), SETTINGS, tmp_path / "run", progress=False))
+        next(
+            run_scenario(stream(), create_method("hoc"), SETTINGS, tmp_path / "run", progress=False)
+        )
     first.close()  # type: ignore[attr-defined]
-    assert len(list(run_scenario(stream(), create_method("hoc"), SETTINGS, tmp_path / "run", progress=False))) == 3
+    assert (
+        len(
+            list(
+                run_scenario(
+                    stream(), create_method("hoc"), SETTINGS, tmp_path / "run", progress=False
+                )
+            )
+        )
+        == 3
+    )
 
 
 class Spy:
@@ -171,12 +223,17 @@ class Spy:
         owners = {slot: name for name, slot in encoder.slots.by_class.items()}
         lane = next(lane for lane in self.runs[run].batches._sources if lane.replay == replay)
         padded = lane.pixels.padded.numpy()[:, :, 1:-1, 1:-1]  # type: ignore[attr-defined]
-        return [(image.tobytes(), owners[int(t)]) for image, t in zip(padded, lane.targets, strict=True)]
+        return [
+            (image.tobytes(), owners[int(t)]) for image, t in zip(padded, lane.targets, strict=True)
+        ]
 
 
 def truth() -> set[tuple[bytes, str]]:
     images = stripes()
-    return {(i.tobytes(), images.classes[label]) for i, label in zip(images.images, images.labels, strict=True)}
+    return {
+        (i.tobytes(), images.classes[label])
+        for i, label in zip(images.images, images.labels, strict=True)
+    }
 
 
 def test_what_a_lifelong_version_is_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +246,9 @@ def test_what_a_lifelong_version_is_trained_on(monkeypatch: pytest.MonkeyPatch) 
         new, old = spy.shown(number, replay=False), spy.shown(number, replay=True)
         assert {*new, *old} <= truth()
         assert {name for _, name in new} == set(shuffled[number].images.classes)
-        assert Counter(name for _, name in old) == dict.fromkeys(shuffled.class_order[: 2 * number], 2)
+        assert Counter(name for _, name in old) == dict.fromkeys(
+            shuffled.class_order[: 2 * number], 2
+        )
 
 
 def test_what_a_retrained_version_is_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,7 +267,9 @@ def test_what_a_retrained_version_is_trained_on(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("selection", ["random", "herding"])
-def test_images_that_were_skipped_are_not_remembered_and_stop_nothing(tmp_path: Path, selection: Any) -> None:
+def test_images_that_were_skipped_are_not_remembered_and_stop_nothing(
+    tmp_path: Path, selection: Any
+) -> None:
     for i, (image, label) in enumerate(zip(stripes(2).images, stripes(2).labels, strict=True)):
         path = tmp_path / "images" / str(label) / f"{i}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -265,7 +326,9 @@ def test_first_vectors_are_those_of_the_version_that_learnt_the_class() -> None:
         mine = memory.images.of_classes([str(2 * number), str(2 * number + 1)])
         stored = kept.vectors[np.isin(kept.labels, [2 * number, 2 * number + 1])]
         np.testing.assert_allclose(stored, version.encoder.encode(mine.images), atol=1e-5)
-    wider = Encoder.create("tiny", "linear", classes=["0"], backbone_options={"in_channels": 1, "feature_dim": 9})
+    wider = Encoder.create(
+        "tiny", "linear", classes=["0"], backbone_options={"in_channels": 1, "feature_dim": 9}
+    )
     again = _first_vectors(kept, wider, memory)
     assert again is not None
     assert again.vectors.shape == (12, 9)

@@ -72,7 +72,9 @@ def test_the_best_compatible_epoch_is_kept(scores: list[ValidationScores], kept:
 
 
 @pytest.mark.parametrize("after", range(1, 6))
-def test_the_best_epoch_survives_an_interruption(after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_best_epoch_survives_an_interruption(
+    after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     scores = [DRIFTED, GOOD, BETTER, GOOD, DRIFTED]
     judge = Judge(scores)
     whole = selecting(judge)
@@ -86,7 +88,9 @@ def test_the_best_epoch_survives_an_interruption(after: int, tmp_path: Path, mon
 def test_later_stages_go_on_from_the_selected_epoch_and_are_not_judged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def prepared(judge: Judge, checkpoint: Path | None = None) -> tuple[Training, list[dict[str, Tensor]]]:
+    def prepared(
+        judge: Judge, checkpoint: Path | None = None
+    ) -> tuple[Training, list[dict[str, Tensor]]]:
         run, starts = selecting(judge, checkpoint), []
 
         torch.manual_seed(3)
@@ -127,7 +131,9 @@ def test_where_a_later_stage_makes_the_encoder_its_epochs_are_judged() -> None:
     def terms(step: Step) -> Terms:
         return {"z": step.new.z.square().mean()}
 
-    run.objective = Objective(terms, then=(Stage(terms, "compression", epochs=0.6, trains=run.encoder),))
+    run.objective = Objective(
+        terms, then=(Stage(terms, "compression", epochs=0.6, trains=run.encoder),)
+    )
     log = train(run)
     assert [entry.scores is None for entry in log] == [True] * 5 + [False] * 3
     assert same(weights(run.encoder), judge.shown[1])

@@ -31,7 +31,9 @@ class Toy:
         self.probe = nn.Linear(9, 1)
         self.encoder = prepared.encoder
         self.calls: list[str] = []
-        self.seen: list[tuple[str, float, bool, bool]] = []  # stage, progress, modes of encoder and probe
+        self.seen: list[
+            tuple[str, float, bool, bool]
+        ] = []  # stage, progress, modes of encoder and probe
         stages = (
             Stage(self.probing, "probing", epochs=1.5, learning_rate=0.5, trains=self.probe),
             Stage(self.joint, "joint", epochs=0.5, begin=self.begin),
@@ -91,7 +93,9 @@ def test_stages_follow_one_another_each_with_its_share_of_the_recipe() -> None:
     assert [entry.stage for entry in log] == EPOCHS
     assert [entry.epoch for entry in log] == list(range(6))
     # milestones move with the length: at 1 of 2, at 1.5 (rounded to 2) of 3, at 0.5 (rounded to 0) of 1
-    assert [entry.learning_rate for entry in log] == pytest.approx([0.05, 0.005, 0.025, 0.025, 0.0025, 0.005])
+    assert [entry.learning_rate for entry in log] == pytest.approx(
+        [0.05, 0.005, 0.025, 0.025, 0.0025, 0.005]
+    )
     assert [set(entry.terms) for entry in log] == [{"main"}] * 2 + [{"probe"}] * 4
     assert toy.calls == ["begin", "finish"]
     assert not toy.encoder.training
@@ -108,7 +112,9 @@ def test_progress_goes_from_nothing_to_almost_all_within_each_stage() -> None:
 def test_a_stage_trains_what_it_says_and_the_rest_stands_still_in_evaluation_mode() -> None:
     toy = Toy()
     after: dict[str, dict[str, Tensor]] = {}
-    toy.run = replace(toy.run, objective=replace(toy.run.objective, then=toy.run.objective.then[:1], finish=None))
+    toy.run = replace(
+        toy.run, objective=replace(toy.run.objective, then=toy.run.objective.then[:1], finish=None)
+    )
 
     def keep(step: Step) -> Terms:
         after.setdefault("training", weights(toy.run.modules()))
@@ -119,7 +125,10 @@ def test_a_stage_trains_what_it_says_and_the_rest_stands_still_in_evaluation_mod
     before, now = after["training"], weights(toy.run.modules())
     changed = {name for name in now if not torch.equal(now[name], before[name])}
     assert changed == {"objective.weight", "objective.bias"}  # not even batch-norm statistics
-    assert {(stage, e, p) for stage, _, e, p in toy.seen} == {("training", True, True), ("probing", False, True)}
+    assert {(stage, e, p) for stage, _, e, p in toy.seen} == {
+        ("training", True, True),
+        ("probing", False, True),
+    }
 
 
 @pytest.mark.parametrize("after", range(1, 7))
@@ -134,7 +143,9 @@ def test_an_interruption_after_any_epoch_changes_nothing(
     assert "finish" not in first.calls
     assert train(second.run) == log
     assert same(weights(second.run.modules()), weights(whole.run.modules()))
-    assert [stage for stage, *_ in second.seen] == [stage for stage in EPOCHS[after:] for _ in range(3)]
+    assert [stage for stage, *_ in second.seen] == [
+        stage for stage in EPOCHS[after:] for _ in range(3)
+    ]
     # begun before the interruption or after it, never twice; an interrupted run has no end, so the second one has
     assert first.calls + second.calls == ["begin", "finish"]
 
@@ -163,8 +174,12 @@ def test_a_finished_checkpoint_is_finished_again_and_to_the_same_end(tmp_path: P
 
 def test_the_optimiser_starts_afresh_with_each_stage() -> None:
     """One step each on a constant gradient g: with momentum left over, the second step would be 1.9 times as long."""
-    prepared = training(Recipe(epochs=1, learning_rate=0.1, milestones=(), weight_decay=0.0, batch_size=24))
-    batches = type(prepared.batches)(prepared.batches._sources, 24, prepared.batches._augmentation, seed=1)
+    prepared = training(
+        Recipe(epochs=1, learning_rate=0.1, milestones=(), weight_decay=0.0, batch_size=24)
+    )
+    batches = type(prepared.batches)(
+        prepared.batches._sources, 24, prepared.batches._augmentation, seed=1
+    )
     place = nn.Linear(1, 1, bias=False)
     path: list[float] = []
 
@@ -178,7 +193,9 @@ def test_the_optimiser_starts_afresh_with_each_stage() -> None:
     assert [b - a for a, b in itertools.pairwise(path)] == pytest.approx([-0.1, -0.1], abs=1e-6)
 
 
-def test_the_bar_ends_full_whatever_was_done_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bar_ends_full_whatever_was_done_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Several views of an image count once, and epochs of an earlier run count too."""
     bars: list[list[int]] = []
 

@@ -33,7 +33,9 @@ from fixstar.training.checkpoint import load_checkpoint, save_checkpoint
 from fixstar.training.run import ValidationScores, selected_epoch
 from fixstar.training.version import VersionPlan
 
-STILL = Settings(**{**vars(SETTINGS), "recipe": Recipe(epochs=1, learning_rate=1e-12, batch_size=8)})
+STILL = Settings(
+    **{**vars(SETTINGS), "recipe": Recipe(epochs=1, learning_rate=1e-12, batch_size=8)}
+)
 
 
 def first_layer(encoder: Encoder) -> torch.Tensor:
@@ -49,25 +51,47 @@ def test_every_version_starts_from_the_given_weights(name: str) -> None:
     given = pretrained(["p", "q"], seed=5, classifier="linear" if name == "itm" else "simplex")
     before = {key: value.clone() for key, value in given.state_dict().items()}
     versions = list(
-        run_scenario(stream(), create_method(name), STILL, progress=False, pretrained=given, scenario="retraining")
+        run_scenario(
+            stream(),
+            create_method(name),
+            STILL,
+            progress=False,
+            pretrained=given,
+            scenario="retraining",
+        )
     )
     for version in versions:
-        torch.testing.assert_close(first_layer(version.encoder), first_layer(given), atol=1e-6, rtol=0)
+        torch.testing.assert_close(
+            first_layer(version.encoder), first_layer(given), atol=1e-6, rtol=0
+        )
         assert {"p": 0, "q": 1}.items() <= version.encoder.slots.by_class.items()
     assert [len(version.encoder.slots) for version in versions] == [4, 6, 8]
     for older, newer in itertools.pairwise(versions):
         assert older.encoder.slots.by_class.items() <= newer.encoder.slots.by_class.items()
-    assert all(torch.equal(value, before[key]) for key, value in given.state_dict().items())  # it is copied
+    assert all(
+        torch.equal(value, before[key]) for key, value in given.state_dict().items()
+    )  # it is copied
 
 
 def test_a_method_that_goes_on_from_the_last_weights_starts_there_only_once() -> None:
     given = pretrained([], seed=5, classifier="simplex")
     method = create_method("cores", initialisation="previous")
-    versions = list(run_scenario(stream(), method, SETTINGS, progress=False, pretrained=given, scenario="retraining"))
-    still = train_version(
-        3, stripes(), TrainingContext(versions[1].encoder, pretrained=given), method, STILL, progress=False
+    versions = list(
+        run_scenario(
+            stream(), method, SETTINGS, progress=False, pretrained=given, scenario="retraining"
+        )
     )
-    torch.testing.assert_close(first_layer(still.encoder), first_layer(versions[1].encoder), atol=1e-6, rtol=0)
+    still = train_version(
+        3,
+        stripes(),
+        TrainingContext(versions[1].encoder, pretrained=given),
+        method,
+        STILL,
+        progress=False,
+    )
+    torch.testing.assert_close(
+        first_layer(still.encoder), first_layer(versions[1].encoder), atol=1e-6, rtol=0
+    )
     assert (first_layer(versions[1].encoder) - first_layer(given)).abs().max() > 1e-3
 
 
@@ -126,10 +150,14 @@ def chosen(version: Version) -> int:
 def test_the_kept_model_has_the_standing_that_was_measured() -> None:
     """What is measured again on the finished versions is the log's line of the epoch that eq. 11 chooses."""
     data = validation()
-    versions = list(run_scenario(growing(), create_method("cores"), steady(5), progress=False, validation=data))
+    versions = list(
+        run_scenario(growing(), create_method("cores"), steady(5), progress=False, validation=data)
+    )
     assert all(entry.scores is None for entry in versions[0].log)  # nothing to be compatible with
     for older, newer in itertools.pairwise(versions):
-        made = [version_features(v.name, v.encoder, data.queries, data.gallery) for v in (older, newer)]
+        made = [
+            version_features(v.name, v.encoder, data.queries, data.gallery) for v in (older, newer)
+        ]
         matrix = cross_test(made, data.queries.labels, data.gallery.labels).matrix
         again = ValidationScores(matrix[1, 1], matrix[1, 0], matrix[0, 0])
         assert newer.log[chosen(newer)].scores == pytest.approx(again)
@@ -137,13 +165,19 @@ def test_the_kept_model_has_the_standing_that_was_measured() -> None:
 
 def test_selection_keeps_another_model_than_the_last_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     """An epoch is judged compatible as this test likes it; the same run cut short ends at that epoch."""
-    turns = iter([ValidationScores(0.5, 1, 0), ValidationScores(0.9, 1, 0), ValidationScores(1, 0, 0)])
+    turns = iter(
+        [ValidationScores(0.5, 1, 0), ValidationScores(0.9, 1, 0), ValidationScores(1, 0, 0)]
+    )
     monkeypatch.setattr(Validation, "select", lambda *_: lambda _: next(turns))
-    first = train_version(1, stripes(2), TrainingContext(), create_method("cores"), steady(3), progress=False).encoder
+    first = train_version(
+        1, stripes(2), TrainingContext(), create_method("cores"), steady(3), progress=False
+    ).encoder
 
     def second(epochs: int, data: Validation | None) -> Encoder:
         method = create_method("cores")
-        return train_version(2, stripes(), TrainingContext(first), method, steady(epochs), None, False, data).encoder
+        return train_version(
+            2, stripes(), TrainingContext(first), method, steady(epochs), None, False, data
+        ).encoder
 
     assert same_weights(second(3, validation()), second(2, None))
 
@@ -153,7 +187,11 @@ def test_a_run_with_selection_is_read_back_and_resumes_to_the_same_end(
 ) -> None:
     def run(directory: Path | None, data: Validation | None = None) -> list[Version]:
         given = validation() if data is None else data
-        return list(run_scenario(growing(), create_method("cores"), steady(4), directory, False, validation=given))
+        return list(
+            run_scenario(
+                growing(), create_method("cores"), steady(4), directory, False, validation=given
+            )
+        )
 
     whole = run(None)
     saved: list[Path] = []
@@ -184,7 +222,9 @@ def test_queries_and_gallery_must_name_their_classes_alike() -> None:
 # Stored vectors decide too whether a run may go on
 
 
-def test_a_checkpoint_of_other_stored_vectors_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_of_other_stored_vectors_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     vectors, labels = np.random.default_rng(0).standard_normal((8, 64)), np.arange(8) % 2
     prints: list[str] = []
 
@@ -230,7 +270,13 @@ def test_a_simplex_stays_comparable_while_the_backbone_changes(tmp_path: Path) -
         method = create_method("cores")
         return list(
             run_scenario(
-                stream(), method, SETTINGS, tmp_path / "run", progress=False, later=later, scenario="retraining"
+                stream(),
+                method,
+                SETTINGS,
+                tmp_path / "run",
+                progress=False,
+                later=later,
+                scenario="retraining",
             )
         )
 
@@ -238,7 +284,9 @@ def test_a_simplex_stays_comparable_while_the_backbone_changes(tmp_path: Path) -
     assert widths(versions)[1:] == [12, 5]
     assert len({version.encoder.feature_dim for version in versions}) == 1
     images = stripes()
-    features = [version_features(version.name, version.encoder, images, images) for version in versions]
+    features = [
+        version_features(version.name, version.encoder, images, images) for version in versions
+    ]
     matrix = cross_test(features, images.labels, images.labels).matrix
     assert np.isfinite(matrix[np.tril_indices(3)]).all()
     assert widths(run(later)) == widths(versions)
@@ -250,9 +298,15 @@ def test_bct_chains_three_models_of_growing_width() -> None:
     """Each is judged by its predecessor's classifier on the components that both have."""
     base = widths(list(run_scenario(stream(), create_method("itm"), STILL, progress=False)))[0]
     later = {2: wider(base + 4), 3: wider(base + 9)}
-    versions = list(run_scenario(stream(), create_method("bct"), SETTINGS, progress=False, later=later))
+    versions = list(
+        run_scenario(stream(), create_method("bct"), SETTINGS, progress=False, later=later)
+    )
     assert widths(versions) == [base, base + 4, base + 9]
-    assert [set(version.log[-1].terms) for version in versions] == [{"ce"}, {"ce", "influence"}, {"ce", "influence"}]
+    assert [set(version.log[-1].terms) for version in versions] == [
+        {"ce"},
+        {"ce", "influence"},
+        {"ce", "influence"},
+    ]
     images = stripes()
     made = [version_features(version.name, version.encoder, images, images) for version in versions]
     features = [replace(version, shared_components=True) for version in made]
@@ -275,14 +329,25 @@ def test_what_goes_on_from_the_last_weights_cannot_change_its_backbone() -> None
         run_scenario(stream(), create_method("ift"), SETTINGS, progress=False, later={2: wider(12)})
 
 
-@pytest.mark.parametrize(("polytope", "capacity"), [("polygon", 20), ("cube", 16), ("orthoplex", 13), ("simplex", 13)])
+@pytest.mark.parametrize(
+    ("polytope", "capacity"), [("polygon", 20), ("cube", 16), ("orthoplex", 13), ("simplex", 13)]
+)
 def test_prototypes_do_not_move_under_classes_that_have_them(polytope: str, capacity: int) -> None:
     first, method = replace(SETTINGS, capacity=10), create_method("cores", polytope=polytope)
     previous = VersionPlan(1, stripes(2), TrainingContext(), method, first).starting_encoder()
-    assert VersionPlan(2, stripes(), TrainingContext(previous), method, first).starting_encoder().slots.capacity == 10
+    assert (
+        VersionPlan(2, stripes(), TrainingContext(previous), method, first)
+        .starting_encoder()
+        .slots.capacity
+        == 10
+    )
     later = replace(first, capacity=capacity)
     with refuses(ModelError):
-        list(run_scenario(stream(), method, first, progress=False, later={2: later}, scenario="retraining"))
+        list(
+            run_scenario(
+                stream(), method, first, progress=False, later={2: later}, scenario="retraining"
+            )
+        )
 
 
 # Heads that do not go on from one another
@@ -293,7 +358,8 @@ def started(old: Method, new: Method, **past: Encoder) -> Encoder:
     settings = replace(SETTINGS, side="right")
     previous = VersionPlan(1, stripes(2), TrainingContext(), old, settings).starting_encoder()
     previous.about["version"] = "v1"
-    return VersionPlan(2, stripes(), TrainingContext(previous, **past), new, settings).starting_encoder()  # type: ignore[arg-type]
+    context = TrainingContext(previous, **past)  # type: ignore[arg-type]
+    return VersionPlan(2, stripes(), context, new, settings).starting_encoder()
 
 
 @pytest.mark.parametrize(
@@ -306,7 +372,9 @@ def started(old: Method, new: Method, **past: Encoder) -> Encoder:
         ("er", "lucir", ("cosine", "linear")),
     ],
 )
-def test_a_method_does_not_follow_another_kind_of_classifier(old: str, new: str, kinds: tuple[str, str]) -> None:
+def test_a_method_does_not_follow_another_kind_of_classifier(
+    old: str, new: str, kinds: tuple[str, str]
+) -> None:
     told = f"method '{new}' trains a {kinds[0]} classifier and v1 has a {kinds[1]} one. Methods that train that kind"
     with pytest.raises(ModelError, match=told):
         started(create_method(old), create_method(new))

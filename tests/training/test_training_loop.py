@@ -21,7 +21,9 @@ from fixstar.training import Recipe, Training, paper_recipe, train
 RECIPE = Recipe(epochs=3, learning_rate=0.05, milestones=(2,), batch_size=8)
 
 
-def training(recipe: Recipe = RECIPE, method: Method | None = None, teacher: bool = False, **changes: Any) -> Training:
+def training(
+    recipe: Recipe = RECIPE, method: Method | None = None, teacher: bool = False, **changes: Any
+) -> Training:
     torch.manual_seed(0)
     rng = np.random.default_rng(0)
     labels = np.repeat(np.arange(4), 6)
@@ -33,10 +35,15 @@ def training(recipe: Recipe = RECIPE, method: Method | None = None, teacher: boo
     augmentation = Augmentation(crop_padding=2)
     source, _ = pixel_source(images, encoder.preprocessing, augmentation, torch.device("cpu"))
     batches = Batches(
-        [BatchSource(source, encoder.targets(images.classes)[torch.from_numpy(labels)])], 8, augmentation, seed=1
+        [BatchSource(source, encoder.targets(images.classes)[torch.from_numpy(labels)])],
+        8,
+        augmentation,
+        seed=1,
     )
     old = FrozenEncoder(encoder) if teacher else None
-    objective = (method or create_method("hoc")).objective(Upgrade(encoder, old, images, images.classes, ()))
+    objective = (method or create_method("hoc")).objective(
+        Upgrade(encoder, old, images, images.classes, ())
+    )
     run = Training(encoder, objective, batches, recipe, old, progress=False, fingerprint="f")
     return replace(run, **changes)
 
@@ -62,7 +69,9 @@ def test_with_a_teacher_every_term_is_logged() -> None:
 
 def test_one_step_is_sgd_on_the_sum_of_the_terms() -> None:
     """One batch, one epoch, no momentum: the new weights are w - lr (gradient + decay w), computed here by hand."""
-    recipe = Recipe(epochs=1, learning_rate=0.1, milestones=(), momentum=0.0, weight_decay=0.01, batch_size=24)
+    recipe = Recipe(
+        epochs=1, learning_rate=0.1, milestones=(), momentum=0.0, weight_decay=0.01, batch_size=24
+    )
 
     def two_terms(step: Step) -> Terms:
         return {"a": step.new.logits.square().mean(), "b": 2 * step.new.z.abs().mean()}
@@ -83,7 +92,9 @@ def test_one_step_is_sgd_on_the_sum_of_the_terms() -> None:
 
 
 def test_the_learning_rate_falls_at_the_milestones() -> None:
-    assert [entry.learning_rate for entry in train(training())] == pytest.approx([0.05, 0.05, 0.005])
+    assert [entry.learning_rate for entry in train(training())] == pytest.approx(
+        [0.05, 0.05, 0.005]
+    )
 
 
 def test_the_seed_decides_and_the_callers_generator_is_left_alone() -> None:
@@ -123,7 +134,9 @@ def test_a_module_of_the_objective_is_trained_and_resumed(tmp_path: Path) -> Non
     whole = run()
     before = weights(whole.modules())
     train(whole)
-    assert not torch.equal(whole.modules().state_dict()["objective.weight"], before["objective.weight"])
+    assert not torch.equal(
+        whole.modules().state_dict()["objective.weight"], before["objective.weight"]
+    )
     cut = run(checkpoint=tmp_path / "c.safetensors")
     train(replace(cut, recipe=replace(RECIPE, epochs=1)))
     resumed = run(checkpoint=tmp_path / "c.safetensors")
@@ -158,7 +171,9 @@ def test_a_loss_that_is_not_a_number_stops_the_run() -> None:
 
 
 @pytest.mark.parametrize(("size", "stops"), [(2e15, True), (1001.0, True), (46.0, False)])
-def test_a_loss_that_has_exploded_stops_the_run_and_a_passing_one_does_not(size: float, stops: bool) -> None:
+def test_a_loss_that_has_exploded_stops_the_run_and_a_passing_one_does_not(
+    size: float, stops: bool
+) -> None:
     def large(step: Step) -> Terms:
         return {"ce": step.new.logits.mean() * 0 + size}
 
@@ -185,9 +200,13 @@ def test_recipes_check_themselves_and_scale() -> None:
         Recipe(epochs=0, batch_size=1)
     with refuses(InputError):
         Recipe().shortened(-3)
-    assert [Recipe().shortened(7).rate(epoch) for epoch in (4, 5, 6)] == pytest.approx([0.1, 0.01, 0.001])
+    assert [Recipe().shortened(7).rate(epoch) for epoch in (4, 5, 6)] == pytest.approx(
+        [0.1, 0.01, 0.001]
+    )
     there_and_back = Recipe().shortened(1).shortened(70)
-    assert [there_and_back.rate(e) for e in range(70)] == pytest.approx([Recipe().rate(e) for e in range(70)])
+    assert [there_and_back.rate(e) for e in range(70)] == pytest.approx(
+        [Recipe().rate(e) for e in range(70)]
+    )
     assert paper_recipe("retraining").weight_decay == 5e-4
     assert Recipe().rate(0) == pytest.approx(0.1)
     assert Recipe().rate(69) == pytest.approx(0.001)

@@ -84,7 +84,11 @@ def test_pairs_that_cannot_be_fitted(cosines: Any, same: Any, prior: float | Non
 
 
 @settings(max_examples=50)
-@given(slope=st.floats(0.1, 500), offset=st.floats(-500, 500), scores=st.lists(st.floats(-1, 1), min_size=1))
+@given(
+    slope=st.floats(0.1, 500),
+    offset=st.floats(-500, 500),
+    scores=st.lists(st.floats(-1, 1), min_size=1),
+)
 def test_probabilities_rise_with_the_score_and_logits_keep_the_order(
     slope: float, offset: float, scores: list[float]
 ) -> None:
@@ -111,10 +115,14 @@ def known(low: float, high: float) -> tuple[float, float]:
     return (high - low) / SPREAD**2, -(high**2 - low**2) / (2 * SPREAD**2)
 
 
-def two_versions(queries: int = 4000) -> tuple[list[VersionFeatures], NDArray[np.int64], NDArray[np.int64]]:
+def two_versions(
+    queries: int = 4000,
+) -> tuple[list[VersionFeatures], NDArray[np.int64], NDArray[np.int64]]:
     """Each gallery vector is an axis, so that a query's numbers are its cosines: normal ones, of known means."""
     truth, rng = np.arange(queries) % CLASSES, np.random.default_rng(0)
-    means = [np.where(truth[:, None] == np.arange(CLASSES), high, low) for low, high in MEANS.values()]
+    means = [
+        np.where(truth[:, None] == np.arange(CLASSES), high, low) for low, high in MEANS.values()
+    ]
     cosines = np.hstack(means) + SPREAD * rng.standard_normal((queries, 2 * CLASSES))
     asked = np.hstack([cosines, np.sqrt(1 - (cosines**2).sum(axis=1, keepdims=True))])
     axes = np.split(np.eye(2 * CLASSES, 2 * CLASSES + 1), 2)
@@ -143,11 +151,17 @@ def test_a_threshold_separates_queries_whose_class_is_in_the_gallery_from_the_ot
         assert one.detected == pytest.approx(np.mean(np.array(outside) < one.score), abs=2e-3)
         assert 0.045 <= one.false_alarms <= 0.05 < one.detected
     rng = np.random.default_rng(0)
-    guesses = [VersionFeatures("v1", unit(rng.normal(size=(1000, 9))), unit(rng.normal(size=(CLASSES, 9))))]
-    assert catalogue_thresholds(guesses, truth, owners) == {}  # a few more under it than by chance tell nothing
+    guesses = [
+        VersionFeatures("v1", unit(rng.normal(size=(1000, 9))), unit(rng.normal(size=(CLASSES, 9))))
+    ]
+    assert (
+        catalogue_thresholds(guesses, truth, owners) == {}
+    )  # a few more under it than by chance tell nothing
     assert catalogue_thresholds(versions, truth[:0], owners) == {}
     alone = [VersionFeatures(one.name, one.queries, one.gallery[:1]) for one in versions]
-    assert catalogue_thresholds(alone, truth, owners[:1]) == {}  # no other class could be found instead
+    assert (
+        catalogue_thresholds(alone, truth, owners[:1]) == {}
+    )  # no other class could be found instead
 
 
 def test_too_few_pairs_or_none_that_are_closer_make_no_calibration() -> None:
@@ -157,14 +171,21 @@ def test_too_few_pairs_or_none_that_are_closer_make_no_calibration() -> None:
     assert fit_calibrations(versions, truth, owners)
     assert class_folds(versions, truth, owners) == []
     assert calibrations_and_folds(versions, truth, owners) == ({}, [])
-    assert fit_calibrations(versions, (truth + 1) % CLASSES, owners) == {}  # no closer within a class
+    assert (
+        fit_calibrations(versions, (truth + 1) % CLASSES, owners) == {}
+    )  # no closer within a class
 
 
 @pytest.mark.parametrize("most", [10_000, 30])
-def test_pairs_are_all_there_are_or_some_of_them(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pairs_are_all_there_are_or_some_of_them(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("fixstar.translation.calibrate.PAIRS", most)
     rng = np.random.default_rng(0)
-    truth, classes = rng.integers(0, 5, 30), np.array([1, 2, 3, 4, 7])  # class 0 is not in the gallery, 7 not asked for
+    truth, classes = (
+        rng.integers(0, 5, 30),
+        np.array([1, 2, 3, 4, 7]),
+    )  # class 0 is not in the gallery, 7 not asked for
     asked, own, rows, others = _drawn(truth, classes, rng)
     assert asked.tolist() == np.flatnonzero(truth > 0).tolist()
     assert classes[own].tolist() == truth[asked].tolist()
@@ -182,7 +203,9 @@ def test_the_nearest_item_of_a_class_counts(monkeypatch: pytest.MonkeyPatch) -> 
     versions, truth, owners = two_versions(queries=1000)
     shuffled = np.random.default_rng(0).permutation(2 * CLASSES)
     more = [
-        VersionFeatures(v.name, v.queries, np.concatenate([v.gallery, -v.queries[:CLASSES]])[shuffled])
+        VersionFeatures(
+            v.name, v.queries, np.concatenate([v.gallery, -v.queries[:CLASSES]])[shuffled]
+        )
         for v in versions
     ]
     again = fit_calibrations(more, truth, np.tile(owners, 2)[shuffled])
@@ -213,7 +236,10 @@ def test_a_mixture_by_calibrations_against_slow_code() -> None:
         slopes, offsets = (np.array([one[i] for one in fold.calibrations.values()]) for i in (0, 1))
         for row in fold.rows.tolist():
             cosines = [version.gallery @ versions[1].queries[row] for version in versions]
-            scores = [slopes[held] * cosines[held][i] + offsets[held] for i, held in enumerate(new.astype(int))]
+            scores = [
+                slopes[held] * cosines[held][i] + offsets[held]
+                for i, held in enumerate(new.astype(int))
+            ]
             right.append(owners[np.argmax(scores)] == truth[row])
     assert curve.accuracy[0] == pytest.approx(np.mean(right))
     assert curve.hits is not None
@@ -221,15 +247,24 @@ def test_a_mixture_by_calibrations_against_slow_code() -> None:
     raw = backfill_curve(versions[0], versions[1], truth, owners, [0.4, 1.0], order).accuracy
     assert curve.accuracy[0] > raw[0] + 0.1
     assert curve.accuracy[1] == raw[1]  # within one version nothing changes places
-    assert search_curve(versions[0], versions[1], truth, owners, [0.4], [], order).accuracy[0] == raw[0]
+    assert (
+        search_curve(versions[0], versions[1], truth, owners, [0.4], [], order).accuracy[0]
+        == raw[0]
+    )
     one = folds[0].calibrations
     hits = mixed_gallery_search(versions, new.astype(int), truth, owners, scores=one)
-    expected = backfill_curve(versions[0], versions[1], truth, owners, [0.4], order, scores=one).accuracy[0]
+    expected = backfill_curve(
+        versions[0], versions[1], truth, owners, [0.4], order, scores=one
+    ).accuracy[0]
     assert hits.mean() == pytest.approx(expected)
     with pytest.raises(InputError, match="template"):
-        mixed_gallery_search(versions, new.astype(int), truth, owners, protocol="template", scores=one)
+        mixed_gallery_search(
+            versions, new.astype(int), truth, owners, protocol="template", scores=one
+        )
     with pytest.raises(InputError, match="positive slope"):
-        mixed_gallery_search(versions, new.astype(int), truth, owners, scores={"v1": (1.0, 0.0), "v2": (-1.0, 0.0)})
+        mixed_gallery_search(
+            versions, new.astype(int), truth, owners, scores={"v1": (1.0, 0.0), "v2": (-1.0, 0.0)}
+        )
 
 
 def test_some_queries_of_a_curve_are_answered_as_among_all() -> None:
@@ -237,12 +272,17 @@ def test_some_queries_of_a_curve_are_answered_as_among_all() -> None:
     folds = class_folds(versions, truth, owners)
     rows = np.arange(0, 400, 7)
     curves = [
-        search_curve(versions[0], versions[1], truth, owners, [0.0, 0.5], folds, rows=asked) for asked in (None, rows)
+        search_curve(versions[0], versions[1], truth, owners, [0.0, 0.5], folds, rows=asked)
+        for asked in (None, rows)
     ]
     whole, part = (curve.hits for curve in curves)
     assert whole is not None
     assert part is not None
-    by_row = dict(zip(np.concatenate([fold.rows for fold in folds]).tolist(), whole[0].T.tolist(), strict=True))
+    by_row = dict(
+        zip(
+            np.concatenate([fold.rows for fold in folds]).tolist(), whole[0].T.tolist(), strict=True
+        )
+    )
     asked_rows = np.concatenate([np.intersect1d(fold.rows, rows) for fold in folds]).tolist()
     assert part[0].T.tolist() == [by_row[row] for row in asked_rows]
 
@@ -254,10 +294,17 @@ def test_a_translated_gallery_is_calibrated_by_its_scores() -> None:
     centres = unit(rng.standard_normal((CLASSES, 8)))
     turn = np.linalg.qr(rng.standard_normal((8, 8)))[0]
     seen = [unit(centres[labels] + 0.3 * rng.standard_normal((300, 8))) for _ in range(2)]
-    old, new = VersionFeatures("v1", seen[0], seen[1]), VersionFeatures("v2", seen[0] @ turn, seen[1] @ turn)
-    view = translated(Translation("v1", "v2", Map.linear(turn), Map.linear(turn.T), one=0.5), old, new)
+    old, new = (
+        VersionFeatures("v1", seen[0], seen[1]),
+        VersionFeatures("v2", seen[0] @ turn, seen[1] @ turn),
+    )
+    view = translated(
+        Translation("v1", "v2", Map.linear(turn), Map.linear(turn.T), one=0.5), old, new
+    )
     found = fit_calibrations([view, new], labels, labels)
-    np.testing.assert_allclose(found["v1"], found["v2"], rtol=1e-3)  # a rotation and back: the same scores
+    np.testing.assert_allclose(
+        found["v1"], found["v2"], rtol=1e-3
+    )  # a rotation and back: the same scores
     thresholds = catalogue_thresholds([view, new], labels, labels)
     assert thresholds["v1"].score == pytest.approx(thresholds["v2"].score, abs=1e-4)
 
@@ -272,7 +319,9 @@ def test_parts_of_a_version() -> None:
 
 def test_without_labels_scores_are_deviations_from_what_unrelated_items_score() -> None:
     rng = np.random.default_rng(4)
-    view = VersionFeatures("v1", 1.4 * unit(rng.standard_normal((500, 30)) + 0.5), unit(rng.standard_normal((400, 30))))
+    view = VersionFeatures(
+        "v1", 1.4 * unit(rng.standard_normal((500, 30)) + 0.5), unit(rng.standard_normal((400, 30)))
+    )
     scores = view.queries @ view.gallery.T
     one = standardised(view)
     assert one.logit(scores).mean() == pytest.approx(0, abs=0.05)

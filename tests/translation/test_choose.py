@@ -28,13 +28,20 @@ CLASSES = 20
 def seen_by(noise: float, seed: int, count: int) -> Array:
     """Items around one centre per class, the same centres for every seed."""
     centres = unit(np.random.default_rng(99).standard_normal((CLASSES, 16)))
-    return unit(centres[np.arange(count) % CLASSES] + noise * np.random.default_rng(seed).standard_normal((count, 16)))
+    return unit(
+        centres[np.arange(count) % CLASSES]
+        + noise * np.random.default_rng(seed).standard_normal((count, 16))
+    )
 
 
-def evidence(old_noise: float, new_noise: float, queries: int = 400, gallery: int = 100) -> Evidence:
+def evidence(
+    old_noise: float, new_noise: float, queries: int = 400, gallery: int = 100
+) -> Evidence:
     """Two versions whose errors are independent; v2's space is a rotation of v1's."""
     old = VersionFeatures("v1", seen_by(old_noise, 1, queries), seen_by(0.1, 2, gallery))
-    new = VersionFeatures("v2", seen_by(new_noise, 3, queries) @ TURN, seen_by(0.1, 4, gallery) @ TURN)
+    new = VersionFeatures(
+        "v2", seen_by(new_noise, 3, queries) @ TURN, seen_by(0.1, 4, gallery) @ TURN
+    )
     return Evidence(old, new, by_class(np.arange(queries) % CLASSES, np.arange(gallery) % CLASSES))
 
 
@@ -62,7 +69,9 @@ def test_outcomes_by_weight_are_those_of_translated_views() -> None:
             assert tried.outcomes(asked).tolist() == expected.tolist()
 
 
-def test_queries_are_measured_in_blocks_with_their_own_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queries_are_measured_in_blocks_with_their_own_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     tried = evidence(0.4, 0.5, queries=60)
     seen: list[int] = []
 
@@ -117,7 +126,9 @@ def test_the_better_maps_are_chosen_and_bad_ones_get_no_weight() -> None:
     with_old = choose([wrong], tried, rows, two=True)
     assert with_old.two is not None
     assert with_old.two < USUAL
-    half = choose([way(WRONG, TURN)], tried, rows, two=False)  # forward leads nowhere, back leads home
+    half = choose(
+        [way(WRONG, TURN)], tried, rows, two=False
+    )  # forward leads nowhere, back leads home
     assert half.one is not None
     assert half.one < 0.5
 
@@ -142,7 +153,10 @@ def test_another_weight_must_gain_more_than_its_standard_error(won: int, expecte
     asked_ahead = np.where(late, [1 / 3, 0, (8 / 9) ** 0.5], [1.0, 0, 0])
     asked_back = np.where(late, [0, 1.0, 0], [1.0, 0, 0])
     gallery = np.eye(3)[:2]
-    old, new = VersionFeatures("v1", asked_back, gallery), VersionFeatures("v2", asked_ahead, gallery)
+    old, new = (
+        VersionFeatures("v1", asked_back, gallery),
+        VersionFeatures("v2", asked_ahead, gallery),
+    )
     tried = Evidence(old, new, by_class(np.zeros(100, np.int64), np.arange(2)))
     plain = Translation("v1", "v2", Map.linear(np.eye(3)), two=USUAL)
     assert choose([plain], tried, rows, two=True).two == expected
@@ -165,7 +179,9 @@ def test_a_choice_does_not_see_other_queries() -> None:
     seed=st.integers(0, 2**16),
     share=st.floats(0, 0.5),
 )
-def test_a_gain_is_larger_than_its_standard_error(before: list[bool], seed: int, share: float) -> None:
+def test_a_gain_is_larger_than_its_standard_error(
+    before: list[bool], seed: int, share: float
+) -> None:
     usual = np.array(before)
     flipped = np.random.default_rng(seed).random(len(usual)) < share
     outcomes = usual ^ flipped

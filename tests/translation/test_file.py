@@ -41,7 +41,16 @@ def vectors(count: int, width: int, seed: int = 0) -> Array:
 def layer(a: int, b: int, seed: int, bent: bool = True) -> Map:
     rng = np.random.default_rng(seed)
     shapes = {"W": (a, b), "c": (b,), **({"A": (a, 3), "e": (3,), "B": (3, b)} if bent else {})}
-    return Map((Layer(**{name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}),))
+    return Map(
+        (
+            Layer(
+                **{
+                    name: rng.standard_normal(shape).astype(np.float32)
+                    for name, shape in shapes.items()
+                }
+            ),
+        )
+    )
 
 
 FORWARD, BACKWARD = layer(6, 9, 1), layer(9, 6, 2, bent=False)
@@ -63,7 +72,9 @@ def whole() -> Translation:
     """With all that a translation can have."""
     uncertainty = Uncertainty(vectors(1, 6)[0].astype(np.float32), 1 / 7)
     about = {"pairs": 300, "verdict": "kept", "finds": 0.1 + 0.2}
-    return Translation("v1", "v2", FORWARD, BACKWARD, one=0.6, two=0.7, uncertainty=uncertainty, about=about)
+    return Translation(
+        "v1", "v2", FORWARD, BACKWARD, one=0.6, two=0.7, uncertainty=uncertainty, about=about
+    )
 
 
 def arrays_of(way: Translation) -> dict[str, Any]:
@@ -122,7 +133,9 @@ def test_a_file_has_all_that_a_translation_has(tmp_path: Path) -> None:
     b=st.integers(1, 5),
     one=st.floats(0, 1),
     two=st.none() | st.floats(0, 1),
-    about=st.dictionaries(st.sampled_from("abc"), st.integers() | st.floats(allow_nan=False) | st.none()),
+    about=st.dictionaries(
+        st.sampled_from("abc"), st.integers() | st.floats(allow_nan=False) | st.none()
+    ),
     seed=st.integers(0, 99),
 )
 def test_any_translation_comes_back(
@@ -131,7 +144,13 @@ def test_any_translation_comes_back(
     path = tmp_path / "way.npz"
     path.unlink(missing_ok=True)
     way = Translation(
-        "v 1", "\N{GREEK SMALL LETTER ALPHA}", layer(a, b, seed), layer(b, a, seed), one, two, about=about
+        "v 1",
+        "\N{GREEK SMALL LETTER ALPHA}",
+        layer(a, b, seed),
+        layer(b, a, seed),
+        one,
+        two,
+        about=about,
     )
     assert_same(load_translation(save_translation(way, path, onnx=False)), way)
 
@@ -148,13 +167,17 @@ def test_the_numpy_lines_of_the_card_give_the_scores(name: str, tmp_path: Path) 
     names: dict[str, Any] = {"np": np, "stored": stored, "old": old, "new": new}
     code = "\n".join(card_of(path)["numpy"])
     exec(code.replace("way.npz", str(path)), names)
-    seen = translated(way, VersionFeatures("v1", old, stored), VersionFeatures("v2", new, vectors(8, width)))
+    seen = translated(
+        way, VersionFeatures("v1", old, stored), VersionFeatures("v2", new, vectors(8, width))
+    )
     np.testing.assert_allclose(names["scores"], seen.queries @ seen.gallery.T, atol=1e-5)
     for side in ("forward", "backward"):
         part: Map | None = getattr(way, side)
         if part is not None:
             given_vectors = vectors(7, part.widths[0], 3)
-            np.testing.assert_allclose(names[side](5 * given_vectors), part(given_vectors), atol=1e-5)
+            np.testing.assert_allclose(
+                names[side](5 * given_vectors), part(given_vectors), atol=1e-5
+            )
 
 
 @pytest.mark.parametrize("name", [name for name, way in WAYS.items() if arrays_of(way)])
@@ -163,7 +186,9 @@ def test_the_onnx_models_are_the_maps(name: str, tmp_path: Path) -> None:
     pytest.importorskip("onnx")
     way = WAYS[name]
     path = save_translation(way, tmp_path / "way.npz")
-    maps = {side: part for side in ("forward", "backward") if (part := getattr(way, side)) is not None}
+    maps = {
+        side: part for side in ("forward", "backward") if (part := getattr(way, side)) is not None
+    }
     assert card_of(path)["onnx"] == sorted(f"{side}.onnx" for side in maps)
     for side, part in maps.items():
         with zipfile.ZipFile(path) as archive:
@@ -224,8 +249,12 @@ def test_a_flipped_bit_anywhere_is_noticed_or_changes_nothing(tmp_path: Path) ->
     assert refused > 150
 
 
-@pytest.mark.parametrize("member", ["forward.0.W.npy", "uncertainty.npy", "card.json", "forward.onnx"])
-def test_a_file_that_was_packed_again_with_other_content_is_refused(member: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "member", ["forward.0.W.npy", "uncertainty.npy", "card.json", "forward.onnx"]
+)
+def test_a_file_that_was_packed_again_with_other_content_is_refused(
+    member: str, tmp_path: Path
+) -> None:
     """An archive without a fault, so that only the checksum says so."""
     if member.endswith(".onnx"):
         pytest.importorskip("onnx")
@@ -236,7 +265,11 @@ def test_a_file_that_was_packed_again_with_other_content_is_refused(member: str,
         for name in archive.namelist():
             content = archive.read(name)
             if name == member:
-                content = content.replace(b'"two": 0.7', b'"two": 0.8') if name == "card.json" else content[:-1] + b"A"
+                content = (
+                    content.replace(b'"two": 0.7', b'"two": 0.8')
+                    if name == "card.json"
+                    else content[:-1] + b"A"
+                )
                 assert content != archive.read(name)
             packed.writestr(name, content)
     with refuses(ModelError):
@@ -337,7 +370,9 @@ def test_a_kill_in_the_middle_leaves_no_translation(tmp_path: Path) -> None:
         "zipfile.ZipFile.writestr = killed\n"
         f"save_translation(Translation('v1', 'v2', Map.linear(np.eye(3)), two=0.5), {str(path)!r}, onnx=False)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], env={**os.environ}, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ}, capture_output=True, text=True
+    )
     assert done.returncode == -9, done.stderr
     assert not path.exists()
     assert_same(load_translation(save_translation(whole(), path)), whole())

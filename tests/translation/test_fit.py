@@ -30,7 +30,9 @@ def rotation(width: int, seed: int = 1) -> Array:
 
 
 def noisy(X: Array, Y: Array, noise: float = 0.3, seed: int = 2) -> tuple[Array, Array]:
-    return X, unit(Y + noise / Y.shape[1] ** 0.5 * np.random.default_rng(seed).standard_normal(Y.shape))
+    return X, unit(
+        Y + noise / Y.shape[1] ** 0.5 * np.random.default_rng(seed).standard_normal(Y.shape)
+    )
 
 
 def fitted(kind: str, X: Any, Y: Any, *, checked: Any = None, **options: Any) -> Map:
@@ -101,7 +103,9 @@ def test_no_other_rotation_is_better() -> None:
     penalty=st.floats(0.01, 10),
     seed=st.integers(0, 2**16),
 )
-def test_ridge_solves_the_normal_equations(count: int, a: int, b: int, penalty: float, seed: int) -> None:
+def test_ridge_solves_the_normal_equations(
+    count: int, a: int, b: int, penalty: float, seed: int
+) -> None:
     """Few pairs of wide vectors and many of narrow ones, weighted: (X^T w X + penalty) W = X^T w Y, centred."""
     rng = np.random.default_rng(seed)
     X, Y = vectors(count, a, seed), vectors(count, b, seed + 1)
@@ -125,7 +129,11 @@ def test_few_pairs_and_many_give_the_ridge_of_slow_code() -> None:
         w = np.linspace(0.5, 2, count)
         root = np.sqrt(w / w.mean())[:, None]
         x, y = (np.average(part, axis=0, weights=w) for part in (X, Y))
-        slow = Ridge(alpha=0.3, fit_intercept=False, solver="svd").fit(root * (X - x), root * (Y - y)).coef_.T
+        slow = (
+            Ridge(alpha=0.3, fit_intercept=False, solver="svd")
+            .fit(root * (X - x), root * (Y - y))
+            .coef_.T
+        )
         layer = fitted("ridge", X, Y, checked={"weights": w}, penalty=0.3).layers[0]
         np.testing.assert_allclose(layer.W, slow, atol=1e-6)
         np.testing.assert_allclose(layer.c, y - x @ slow, atol=1e-6)
@@ -152,7 +160,9 @@ def test_ridge_by_hand() -> None:
 
 @pytest.mark.parametrize("noise", [0.05, 1.0, 4.0])
 @pytest.mark.parametrize(("count", "width"), [(50, 12), (20, 40)])
-def test_the_penalty_has_the_least_generalised_cross_validation_error(noise: float, count: int, width: int) -> None:
+def test_the_penalty_has_the_least_generalised_cross_validation_error(
+    noise: float, count: int, width: int
+) -> None:
     X, Y = noisy(vectors(count, width), vectors(count, width) @ rotation(width), noise)
 
     def error(penalty: float) -> float:  # with the hat matrix itself
@@ -172,7 +182,9 @@ def test_the_penalty_has_the_least_generalised_cross_validation_error(noise: flo
 
 @pytest.mark.parametrize("noise", [0.3, 1.0, 3.0])
 @pytest.mark.parametrize(("count", "width"), [(40, 8), (30, 30), (25, 50)])
-def test_the_penalty_is_nearly_the_best_by_leaving_one_pair_out(noise: float, count: int, width: int) -> None:
+def test_the_penalty_is_nearly_the_best_by_leaving_one_pair_out(
+    noise: float, count: int, width: int
+) -> None:
     X, Y = noisy(vectors(count, width), vectors(count, width) @ rotation(width), noise)
 
     def left_out(penalty: float) -> float:
@@ -203,7 +215,10 @@ def test_held_out_pairs_are_not_seen() -> None:
     seen = fitted("ridge", X, Y, penalty=0.0)
     assert np.sum(seen(X) * Y, axis=1).mean() > 0.15
     shown, judged = Pairs.checked(X, Y).split()
-    options: dict[str, dict[str, Any]] = {"residual": {"epochs": 3, "hidden": 16}, "contrast": {"epochs": 3}}
+    options: dict[str, dict[str, Any]] = {
+        "residual": {"epochs": 3, "hidden": 16},
+        "contrast": {"epochs": 3},
+    }
     for kind in KINDS:
         made = fit_map(kind, shown, **options.get(kind, {})).map
         assert abs(float(np.sum(made(judged.X) * judged.Y, axis=1).mean())) < 0.08, kind
@@ -229,7 +244,9 @@ def test_a_residual_map_follows_what_is_not_linear() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("noise", [0.3, 2.0])
-def test_a_residual_map_is_never_worse_than_ridge_on_the_judged_pairs(noise: float, seed: int) -> None:
+def test_a_residual_map_is_never_worse_than_ridge_on_the_judged_pairs(
+    noise: float, seed: int
+) -> None:
     X, Y = noisy(vectors(150, 10, seed), vectors(150, 10, seed) @ rotation(10), noise)
     weights = np.random.default_rng(seed).uniform(0.5, 2, 150)
     pairs = Pairs.checked(X, Y, weights=weights, seed=seed)
@@ -273,7 +290,9 @@ def crowded(count: int, seed: int) -> tuple[Array, Array, NDArray[np.int64]]:
     return unit(seen) @ rotation(16), stored, labels
 
 
-def found_by(made: Map, queries: Array, stored: Array, labels: NDArray[np.int64], classes: NDArray[np.int64]) -> float:
+def found_by(
+    made: Map, queries: Array, stored: Array, labels: NDArray[np.int64], classes: NDArray[np.int64]
+) -> float:
     return float((classes[nearest(made(queries), stored)[0][:, 0]] == labels).mean())
 
 
@@ -310,7 +329,9 @@ def test_pairs_of_one_group_have_no_contrast() -> None:
 
 def test_groups_stay_together() -> None:
     groups = np.repeat(np.arange(20), 5)
-    shown, judged = Pairs.checked(vectors(100, 3), vectors(100, 3), groups=groups, seed=3).split(0.3)
+    shown, judged = Pairs.checked(vectors(100, 3), vectors(100, 3), groups=groups, seed=3).split(
+        0.3
+    )
     assert shown.groups is not None
     assert judged.groups is not None
     assert not set(shown.groups) & set(judged.groups)
@@ -378,4 +399,6 @@ def test_unknown_kinds_are_named() -> None:
 
 def test_integers_and_half_precision_are_pairs_too() -> None:
     X = np.tile(np.eye(4, dtype=np.int64), (4, 1))
-    np.testing.assert_allclose(fitted("rotation", X, X.astype(np.float16))(np.eye(4)), np.eye(4), atol=1e-6)
+    np.testing.assert_allclose(
+        fitted("rotation", X, X.astype(np.float16))(np.eye(4)), np.eye(4), atol=1e-6
+    )

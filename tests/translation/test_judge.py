@@ -51,7 +51,9 @@ def written(folder: Path) -> dict[str, Any]:
     wanted = {
         f"q{query}": {
             f"d{item}": float(place % 3)
-            for place, item in enumerate(np.flatnonzero(labels[:ITEMS] == labels[ITEMS + query])[:8].tolist())
+            for place, item in enumerate(
+                np.flatnonzero(labels[:ITEMS] == labels[ITEMS + query])[:8].tolist()
+            )
         }
         for query in range(QUERIES)
     }
@@ -81,7 +83,12 @@ def test_figures_are_those_of_slow_code(tmp_path: Path) -> None:
     grades = given["relevant"]
     galleries = {OLD: (old, old), MIGRATED: (new, mapped(new, 0.15)), AGAIN: (new, new)}
     each = {
-        search: np.array([slow_ndcg(queries[ITEMS + row], items[:ITEMS], grades[f"q{row}"]) for row in range(QUERIES)])
+        search: np.array(
+            [
+                slow_ndcg(queries[ITEMS + row], items[:ITEMS], grades[f"q{row}"])
+                for row in range(QUERIES)
+            ]
+        )
         for search, (queries, items) in galleries.items()
     }
     rows = found.measured["nDCG@10"]
@@ -94,11 +101,18 @@ def test_figures_are_those_of_slow_code(tmp_path: Path) -> None:
     share = rows[MIGRATED].share
     assert share is not None
     assert rows[AGAIN].share == 1
-    assert (found.queries, found.gallery, found.measure, found.evidence) == (QUERIES, ITEMS, "nDCG@10", "relevance")
+    assert (found.queries, found.gallery, found.measure, found.evidence) == (
+        QUERIES,
+        ITEMS,
+        "nDCG@10",
+        "relevance",
+    )
     assert list(found.measured) == ["nDCG@10", "Recall@10", "MRR", "top-1"]
     assert found.skipped == {}
     assert found.verdict == "better"
-    assert str(found).startswith(f"Better: the migrated vectors reach nDCG@10 {100 * rows[MIGRATED].value:.1f} %")
+    assert str(found).startswith(
+        f"Better: the migrated vectors reach nDCG@10 {100 * rows[MIGRATED].value:.1f} %"
+    )
     assert f"the migration has {100 * share:.0f} % of that" in found.sentence
     assert found.to_json()["measured"]["nDCG@10"]["migrated"] == rows[MIGRATED]._asdict()
 
@@ -143,18 +157,28 @@ def test_labels_in_the_files_of_items_and_queries(tmp_path: Path) -> None:
         with np.load(tmp_path / f"{name}.npz") as there:
             ids = there["ids"]
             own = np.array([part[int(item[1:])] for item in ids])
-            np.savez(tmp_path / f"labelled-{name}.npz", vectors=there["vectors"], ids=ids, labels=own)
-    given |= {"migrated": tmp_path / "labelled-migrated.npz", "queries_old": tmp_path / "labelled-old-queries.npz"}
+            np.savez(
+                tmp_path / f"labelled-{name}.npz", vectors=there["vectors"], ids=ids, labels=own
+            )
+    given |= {
+        "migrated": tmp_path / "labelled-migrated.npz",
+        "queries_old": tmp_path / "labelled-old-queries.npz",
+    }
     found = judge(**given)
     assert (found.evidence, found.queries, found.gallery) == ("labels", QUERIES, ITEMS)
     old, _, _ = models()
     nearest = np.argmax(old[ITEMS:] @ old[:ITEMS].T, axis=1)
-    assert found.measured["top-1"][OLD].value == pytest.approx((labels[nearest] == labels[ITEMS:]).mean())
+    assert found.measured["top-1"][OLD].value == pytest.approx(
+        (labels[nearest] == labels[ITEMS:]).mean()
+    )
 
 
 def test_queries_among_the_items_are_not_searched() -> None:
     old, new, labels = models()
-    wanted = {str(row): [str(item) for item in range(100, 600) if labels[item] == labels[row]] for row in range(60)}
+    wanted = {
+        str(row): [str(item) for item in range(100, 600) if labels[item] == labels[row]]
+        for row in range(60)
+    }
     found = judge(old, mapped(new, 0.1), new, relevant=wanted)
     assert (found.queries, found.gallery) == (60, ITEMS + QUERIES - 60)
     with refuses(InputError):
@@ -219,19 +243,37 @@ def test_demands() -> None:
 def test_files_that_do_not_fit_are_told(tmp_path: Path) -> None:
     given = written(tmp_path)
     old, new, labels = models()
-    np.savez(tmp_path / "other.npz", vectors=old, ids=np.array([f"x{row}" for row in range(len(old))]))
-    np.savez(tmp_path / "narrow.npz", vectors=new[:ITEMS, :7], ids=np.array([f"d{row}" for row in range(ITEMS)]))
+    np.savez(
+        tmp_path / "other.npz", vectors=old, ids=np.array([f"x{row}" for row in range(len(old))])
+    )
+    np.savez(
+        tmp_path / "narrow.npz",
+        vectors=new[:ITEMS, :7],
+        ids=np.array([f"d{row}" for row in range(ITEMS)]),
+    )
     cases: list[tuple[dict[str, Any], str]] = [
         ({"migrated": tmp_path / "other.npz"}, "the files have no items in common: old has 'd"),
-        ({"migrated": new[:ITEMS]}, "items are matched by their ids in all files, or row by row in all: old has ids, "),
-        ({"migrated": tmp_path / "narrow.npz"}, "the migrated vectors have 7 components, and queries of the new model"),
+        (
+            {"migrated": new[:ITEMS]},
+            "items are matched by their ids in all files, or row by row in all: old has ids, ",
+        ),
+        (
+            {"migrated": tmp_path / "narrow.npz"},
+            "the migrated vectors have 7 components, and queries of the new model",
+        ),
         ({"queries_new": None}, "queries need vectors by the old and by the new model"),
-        ({"queries_new": tmp_path / "narrow.npz"}, "queries of new have 7 components, its stored vectors 12"),
+        (
+            {"queries_new": tmp_path / "narrow.npz"},
+            "queries of new have 7 components, its stored vectors 12",
+        ),
         ({"queries_old": tmp_path / "other.npz"}, "the files have no queries in common"),
         ({"labels": {"d1": "x"}}, "labels or relevant items say what is right, not both"),
         ({"relevant": None}, "no item has a label, and no relevant items are given"),
         ({"measure": "map"}, "a measure is nDCG@K"),
-        ({"new": None, "queries_old": None, "queries_new": None}, "queries of the new model are needed"),
+        (
+            {"new": None, "queries_old": None, "queries_new": None},
+            "queries of the new model are needed",
+        ),
     ]
     for changed, told in cases:
         with pytest.raises(InputError) as refused:

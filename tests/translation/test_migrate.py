@@ -30,7 +30,14 @@ from vector_shops import (
 )
 from wording import check_wording, refuses
 
-from fixstar.errors import DataError, FixstarError, GalleryError, GateError, InputError, MissingExtraError
+from fixstar.errors import (
+    DataError,
+    FixstarError,
+    GalleryError,
+    GateError,
+    InputError,
+    MissingExtraError,
+)
 from fixstar.gallery.foreign import lance_table, postgres_table
 from fixstar.gallery.transfer import open_vectors
 from fixstar.gallery.vector_files import MARK
@@ -119,7 +126,9 @@ def test_a_second_run_takes_in_what_is_new_changed_or_gone(shop: Shop) -> None:
     assert_translated(shop)
 
 
-def test_after_a_failure_in_the_middle_the_same_call_resumes(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_failure_in_the_middle_the_same_call_resumes(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "BATCH", 8)
     beside = type(shop.source().beside(shop.to))
     write = beside.write
@@ -169,7 +178,9 @@ def test_a_place_for_other_vectors_is_refused(shop: Shop) -> None:
 
 
 def test_a_translation_that_loses_is_refused_and_done_anyway(shop: Shop) -> None:
-    with pytest.raises(GateError, match=r"lose against the old model: .5\.0 points.*both sides") as caught:
+    with pytest.raises(
+        GateError, match=r"lose against the old model: .5\.0 points.*both sides"
+    ) as caught:
         run(shop, way(-0.05))
     assert [step.action for step in caught.value.next_steps] == ["init", "repeat"]
     assert not shop.source().beside(shop.to).there()
@@ -192,13 +203,20 @@ def test_a_switch_waits_for_evidence_and_for_all_items(shop: Shop) -> None:
 
 def test_vectors_of_another_width_and_the_old_place_are_refused(shop: Shop) -> None:
     narrow = Translation("old", "new", forward=Map.linear(np.eye(3)), two=0.6)
-    with pytest.raises(InputError, match="4 components, and the translation is for those of old, which have 3"):
+    with pytest.raises(
+        InputError, match="4 components, and the translation is for those of old, which have 3"
+    ):
         run(shop, narrow)
     back = Translation("old", "new", backward=Map.linear(np.eye(4)), one=0.0)
     with pytest.raises(InputError, match="maps no stored vectors"):
         run(shop, back)
     source = shop.source()
-    name = str(getattr(source, "path", source.name)).removeprefix("table ").removeprefix("collection ").strip("'")
+    name = (
+        str(getattr(source, "path", source.name))
+        .removeprefix("table ")
+        .removeprefix("collection ")
+        .strip("'")
+    )
     with pytest.raises(InputError, match="never written"):
         migrate.migrate(source, WAY, name)
 
@@ -235,7 +253,9 @@ def test_postgres_switches_a_view_that_keeps_its_grants_and_uses_the_index(tmp_p
     with psycopg.connect(server.url()) as db:
         db.execute("SET enable_seqscan = off")
         db.execute("SET enable_sort = off")
-        plan = db.execute(f"EXPLAIN SELECT id FROM {view} ORDER BY vector <=> '[1,2,3,4,5,6]' LIMIT 3").fetchall()
+        plan = db.execute(
+            f"EXPLAIN SELECT id FROM {view} ORDER BY vector <=> '[1,2,3,4,5,6]' LIMIT 3"
+        ).fetchall()
     assert any(f"Index Scan using {shop.to}_vector_idx" in line for (line,) in plan), plan
     undo_migration(shop.source(), shop.to)
     assert shown() == [(7, "title 7", OLD)]
@@ -256,7 +276,9 @@ def test_qdrant_switches_an_alias(tmp_path: Path) -> None:
 
     switch_migration(shop.source(), WAY, shop.to)
     assert leads_to() == {"photos_current": "photos-new"}
-    found = shop.client.query_points("photos_current", query=[1.0] * NEW, limit=1, with_payload=True).points[0]
+    found = shop.client.query_points(
+        "photos_current", query=[1.0] * NEW, limit=1, with_payload=True
+    ).points[0]
     assert found.payload["title"] == f"title {found.id}"
     undo_migration(shop.source(), shop.to)
     assert leads_to() == {"photos_current": "photos"}
@@ -291,13 +313,18 @@ def test_a_changed_payload_is_copied_again(tmp_path: Path) -> None:
     assert shop.client.retrieve(shop.to, [3])[0].payload["title"] == "another"
 
 
-def test_chroma_switches_by_renaming_and_finishes_what_a_kill_left(chroma: int, tmp_path: Path) -> None:
+def test_chroma_switches_by_renaming_and_finishes_what_a_kill_left(
+    chroma: int, tmp_path: Path
+) -> None:
     ChromaShop.port = chroma
     shop = filled(ChromaShop(tmp_path))
     run(shop)
     record = shop.client.get_collection(shop.to, embedding_function=None).get(ids=["2", "3"])
     assert record["documents"] == ["text 2", None]
-    assert [{k: v for k, v in one.items() if k != MARK} for one in record["metadatas"]] == [{}, {"title": "title 3"}]
+    assert [{k: v for k, v in one.items() if k != MARK} for one in record["metadatas"]] == [
+        {},
+        {"title": "title 3"},
+    ]
 
     def width() -> int:
         return open_vectors(shop.address).width
@@ -312,7 +339,9 @@ def test_chroma_switches_by_renaming_and_finishes_what_a_kill_left(chroma: int, 
     switch_migration(shop.address, WAY, shop.to)
     assert width() == NEW
     undo_migration(shop.address, shop.to)
-    assert sorted(one for one in (c.name for c in shop.client.list_collections()) if one.startswith(shop.name)) == [
+    assert sorted(
+        one for one in (c.name for c in shop.client.list_collections()) if one.startswith(shop.name)
+    ) == [
         shop.name,
         shop.to,
     ]
@@ -354,7 +383,9 @@ def test_milvus_switches_an_alias_and_keeps_the_other_fields(tmp_path: Path) -> 
     told = switch_migration(shop.source(), WAY, shop.to)
     assert alias in told
     rows = shop.client.query(alias, ids=["7"], output_fields=["*"], consistency_level="Strong")
-    assert [(row["price"], row["title"], len(row["embedding"])) for row in rows] == [(7, "title 7", NEW)]
+    assert [(row["price"], row["title"], len(row["embedding"])) for row in rows] == [
+        (7, "title 7", NEW)
+    ]
     undo_migration(shop.source(), shop.to)
     rows = shop.client.query(alias, ids=["7"], output_fields=["*"], consistency_level="Strong")
     assert [len(row["embedding"]) for row in rows] == [OLD]
@@ -381,7 +412,9 @@ def test_files_say_what_to_load_and_foreign_files_stay(tmp_path: Path) -> None:
 
 
 def test_an_index_without_ids_keeps_its_order(tmp_path: Path) -> None:
-    faiss = pytest.importorskip("faiss", reason="faiss-cpu is not installed: pip install 'fixstar[index]'")
+    faiss = pytest.importorskip(
+        "faiss", reason="faiss-cpu is not installed: pip install 'fixstar[index]'"
+    )
     index = faiss.IndexFlatL2(OLD)
     index.add(VECTORS[:40])
     faiss.write_index(index, str(tmp_path / "old.faiss"))
@@ -394,7 +427,9 @@ def test_an_index_without_ids_keeps_its_order(tmp_path: Path) -> None:
         migrate.migrate(tmp_path / "named.npz", WAY, str(tmp_path / "other.faiss"))
 
 
-def test_postgres_rows_that_cannot_be_told_apart_and_a_reader_who_may_not_write(tmp_path: Path) -> None:
+def test_postgres_rows_that_cannot_be_told_apart_and_a_reader_who_may_not_write(
+    tmp_path: Path,
+) -> None:
     shop = filled(PostgresShop(tmp_path))
     same = postgres_table(shop.server.url(), shop.name, "title")
     shop.server.execute(f"UPDATE {shop.name} SET title = 'same'")
@@ -423,7 +458,10 @@ def killed_migration(*words: str) -> None:
         if next(blocks) == 2:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    with patch.object(module, "BATCH", 10), patch.object(psycopg.Cursor, "executemany", executemany):
+    with (
+        patch.object(module, "BATCH", 10),
+        patch.object(psycopg.Cursor, "executemany", executemany),
+    ):
         typed("migrate", "run", *words)
 
 
@@ -449,7 +487,9 @@ def test_after_kill_9_the_same_command_ends_with_the_same_table(tmp_path: Path) 
         ("pymilvus", "milvus://nowhere?collection=photos", "needs pymilvus"),
     ],
 )
-def test_a_missing_library_is_named(module_name: str, address: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_named(
+    module_name: str, address: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, module_name, None)
     with pytest.raises(MissingExtraError, match=told) as caught:
         open_vectors(address)

@@ -27,7 +27,16 @@ def vectors(count: int, width: int, seed: int) -> Array:
 def bent(a: int, b: int, seed: int) -> Map:
     rng = np.random.default_rng(seed)
     shapes = {"W": (a, b), "c": (b,), "A": (a, 3), "e": (3,), "B": (3, b)}
-    return Map((Layer(**{name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}),))
+    return Map(
+        (
+            Layer(
+                **{
+                    name: rng.standard_normal(shape).astype(np.float32)
+                    for name, shape in shapes.items()
+                }
+            ),
+        )
+    )
 
 
 def two_versions(a: int, b: int, seed: int) -> tuple[VersionFeatures, VersionFeatures]:
@@ -48,7 +57,9 @@ def cosine(p: Any, q: Any) -> float:
     two=st.none() | st.floats(0, 1),
     seed=st.integers(0, 2**16),
 )
-def test_dot_products_are_the_formula(a: int, b: int, one: float, two: float | None, seed: int) -> None:
+def test_dot_products_are_the_formula(
+    a: int, b: int, one: float, two: float | None, seed: int
+) -> None:
     """score(x, z) = w cos(q(x), F(z)) + (1 - w) cos(b(x), z), pair by pair."""
     old, new = two_versions(a, b, seed)
     forward, backward = bent(a, b, seed), bent(b, a, seed + 9)
@@ -60,7 +71,9 @@ def test_dot_products_are_the_formula(a: int, b: int, one: float, two: float | N
             ahead = forward(unit(stored)[None])[0]
             expected = w * cosine(query, ahead) + (1 - w) * cosine(asked, stored)
             assert float(seen.queries[i] @ seen.gallery[j]) == pytest.approx(expected, abs=1e-5)
-    np.testing.assert_allclose(np.linalg.norm(seen.gallery, axis=1), 1, atol=1e-5)  # so cosines rank as scores do
+    np.testing.assert_allclose(
+        np.linalg.norm(seen.gallery, axis=1), 1, atol=1e-5
+    )  # so cosines rank as scores do
     assert seen.name == "v1"
 
 
@@ -84,7 +97,9 @@ def test_versions_that_share_a_space_are_asked_as_they_are() -> None:
     seen = translated(Translation.between_shared("v1", "v2"), old, new)
     full_queries = new.queries @ (Q[1] * signs[1]).T
     full_gallery = old.gallery @ (Q[0] * signs[0]).T
-    np.testing.assert_allclose(seen.queries @ seen.gallery.T, full_queries @ full_gallery.T, atol=1e-5)
+    np.testing.assert_allclose(
+        seen.queries @ seen.gallery.T, full_queries @ full_gallery.T, atol=1e-5
+    )
     forward = bent(4, 4, 5)
     both = translated(Translation("v1", "v2", forward=forward, one=0.25, shared=True), old, new)
     ahead = new.queries @ forward(old.gallery).T
@@ -125,5 +140,11 @@ def test_a_translated_view_is_backfilled() -> None:
     seen = translated(way, old, new)
     curve = backfill_curve(*translated_pair(way, old, new), truth, labels, [0.0, 1.0])
     assert curve.hits is not None
-    assert curve.hits[0, 0].tolist() == PROTOCOLS["image"](seen.queries, truth, seen.gallery, labels).tolist()
-    assert curve.hits[0, 1].tolist() == PROTOCOLS["image"](new.queries, truth, new.gallery, labels).tolist()
+    assert (
+        curve.hits[0, 0].tolist()
+        == PROTOCOLS["image"](seen.queries, truth, seen.gallery, labels).tolist()
+    )
+    assert (
+        curve.hits[0, 1].tolist()
+        == PROTOCOLS["image"](new.queries, truth, new.gallery, labels).tolist()
+    )

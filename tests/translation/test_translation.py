@@ -22,7 +22,9 @@ Array = NDArray[np.float32]
 
 
 def vectors(count: int, width: int, seed: int = 0) -> Array:
-    rows: Array = unit(np.random.default_rng(seed).standard_normal((count, width))).astype(np.float32)
+    rows: Array = unit(np.random.default_rng(seed).standard_normal((count, width))).astype(
+        np.float32
+    )
     return rows
 
 
@@ -33,7 +35,12 @@ def linear(a: int, b: int, seed: int = 0) -> Map:
 
 def made(seed: int = 0, **changed: Any) -> Translation:
     """From v1, 4 components, to v2, 6 components."""
-    given: dict[str, Any] = {"forward": linear(4, 6, seed), "backward": linear(6, 4, seed + 1), "one": 0.6, "two": 0.7}
+    given: dict[str, Any] = {
+        "forward": linear(4, 6, seed),
+        "backward": linear(6, 4, seed + 1),
+        "one": 0.6,
+        "two": 0.7,
+    }
     return Translation("v1", "v2", **{**given, **changed})
 
 
@@ -46,10 +53,17 @@ def test_translations_score_alike_if_all_that_a_score_depends_on_is_equal() -> N
     way = made()
     assert way.scores_like(made(about={"fit": "another"}))
     other = made(seed=5)
-    for changed in ({"forward": other.forward}, {"backward": other.backward}, {"one": 0.5}, {"two": None}):
+    for changed in (
+        {"forward": other.forward},
+        {"backward": other.backward},
+        {"one": 0.5},
+        {"two": None},
+    ):
         assert not way.scores_like(made(**changed))
     assert not way.scores_like(replace(way, source="v0"))
-    assert not Translation.between_shared("v1", "v2").scores_like(Translation.by_old_queries("v1", "v2"))
+    assert not Translation.between_shared("v1", "v2").scores_like(
+        Translation.by_old_queries("v1", "v2")
+    )
 
 
 # --- who asks
@@ -107,7 +121,12 @@ def test_translations_that_cannot_be(changed: dict[str, Any]) -> None:
 def test_reversed_twice_is_itself(one: float, two: float | None, seed: int) -> None:
     way = made(seed, one=one, two=two, about={"pairs": 7})
     again = way.reversed.reversed
-    assert (again.source, again.target, again.shared, again.about) == ("v1", "v2", False, {"pairs": 7})
+    assert (again.source, again.target, again.shared, again.about) == (
+        "v1",
+        "v2",
+        False,
+        {"pairs": 7},
+    )
     assert (again.forward, again.backward) == (way.forward, way.backward)
     assert again.one == pytest.approx(one)
     assert again.two is None if two is None else again.two == pytest.approx(two)
@@ -120,8 +139,14 @@ def test_a_reversed_search_weighs_each_space_as_before(one: float, seed: int) ->
     """A query x and a stored z have the same score, whichever of them asks."""
     way = made(seed, one=one, two=None)
     there, here = vectors(7, 6, seed), vectors(9, 4, seed + 1)
-    ask = scores(way, VersionFeatures("v1", here[:1].repeat(7, 0), here), VersionFeatures("v2", there, there))
-    back = scores(way.reversed, VersionFeatures("v2", there[:1].repeat(9, 0), there), VersionFeatures("v1", here, here))
+    ask = scores(
+        way, VersionFeatures("v1", here[:1].repeat(7, 0), here), VersionFeatures("v2", there, there)
+    )
+    back = scores(
+        way.reversed,
+        VersionFeatures("v2", there[:1].repeat(9, 0), there),
+        VersionFeatures("v1", here, here),
+    )
     np.testing.assert_allclose(ask, back.T, atol=1e-5)
 
 
@@ -160,7 +185,13 @@ def test_a_translation_through_a_version_between() -> None:
 def test_shared_spaces_in_a_row_are_shared() -> None:
     one, two = Translation.between_shared("v1", "v2"), Translation.between_shared("v2", "v3")
     way = one.then(two)
-    assert (way.source, way.target, way.shared, way.one, way.forward) == ("v1", "v3", True, 0.0, None)
+    assert (way.source, way.target, way.shared, way.one, way.forward) == (
+        "v1",
+        "v3",
+        True,
+        0.0,
+        None,
+    )
     mapped = Translation("v2", "v3", forward=linear(4, 4), one=0.5, shared=True)
     with refuses(InputError):
         replace(one, shared=False, two=0.0, one=None).then(mapped)

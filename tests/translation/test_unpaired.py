@@ -53,7 +53,10 @@ def test_mutual_neighbours_are_those_of_slow_code() -> None:
     p, q = rng.standard_normal((40, 5)), rng.standard_normal((30, 5))
     distances = np.linalg.norm(p[:, None] - q[None], axis=2)
     slow = [
-        (i, j) for i in range(40) for j in range(30) if distances[i].argmin() == j and distances[:, j].argmin() == i
+        (i, j)
+        for i in range(40)
+        for j in range(30)
+        if distances[i].argmin() == j and distances[:, j].argmin() == i
     ]
     first, second = _mutual(p, q)
     assert list(zip(first.tolist(), second.tolist(), strict=True)) == slow
@@ -70,7 +73,9 @@ def test_too_few_vectors_are_refused() -> None:
 def test_class_means_are_the_pairs() -> None:
     X = unit(np.array([[3.0, 4.0], [4.0, 3.0], [0.0, 1.0], [1.0, 0.0]]))
     Y = unit(np.array([[0.0, 0.0, 1.0], [1.0, 1.0, 0.0], [1.0, -1.0, 0.0]]))
-    pairs = paired_by_class(X, np.array([5, 5, 2, 9]), Y, np.array([2, 5, 5]))  # 9 is in one space alone
+    pairs = paired_by_class(
+        X, np.array([5, 5, 2, 9]), Y, np.array([2, 5, 5])
+    )  # 9 is in one space alone
     assert pairs.groups is not None
     assert pairs.groups.tolist() == [2, 5]
     np.testing.assert_allclose(pairs.X, [[0, 1], [0.5**0.5, 0.5**0.5]], atol=1e-6)
@@ -80,7 +85,9 @@ def test_class_means_are_the_pairs() -> None:
 def test_labels_may_be_strings() -> None:
     X, Y, labels = vectors(6, 3), vectors(6, 3, seed=2), np.array([2, 0, 1, 0, 1, 2])
     numbers = paired_by_class(X, labels, Y, labels)
-    names = paired_by_class(X, [f"class {c}" for c in labels], Y, np.array([f"class {c}" for c in labels], object))
+    names = paired_by_class(
+        X, [f"class {c}" for c in labels], Y, np.array([f"class {c}" for c in labels], object)
+    )
     assert names.groups is not None
     assert names.groups.tolist() == ["class 0", "class 1", "class 2"]
     np.testing.assert_array_equal(names.X, numbers.X)

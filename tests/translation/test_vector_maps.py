@@ -32,7 +32,16 @@ def linear(a: int, b: int, seed: int = 0) -> Map:
 def residual(a: int, b: int, hidden: int = 5, seed: int = 0) -> Map:
     rng = np.random.default_rng(seed)
     shapes = {"W": (a, b), "c": (b,), "A": (a, hidden), "e": (hidden,), "B": (hidden, b)}
-    return Map((Layer(**{name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}),))
+    return Map(
+        (
+            Layer(
+                **{
+                    name: rng.standard_normal(shape).astype(np.float32)
+                    for name, shape in shapes.items()
+                }
+            ),
+        )
+    )
 
 
 def slowly(layers: tuple[Layer, ...], x: Array) -> list[float]:
@@ -40,11 +49,16 @@ def slowly(layers: tuple[Layer, ...], x: Array) -> list[float]:
     row = [float(value) for value in x]
     for layer in layers:
         a, b = layer.widths
-        out = [float(layer.c[j]) + sum(row[i] * float(layer.W[i, j]) for i in range(a)) for j in range(b)]
+        out = [
+            float(layer.c[j]) + sum(row[i] * float(layer.W[i, j]) for i in range(a))
+            for j in range(b)
+        ]
         if layer.A is not None and layer.e is not None and layer.B is not None:
             for h in range(len(layer.e)):
                 inner = float(layer.e[h]) + sum(row[i] * float(layer.A[i, h]) for i in range(a))
-                out = [value + max(inner, 0.0) * float(layer.B[h, j]) for j, value in enumerate(out)]
+                out = [
+                    value + max(inner, 0.0) * float(layer.B[h, j]) for j, value in enumerate(out)
+                ]
         length = sum(value**2 for value in out) ** 0.5
         row = [value / length for value in out]
     return row
@@ -58,7 +72,9 @@ def slowly(layers: tuple[Layer, ...], x: Array) -> list[float]:
 )
 def test_a_map_is_what_slow_loops_compute(widths: list[int], bent: bool, seed: int) -> None:
     make = residual if bent else linear
-    whole = composed([make(a, b, seed=seed + place) for place, (a, b) in enumerate(pairwise(widths))])
+    whole = composed(
+        [make(a, b, seed=seed + place) for place, (a, b) in enumerate(pairwise(widths))]
+    )
     assert whole.widths == (widths[0], widths[-1])
     X = vectors(3, widths[0], seed)
     np.testing.assert_allclose(whole(X), [slowly(whole.layers, x) for x in X], atol=2e-4)
@@ -77,7 +93,9 @@ def test_maps_in_a_row_are_a_map() -> None:
         Map(())
 
 
-def test_mapped_vectors_are_unit_float32_whatever_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mapped_vectors_are_unit_float32_whatever_the_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for part in (linear(6, 9), residual(6, 9), linear(6, 9).then(residual(9, 9))):
         X = vectors(300, 6)
         out = part(X)

@@ -59,7 +59,10 @@ def test_a_tolerance_accepts_a_small_loss_and_no_larger_one() -> None:
     before, after = hits(2000, range(50)), hits(2000, range(70))  # one point lost
     expected = {0.0: "incompatible", 0.002: "incompatible", 0.01: "not decided", 0.02: "compatible"}
     for tolerance, verdict in expected.items():
-        assert judged_difference(after, before, 0.95, GateRules(tolerance=tolerance)).verdict == verdict
+        assert (
+            judged_difference(after, before, 0.95, GateRules(tolerance=tolerance)).verdict
+            == verdict
+        )
 
 
 def test_a_higher_confidence_decides_less() -> None:
@@ -80,7 +83,9 @@ def test_several_verdicts_share_the_error() -> None:
 
 def test_where_hardly_anything_differs_the_exact_interval_of_rare_events_counts() -> None:
     assert highest_rate(0, 100, 0.95) == pytest.approx(1 - 0.025**0.01)
-    assert highest_rate(1, 10, 0.95) == pytest.approx(0.4450, abs=1e-4)  # Clopper and Pearson's tables
+    assert highest_rate(1, 10, 0.95) == pytest.approx(
+        0.4450, abs=1e-4
+    )  # Clopper and Pearson's tables
     same = hits(100, 3)
     strict = judged_difference(same, same, 0.95, RULES)
     assert (strict.verdict, strict.differing) == ("not decided", 0)
@@ -111,7 +116,8 @@ def test_a_verdict_is_its_interval_and_never_for_both(queries: int, flips: int, 
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"confidence": 95}, {"tolerance": -0.1}, {"tolerance": 1}, {"seed": -1}, {"weight": 1.5}]
+    "wrong",
+    [{"confidence": 95}, {"tolerance": -0.1}, {"tolerance": 1}, {"seed": -1}, {"weight": 1.5}],
 )
 def test_odd_rules_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(InputError, match=next(iter(wrong))):
@@ -146,14 +152,24 @@ def test_halves_are_half_of_each_class(labels: list[int], seed: int) -> None:
 
 
 def test_needed_queries_by_hand() -> None:
-    assert needed_queries(Difference(0.02, -0.02, 0.05, "not decided", 30), 200, 0.95) == 800  # (0.04 / 0.02)^2 = 4
+    assert (
+        needed_queries(Difference(0.02, -0.02, 0.05, "not decided", 30), 200, 0.95) == 800
+    )  # (0.04 / 0.02)^2 = 4
     assert (
         needed_queries(Difference(-0.02, -0.06, 0.03, "not decided", 30), 200, 0.95) == 1300
     )  # 6.25 * 200, rounded up
     assert needed_queries(Difference(0.0, -0.02, 0.02, "not decided", 30), 200, 0.95) is None
-    assert needed_queries(Difference(0.0, -0.02, 0.02, "not decided", 30), 200, 0.95, tolerance=0.01) == 800
-    assert needed_queries(Difference(0.03, -0.01, 0.05, "not decided", 3), 100, 0.95) == 200  # six must differ
-    assert needed_queries(Difference(0.0, -0.04, 0.04, "not decided", 0), 100, 0.95, tolerance=0.01) == 400
+    assert (
+        needed_queries(Difference(0.0, -0.02, 0.02, "not decided", 30), 200, 0.95, tolerance=0.01)
+        == 800
+    )
+    assert (
+        needed_queries(Difference(0.03, -0.01, 0.05, "not decided", 3), 100, 0.95) == 200
+    )  # six must differ
+    assert (
+        needed_queries(Difference(0.0, -0.04, 0.04, "not decided", 0), 100, 0.95, tolerance=0.01)
+        == 400
+    )
 
 
 def test_so_many_queries_as_it_names_do_decide() -> None:
@@ -187,14 +203,21 @@ def test_a_tolerance_that_it_names_passes_or_comes_with_what_it_takes() -> None:
     (step,) = steps
     named = float(str(step.arguments["tolerance"]))
     assert step.arguments == {"version": "v2", "tolerance": named}
-    assert judged_difference(after, before, 0.95, GateRules(tolerance=named)).verdict == "compatible"
-    assert judged_difference(after, before, 0.95, GateRules(tolerance=named - 0.01)).verdict == "not decided"
+    assert (
+        judged_difference(after, before, 0.95, GateRules(tolerance=named)).verdict == "compatible"
+    )
+    assert (
+        judged_difference(after, before, 0.95, GateRules(tolerance=named - 0.01)).verdict
+        == "not decided"
+    )
 
     few = judged_difference(hits(28, range(14, 18)), hits(28, range(4)), 0.95, RULES)
     assert few.low < -0.05  # no tolerance that somebody may mean is shown to be kept
     told, steps = missing_evidence(few, 28, 0.95, 0.0, more, "labelled images")
     assert "these queries show that" not in " ".join(told)
-    needed = int(told[-1].split("points is acceptable, about ")[1].split(" queries")[0].replace(",", ""))
+    needed = int(
+        told[-1].split("points is acceptable, about ")[1].split(" queries")[0].replace(",", "")
+    )
     by_hand = 28 * (few.low / 0.01) ** 2
     assert by_hand <= needed < by_hand * 1.1
     assert {"version": "v2", "data": ..., "tolerance": 0.01} in [step.arguments for step in steps]
@@ -207,15 +230,21 @@ def test_a_tolerance_that_it_names_passes_or_comes_with_what_it_takes() -> None:
 
 
 def test_missing_evidence_is_told_in_numbers() -> None:
-    found = judged_difference(hits(200, range(8), range(100, 107)), hits(200, range(20)), 0.95, RULES)
-    told, steps = missing_evidence(found, 200, 0.95, 0.0, NextStep("check", {"data": ...}), "labelled images")
+    found = judged_difference(
+        hits(200, range(8), range(100, 107)), hits(200, range(20)), 0.95, RULES
+    )
+    told, steps = missing_evidence(
+        found, 200, 0.95, 0.0, NextStep("check", {"data": ...}), "labelled images"
+    )
     needed = needed_queries(found, 200, 0.95)
     assert needed is not None
     assert f"about {needed:,} queries would decide; there were 200" in told[0]
     assert f"about {2 * needed:,} labelled images" in told[0]
     assert steps[0].note == f"about {2 * needed:,} labelled images"
     same = judged_difference(hits(100, 3), hits(100, 3), 0.95, RULES)
-    told, _ = missing_evidence(same, 100, 0.95, 0.0, NextStep("check", {"data": ...}), "labelled images")
+    told, _ = missing_evidence(
+        same, 100, 0.95, 0.0, NextStep("check", {"data": ...}), "labelled images"
+    )
     check_wording(told[0])
 
 
@@ -230,6 +259,8 @@ def test_queries_that_choose_are_counted_in_what_is_needed() -> None:
     needed = needed_queries(found, 200, 0.95)
     assert needed == 800
     for chosen_by, images in ((False, "1,600"), (True, "3,200")):
-        told, steps = missing_evidence(found, 200, 0.95, 0.0, more, "labelled images", chosen_by=chosen_by)
+        told, steps = missing_evidence(
+            found, 200, 0.95, 0.0, more, "labelled images", chosen_by=chosen_by
+        )
         assert f"takes about {images} labelled images" in told[0]
         assert steps[0].note == f"about {images} labelled images"

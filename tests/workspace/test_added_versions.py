@@ -25,7 +25,13 @@ PREPARED = Preprocessing(size=(16, 16), mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0
 def network(width: int = 8, seed: int = 0) -> nn.Module:
     """Made again from an import path by the tests below."""
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Conv2d(3, 8, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, width))
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, 2),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(32, width),
+    )
 
 
 def encoder(width: int = 8, seed: int = 0) -> Encoder:
@@ -52,7 +58,9 @@ def test_an_added_version_indexes_and_searches(tmp_path: Path) -> None:
         assert again.search([items()[7].image], k=1).hits[0][0].id == "i7"
 
 
-def test_a_stranger_asks_by_old_queries_and_a_compatible_model_searches_directly(tmp_path: Path) -> None:
+def test_a_stranger_asks_by_old_queries_and_a_compatible_model_searches_directly(
+    tmp_path: Path,
+) -> None:
     with Workspace.create(tmp_path / "w") as space:
         space.add_version(encoder())
         space.index(items())
@@ -134,12 +142,17 @@ def test_add_on_the_command_line(tmp_path: Path) -> None:
     assert f"with --trust {__name__}" in refused("add", *make, *prepared, "--argument", "width=8")
     added = typed("add", *make, *prepared, "--argument", "width=8", "--trust", __name__, "--json")
     assert json.loads(added.out)["width"] == 8
-    assert "check v2 --data" in typed("add", *make, *prepared, "--argument", "width=8", "--argument", "seed=3").out
+    assert (
+        "check v2 --data"
+        in typed("add", *make, *prepared, "--argument", "width=8", "--argument", "seed=3").out
+    )
     np.save(tmp_path / "vectors.npy", np.eye(3, dtype=np.float32))
     assert "gallery import" in refused("add", tmp_path / "vectors.npy", "-w", shop)
     check_wording(typed("add", tmp_path / "vectors.npy", "--as", "old", "-w", shop).out)
     assert "3 vectors of old (imported: no encoder)" in typed("status", "-w", shop).out
-    assert "no model that --size" in refused("add", tmp_path / "vectors.npy", "--as", "old", "--size", "16", "-w", shop)
+    assert "no model that --size" in refused(
+        "add", tmp_path / "vectors.npy", "--as", "old", "--size", "16", "-w", shop
+    )
     assert "versions are numbered" in refused("add", *make, *prepared, "--as", "old")
     assert "fixstar check v1" in refused("check", "old", "-w", shop)
     assert "224x192" in refused("add", *make, "--size", "big")

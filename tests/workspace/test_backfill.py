@@ -25,7 +25,15 @@ from fixstar.geometry import unit
 from fixstar.models import EmbeddedBatch
 from fixstar.workspace import Backfilled, BackfillOptions, ImageStore, Workspace, catalogue
 from fixstar.workspace.backfill.planning import gallery_accuracy
-from fixstar.workspace.backfill.run import BATCH, BackfillPlan, BackfillRun, KeptItem, Pace, PlanFiles, budget_items
+from fixstar.workspace.backfill.run import (
+    BATCH,
+    BackfillPlan,
+    BackfillRun,
+    KeptItem,
+    Pace,
+    PlanFiles,
+    budget_items,
+)
 
 WIDTH, COUNT = 8, 200
 
@@ -51,7 +59,9 @@ def filled(gallery: Gallery, folder: Path, count: int = COUNT) -> list[str]:
 class Counting:
     """An embedder that notes every image it was given, and whose vectors say which image they are of."""
 
-    def __init__(self, bad: Sequence[str] = (), between: Callable[[list[str]], object] = len) -> None:
+    def __init__(
+        self, bad: Sequence[str] = (), between: Callable[[list[str]], object] = len
+    ) -> None:
         self.seen: list[str] = []
         self._bad, self._between = bad, between
 
@@ -66,7 +76,9 @@ class Counting:
             yield EmbeddedBatch(rows, tuple(ImageError(names[i], "damaged", i) for i in broken))
 
 
-def run(gallery: Gallery, folder: Path, ids: Sequence[str], embedder: Any, **options: Any) -> Backfilled:
+def run(
+    gallery: Gallery, folder: Path, ids: Sequence[str], embedder: Any, **options: Any
+) -> Backfilled:
     files = PlanFiles(folder)
     plan = files.plan()
     if plan is None:
@@ -91,7 +103,13 @@ def test_all_items_get_the_new_vector_of_their_image_and_keep_their_payload(tmp_
     embedder = Counting()
     order = ids[::-1]
     done = run(gallery, tmp_path, order, embedder, progress=moved.append)
-    assert (done.done, done.planned, done.left, done.kept, done.stopped) == (COUNT, COUNT, 0, (), None)
+    assert (done.done, done.planned, done.left, done.kept, done.stopped) == (
+        COUNT,
+        COUNT,
+        0,
+        (),
+        None,
+    )
     assert sum(moved) == COUNT
     assert embedder.seen == order
     check_all(gallery)
@@ -109,14 +127,19 @@ def test_without_its_cursor_the_gallery_says_what_is_done(tmp_path: Path) -> Non
     assert sorted(embedder.seen) == sorted(ids)
 
 
-def test_missing_and_damaged_images_keep_their_old_vectors_and_are_told_over_interruptions(tmp_path: Path) -> None:
+def test_missing_and_damaged_images_keep_their_old_vectors_and_are_told_over_interruptions(
+    tmp_path: Path,
+) -> None:
     gallery = MemoryGallery()
     ids = filled(gallery, tmp_path)
     (tmp_path / "images" / "3").unlink()
     (tmp_path / "images" / "150").unlink()
     embedder = Counting(bad=["7", "151"])
     first = run(gallery, tmp_path, ids, embedder, stop=lambda: bool(embedder.seen))
-    assert (first.left, first.kept) == (COUNT - BATCH, (KeptItem("3", "its image is gone"), KeptItem("7", "damaged")))
+    assert (first.left, first.kept) == (
+        COUNT - BATCH,
+        (KeptItem("3", "its image is gone"), KeptItem("7", "damaged")),
+    )
     assert first.stopped is not None
     with (tmp_path / "state" / "backfill" / "kept.jsonl").open("a") as file:
         file.write('["cut o')  # a kill in the middle of a line
@@ -142,12 +165,16 @@ def test_deleted_items_stay_deleted_and_newer_writes_stay(tmp_path: Path) -> Non
     gallery.delete(["0"])
     other = unit(np.ones((1, WIDTH), np.float32))
 
-    def others_write(names: list[str]) -> None:  # after the images were read, before anything is stored
+    def others_write(
+        names: list[str],
+    ) -> None:  # after the images were read, before anything is stored
         if "5" in names:
             gallery.delete(["5"])
             gallery.upsert("v1", ["6"], other, [{"image": "images/6"}])
             gallery.upsert("v2", ["8"], other, [{"image": "images/8"}])
-            gallery.upsert("v1", ["9"], vector("9", "v1")[None], [{"image": "images/9", "tag": "new"}])
+            gallery.upsert(
+                "v1", ["9"], vector("9", "v1")[None], [{"image": "images/9", "tag": "new"}]
+            )
 
     done = run(gallery, tmp_path, ids, Counting(between=others_write))
     assert (done.done, done.deleted, done.rewritten) == (COUNT - 4, 2, 2)
@@ -155,7 +182,10 @@ def test_deleted_items_stay_deleted_and_newer_writes_stay(tmp_path: Path) -> Non
     assert known.keys() == {"6", "8", "9"}
     assert (known["6"].version, known["8"].version) == ("v1", "v2")
     np.testing.assert_allclose(known["8"].vector, other[0], atol=1e-6)
-    assert (known["9"].version, known["9"].payload["tag"]) == ("v2", "new")  # same vector, same image: a newer payload
+    assert (known["9"].version, known["9"].payload["tag"]) == (
+        "v2",
+        "new",
+    )  # same vector, same image: a newer payload
 
 
 def test_vectors_of_a_newer_version_stay(tmp_path: Path) -> None:
@@ -177,15 +207,23 @@ def test_nothing_is_written_once_another_version_is_deployed(tmp_path: Path) -> 
     done = run(gallery, tmp_path, ids, embedder, deployed=lambda: deployed[-1])
     assert done.stopped is not None
     assert done.stopped.startswith("v1 is deployed now")
-    assert (done.done, done.left, gallery.count()) == (BATCH, COUNT - BATCH, {"v1": COUNT - BATCH, "v2": BATCH})
+    assert (done.done, done.left, gallery.count()) == (
+        BATCH,
+        COUNT - BATCH,
+        {"v1": COUNT - BATCH, "v2": BATCH},
+    )
     deployed.append("v2")
     assert run(gallery, tmp_path, ids, Counting(), deployed=lambda: deployed[-1]).left == 0
     check_all(gallery)
 
 
-def test_the_rate_is_kept_and_a_wait_can_be_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rate_is_kept_and_a_wait_can_be_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = [0.0]
-    ticking = SimpleNamespace(monotonic=lambda: clock[-1], sleep=lambda seconds: clock.append(clock[-1] + seconds))
+    ticking = SimpleNamespace(
+        monotonic=lambda: clock[-1], sleep=lambda seconds: clock.append(clock[-1] + seconds)
+    )
     monkeypatch.setattr("fixstar.workspace.backfill.run.time", ticking)
     gallery = MemoryGallery()
     ids = filled(gallery, tmp_path, 30)
@@ -230,7 +268,9 @@ def test_searches_go_on_and_find_every_item_once(tmp_path: Path) -> None:
         def search() -> None:
             nonlocal searches
             while not over.is_set():
-                found = [hit.id for hit in gallery.search("v2", vector("0", "v2")[None], k=2 * COUNT)[0]]
+                found = [
+                    hit.id for hit in gallery.search("v2", vector("0", "v2")[None], k=2 * COUNT)[0]
+                ]
                 searches += 1
                 searched.set()
                 if sorted(found) != sorted(ids):
@@ -298,7 +338,8 @@ def test_killed_again_and_again_it_ends_with_everything_done_and_nothing_stored_
 
 
 @pytest.mark.parametrize(
-    ("budget", "items"), [("10%", 20), ("0.1%", 1), ("100%", 200), ("7", 7), ("999", 200), ("ALL", 200)]
+    ("budget", "items"),
+    [("10%", 20), ("0.1%", 1), ("100%", 200), ("7", 7), ("999", 200), ("ALL", 200)],
 )
 def test_budgets(budget: str, items: int) -> None:
     assert budget_items(budget, 200) == items
@@ -346,7 +387,9 @@ def test_a_workspace_plans_predicts_re_embeds_and_measures(tmp_path: Path) -> No
         assert (len(planned.plan.ids), planned.plan.old, planned.share) == (9, 18, 0.5)
         assert planned.predicted is not None
         assert planned.predicted.planned.shares.tolist() == planned.predicted.random.shares.tolist()
-        assert planned.predicted.planned.accuracy[-1] == pytest.approx(planned.predicted.self_tests[1])
+        assert planned.predicted.planned.accuracy[-1] == pytest.approx(
+            planned.predicted.self_tests[1]
+        )
         done = space.backfill(options)
         assert (done.version, done.done, done.left) == ("v2", 9, 0)
         assert space.gallery.count() == {"v1": 9, "v2": 9}
@@ -355,7 +398,9 @@ def test_a_workspace_plans_predicts_re_embeds_and_measures(tmp_path: Path) -> No
         assert done.measured[-1].share == 0.5
         names = list(planned.plan.ids)
         stored = np.stack([item.vector for item in space.gallery.get(names).values()])
-        np.testing.assert_allclose(stored, space.serving.embed("v2", [photos / name for name in names]), atol=1e-5)
+        np.testing.assert_allclose(
+            stored, space.serving.embed("v2", [photos / name for name in names]), atol=1e-5
+        )
         rest = space.backfill(BackfillOptions("all", order="oldest"))
         assert (rest.done, space.gallery.count()) == (9, {"v1": 0, "v2": 18})
         assert space.backfill(BackfillOptions("all")).planned == 0
@@ -444,4 +489,6 @@ def test_accuracy_on_the_gallery_counts_only_classes_it_knows(tmp_path: Path) ->
         assert gallery_accuracy(space.serving, "v1", images, made) is None
         space.gallery.upsert("v1", ["x", "y"], axes[:2], [{"label": "a"}, {"label": "c"}])
         assert gallery_accuracy(space.serving, "v1", images, made) == 0.5
-        assert gallery_accuracy(space.serving, "v2", images, made) is None  # another version is deployed
+        assert (
+            gallery_accuracy(space.serving, "v2", images, made) is None
+        )  # another version is deployed

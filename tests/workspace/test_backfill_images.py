@@ -30,10 +30,14 @@ def space(tmp_path: Path) -> Iterator[Workspace]:
 
 
 @pytest.mark.parametrize("order", ["certain", "random"])
-def test_the_budget_is_spent_on_items_that_have_an_image(space: Workspace, tmp_path: Path, order: str) -> None:
+def test_the_budget_is_spent_on_items_that_have_an_image(
+    space: Workspace, tmp_path: Path, order: str
+) -> None:
     options = BackfillOptions("20%", order)
     gone = space.plan_backfill(options).plan.ids
-    PlanFiles(space.path).save(space.plan_backfill(BackfillOptions("1", order)).plan)  # not the one under way
+    PlanFiles(space.path).save(
+        space.plan_backfill(BackfillOptions("1", order)).plan
+    )  # not the one under way
     for name in gone:
         (tmp_path / "photos" / name).unlink()
     planned = space.plan_backfill(options)
@@ -70,7 +74,9 @@ class Looking(ImageStore):
         return super().has(place)
 
 
-def test_no_more_images_are_looked_for_than_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_images_are_looked_for_than_it_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("fixstar.workspace.backfill.orders._BLOCK", 4)
     gallery = MemoryGallery()
     for name in ("v1", "v2"):

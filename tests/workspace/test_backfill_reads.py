@@ -87,7 +87,9 @@ def test_a_resumed_run_reads_only_what_is_left(
     reads = Reads(space, monkeypatch)
     asked = iter([False, False, True])
     data = open_images(tmp_path / "photos")
-    stopped = BackfillOptions("all", "random", data=data, anyway=True, stop=lambda: next(asked, True))
+    stopped = BackfillOptions(
+        "all", "random", data=data, anyway=True, stop=lambda: next(asked, True)
+    )
     first = space.backfill(stopped)
     assert 0 < first.left < ITEMS
     assert reads.taken() == ITEMS + first.done
@@ -100,17 +102,26 @@ def test_a_resumed_run_reads_only_what_is_left(
     assert second.measured[-1].share == 1.0
 
 
-def test_what_a_plan_is_predicted_on_is_not_looked_for_again(space: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_plan_is_predicted_on_is_not_looked_for_again(
+    space: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The model of "elsewhere" is not here: the prediction takes labelled items, and reads these once more."""
     monkeypatch.setattr("fixstar.workspace.backfill.planning.SAMPLE", 12)
     monkeypatch.setattr("fixstar.workspace.backfill.planning.judges", lambda _: True)
     known = space.gallery.get([item.id for item in space.gallery.iterate()])
     space.gallery.create_version("elsewhere", 5)
     vectors = unit(np.random.default_rng(0).normal(size=(ITEMS, 5)))
-    space.gallery.upsert("elsewhere", list(known), vectors, [item.payload for item in known.values()])
+    space.gallery.upsert(
+        "elsewhere", list(known), vectors, [item.payload for item in known.values()]
+    )
     W = np.random.default_rng(1).normal(size=(5, space.gallery.space("v2").width))
     way = Translation(
-        "elsewhere", "v2", forward=Map.linear(W), backward=Map.linear(W.T), one=0.6, about={"fit": "test"}
+        "elsewhere",
+        "v2",
+        forward=Map.linear(W),
+        backward=Map.linear(W.T),
+        one=0.6,
+        about={"fit": "test"},
     )
     space.translations.keep(way)
     space.deploy("v2", force="test")
@@ -122,7 +133,9 @@ def test_what_a_plan_is_predicted_on_is_not_looked_for_again(space: Workspace, m
     assert reads.taken() == ITEMS + 12
 
 
-def test_a_plan_of_an_earlier_release_is_predicted_and_resumes(space: Workspace, tmp_path: Path) -> None:
+def test_a_plan_of_an_earlier_release_is_predicted_and_resumes(
+    space: Workspace, tmp_path: Path
+) -> None:
     """It does not say which versions its items were of."""
     options = BackfillOptions("50%", "random", data=open_images(tmp_path / "photos"), anyway=True)
     now = space.plan_backfill(options)

@@ -30,7 +30,9 @@ def made(
     against: tuple[str, ...] = ("v1",),
     source: str = "given",
 ) -> Check:
-    cells = tuple(CheckedCell(name, 0.5, 0.6, 0.05, 0.15, "compatible", 40, 2, 12) for name in against)
+    cells = tuple(
+        CheckedCell(name, 0.5, 0.6, 0.05, 0.15, "compatible", 40, 2, 12) for name in against
+    )
     data = {"name": "photos", "source": source, "images": 2 * queries, "classes": classes}
     return Check("v2", outcome, ("why",), cells, 0.7, queries, queries, confidence, tolerance, data)
 
@@ -44,10 +46,22 @@ def made(
         (made("missing evidence"), made("pass", 30, 10), True),
         (made("pass", 30, 10), made("missing evidence"), False),  # more evidence replaces a verdict
         (made("pass", 30, 10), made("refuse"), False),
-        (made("missing evidence"), made("pass", tolerance=0.02), False),  # the same images, a loss accepted
-        (made("pass", tolerance=0.02), made("missing evidence"), True),  # which a bare check does not take back
+        (
+            made("missing evidence"),
+            made("pass", tolerance=0.02),
+            False,
+        ),  # the same images, a loss accepted
+        (
+            made("pass", tolerance=0.02),
+            made("missing evidence"),
+            True,
+        ),  # which a bare check does not take back
         (made("pass", tolerance=0.02), made("refuse"), False),  # a refusal does
-        (made("pass", tolerance=0.02), made("refuse", 900), False),  # the earlier one asked an easier question
+        (
+            made("pass", tolerance=0.02),
+            made("refuse", 900),
+            False,
+        ),  # the earlier one asked an easier question
         (made("pass", confidence=0.5), made("refuse", 900), False),
         (made("refuse"), made("pass", 900, tolerance=0.3), True),
         (made(), made("refuse", 900, 200), True),  # more classes do not make up for fewer queries
@@ -57,12 +71,18 @@ def made(
         (made(), made("missing evidence", 0, 0, against=()), True),  # no images at all
         (made("refuse"), made("pass", 30, 10, against=()), False),  # v1's vectors are gone
         (made("refuse", against=("v1", "v3")), made("pass", 900), False),  # v3's vectors are gone
-        (made(against=()), made("pass", 30, 10, against=()), True),  # of a first version, which has no other to beat
+        (
+            made(against=()),
+            made("pass", 30, 10, against=()),
+            True,
+        ),  # of a first version, which has no other to beat
         (made("pass", 30, 10, against=()), made(against=()), False),
         (made(source="held out"), made("refuse"), False),  # held-out and given images count alike
     ],
 )
-def test_which_of_two_checks_counts(tmp_path: Path, earlier: Check, later: Check, stays: bool) -> None:
+def test_which_of_two_checks_counts(
+    tmp_path: Path, earlier: Check, later: Check, stays: bool
+) -> None:
     assert is_weaker(later, earlier, later.against) == stays
     save_check(tmp_path, earlier)
     save_check(tmp_path, later)
@@ -105,7 +125,9 @@ def test_a_deployment_rests_on_the_strongest_check_that_judged_what_is_searched(
         ]
 
 
-def test_vectors_that_no_check_has_seen_block_a_deployment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vectors_that_no_check_has_seen_block_a_deployment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with shop(tmp_path / "shop", versions=3) as space:
         monkeypatch.setattr(space, "versions_to_check", lambda _: ["v1", "v3"])
         save_check(space.path, made())
@@ -123,9 +145,19 @@ def test_figures_that_stand_side_by_side_are_of_one_set_of_images(tmp_path: Path
     assert checks_on_one_set(tmp_path, ["v2", "v3"]) == []
     for check in (on("spring", "v2", 1, 100), on("autumn", "v2", 2), on("autumn", "v3", 3)):
         save_check(tmp_path, check)
-    assert checks_on_one_set(tmp_path, ["v1", "v2", "v3"]) == [on("autumn", "v3", 3), on("autumn", "v2", 2)]
-    save_check(tmp_path, on("spring", "v3", 4, 2000))  # v2's check that counts is of other images: an earlier is shown
-    assert checks_on_one_set(tmp_path, ["v1", "v2", "v3"]) == [on("spring", "v3", 4, 2000), on("spring", "v2", 1, 100)]
-    empty = replace(on("none", "v3", 5), self_test=None, outcome="missing evidence", queries=0, cells=())
+    assert checks_on_one_set(tmp_path, ["v1", "v2", "v3"]) == [
+        on("autumn", "v3", 3),
+        on("autumn", "v2", 2),
+    ]
+    save_check(
+        tmp_path, on("spring", "v3", 4, 2000)
+    )  # v2's check that counts is of other images: an earlier is shown
+    assert checks_on_one_set(tmp_path, ["v1", "v2", "v3"]) == [
+        on("spring", "v3", 4, 2000),
+        on("spring", "v2", 1, 100),
+    ]
+    empty = replace(
+        on("none", "v3", 5), self_test=None, outcome="missing evidence", queries=0, cells=()
+    )
     save_check(tmp_path, empty)
     assert checks_on_one_set(tmp_path, ["v2"]) == [on("autumn", "v2", 2)]

@@ -66,7 +66,13 @@ def test_answers_are_those_of_one_process_in_order_and_a_dead_worker_costs_nothi
     paths: list[Any] = sorted(photos.rglob("*.png"))
     broken = photos / "hat" / "broken.png"
     broken.write_bytes(b"no image")
-    batches = [paths[:5], [broken, *paths[5:7]], paths[7:8], [np.asarray(np.zeros((32, 32, 3), np.uint8))], paths[8:]]
+    batches = [
+        paths[:5],
+        [broken, *paths[5:7]],
+        paths[7:8],
+        [np.asarray(np.zeros((32, 32, 3), np.uint8))],
+        paths[8:],
+    ]
     expected = list(LocalEmbedder(Encoder.load(directory))(batches))
     broken_batch = [expected[1].bad[0].index, expected[1].bad[0].reason]
     with RayEmbedder(directory, "auto", workers=2) as embedder:
@@ -76,7 +82,9 @@ def test_answers_are_those_of_one_process_in_order_and_a_dead_worker_costs_nothi
         for number, answer in enumerate(embedder(iter(batches))):
             answers.append(answer)
             if number == 0:
-                os.kill(process, signal.SIGKILL)  # batches 2 and 4 are its own, and may be under way
+                os.kill(
+                    process, signal.SIGKILL
+                )  # batches 2 and 4 are its own, and may be under way
     broken.unlink()
     assert len(answers) == len(batches)
     for answer, wanted in zip(answers, expected, strict=True):
@@ -125,7 +133,10 @@ def test_texts_are_indexed_and_backfilled_on_the_cluster(tmp_path: Path) -> None
     texts = topic_texts(4)
     with Workspace.create(tmp_path / "notes", device="cpu") as space:
         space.add_version(f"hf:{bert_folder(tmp_path / 'bert')}")
-        items = [text_item(f"note-{row}", text, {"label": label}) for row, (text, label) in enumerate(texts)]
+        items = [
+            text_item(f"note-{row}", text, {"label": label})
+            for row, (text, label) in enumerate(texts)
+        ]
         with RayEmbedder(space.registry.directory("v1").absolute(), "auto", workers=1) as embedder:
             space.index(items, embedder=embedder)
         space.add_version(f"hf:{bert_folder(tmp_path / 'other', seed=1)}")
@@ -138,7 +149,9 @@ def test_texts_are_indexed_and_backfilled_on_the_cluster(tmp_path: Path) -> None
                 assert (done.done, done.left) == (len(texts), 0)
             stored = {item.id: item.vector for item in space.gallery.iterate(version)}
             expected = space.serving.embed(version, [text for text, _ in texts])
-            np.testing.assert_allclose(np.stack([stored[name] for name in ids]), expected, atol=1e-5)
+            np.testing.assert_allclose(
+                np.stack([stored[name] for name in ids]), expected, atol=1e-5
+            )
 
 
 @pytest.mark.usefixtures("cluster", "own_settings")
@@ -156,10 +169,14 @@ def test_workers_ask_a_server_together_as_often_as_is_allowed(tmp_path: Path) ->
             made = list(embedder([[text] for text in texts]))
             took = time.monotonic() - started
         assert sorted(body["input"][0] for body in server.requests) == sorted(texts)
-        assert took >= 0.8  # twelve requests, ten per second: five pauses of 0.2 s for each of two workers
+        assert (
+            took >= 0.8
+        )  # twelve requests, ten per second: five pauses of 0.2 s for each of two workers
         expected = np.array([server.vector(text) for text in texts])
         expected /= np.linalg.norm(expected, axis=1, keepdims=True)
-        np.testing.assert_allclose(np.concatenate([one.vectors for one in made]), expected, atol=1e-5)
+        np.testing.assert_allclose(
+            np.concatenate([one.vectors for one in made]), expected, atol=1e-5
+        )
 
 
 def test_what_a_worker_cannot_load_is_told(tmp_path: Path) -> None:

@@ -24,11 +24,15 @@ def told(path: Path) -> dict[str, Any]:
     """The part of its answers that JSON can hold, scores rounded: libraries may change the last digits."""
     found = answers(path)
     return {
-        "search": [[[hit.id, round(hit.score, 3)] for hit in hits] for hits in found["search"].hits],
+        "search": [
+            [[hit.id, round(hit.score, 3)] for hit in hits] for hits in found["search"].hits
+        ],
         "models": found["search"].models,
         "translations": found["translations"],
         "old": [[[hit.id, round(hit.score, 3)] for hit in hits] for hits in found["old"].hits],
-        "items": [[name, version, payload.get("price")] for name, version, _, payload in found["items"]],
+        "items": [
+            [name, version, payload.get("price")] for name, version, _, payload in found["items"]
+        ],
         "vectors": found["status"]["vectors"],
         "deployed": [move.version for move in found["moves"]],
         "classes": [card["slots"]["by_class"] for card in found["cards"]],
@@ -55,10 +59,14 @@ def freeze(folder: Path) -> None:
 def test_every_release_is_there(tmp_path: Path) -> None:
     if os.environ.get("FIXSTAR_FREEZE"):
         freeze(tmp_path)
-    assert (FROZEN / f"workspace-{__version__}.tar.gz").is_file(), "freeze this release: FIXSTAR_FREEZE=1"
+    assert (FROZEN / f"workspace-{__version__}.tar.gz").is_file(), (
+        "freeze this release: FIXSTAR_FREEZE=1"
+    )
 
 
-@pytest.mark.parametrize("release", sorted(path.name.removesuffix(".tar.gz") for path in FROZEN.glob("*.tar.gz")))
+@pytest.mark.parametrize(
+    "release", sorted(path.name.removesuffix(".tar.gz") for path in FROZEN.glob("*.tar.gz"))
+)
 def test_a_workspace_of_an_earlier_release_opens(tmp_path: Path, release: str) -> None:
     with tarfile.open(FROZEN / f"{release}.tar.gz") as archive:
         archive.extractall(tmp_path, filter="data")

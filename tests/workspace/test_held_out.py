@@ -75,13 +75,22 @@ def test_where_the_candidate_held_out_nothing_the_evidence_is_missing(
     space.upgrade(IMAGES, options)
     assert (share(space, "v1"), share(space, "v2")) == (0.3, 0.0)
     check = space.check("v2", report=False, progress=False)
-    assert (check.outcome, check.cells, check.queries, check.data) == ("missing evidence", (), 0, {})
+    assert (check.outcome, check.cells, check.queries, check.data) == (
+        "missing evidence",
+        (),
+        0,
+        {},
+    )
     check_wording(check.reasons[0])
-    assert check.next_steps[0] == NextStep("check", {"version": "v2", "data": ...}, check.next_steps[0].note)
+    assert check.next_steps[0] == NextStep(
+        "check", {"version": "v2", "data": ...}, check.next_steps[0].note
+    )
     assert labelled_images(space.serving, None, "v2") is None
     given = space.check("v2", IMAGES, report=False, progress=False)
     assert given.data["source"] == "given"
-    assert space.check("v1", report=False, progress=False).queries > 0  # nobody learnt what v1 held out before it
+    assert (
+        space.check("v1", report=False, progress=False).queries > 0
+    )  # nobody learnt what v1 held out before it
 
 
 def test_a_smaller_share_leaves_the_images_that_both_held_out(space: Workspace) -> None:
@@ -111,7 +120,10 @@ def test_the_same_share_asks_about_all(space: Workspace) -> None:
     assert (drawn(found.images), found.learnt_by) == (drawn(held), ())
     assert drawn(held_out_images(space.path, ["v1", "v2"], preprocessing)) == drawn(held)
     check = space.check("v2", report=False, progress=False)
-    assert (check.data["images"], [note for note in check.notes if "learnt" in note]) == (len(drawn(held)), [])
+    assert (check.data["images"], [note for note in check.notes if "learnt" in note]) == (
+        len(drawn(held)),
+        [],
+    )
 
 
 def others(count: int = 20) -> ImageSet:
@@ -129,7 +141,9 @@ def test_an_upgrade_on_other_photos_leaves_all_that_was_held_out_before(space: W
     assert not any("learnt" in note for note in check.notes)
 
 
-def test_an_image_that_was_the_only_one_of_its_class_is_known_to_be_learnt(space: Workspace) -> None:
+def test_an_image_that_was_the_only_one_of_its_class_is_known_to_be_learnt(
+    space: Workspace,
+) -> None:
     """Training keeps the last image of a class, whatever it drew: the share alone does not say so."""
     held = split_off(IMAGES, 0.3).held
     assert held is not None
@@ -143,7 +157,9 @@ def test_an_image_that_was_the_only_one_of_its_class_is_known_to_be_learnt(space
 
 
 @pytest.mark.parametrize("damage", [b"", b"garbage", b"\x93NUMPY\x01\x00"])
-def test_where_it_cannot_be_read_what_was_learnt_the_share_decides(space: Workspace, damage: bytes) -> None:
+def test_where_it_cannot_be_read_what_was_learnt_the_share_decides(
+    space: Workspace, damage: bytes
+) -> None:
     space.upgrade(others(), PLAIN)
     (space.path / "held-out" / "v2-learnt.safetensors").write_bytes(damage)
     found = unlearnt_images(space.registry, "v2", ["v1"], space.encoder("v2").preprocessing)
@@ -152,5 +168,8 @@ def test_where_it_cannot_be_read_what_was_learnt_the_share_decides(space: Worksp
 
 def test_a_class_that_cannot_be_measured_alarms_nobody() -> None:
     images = from_arrays(np.zeros((3, 8, 8, 3), np.uint8), np.array([0, 0, 1]), ["hat", "shoe"])
-    with pytest.warns(UserWarning, match=r"1 class with only one image to measure with, not measured: shoe\. Training"):
+    with pytest.warns(
+        UserWarning,
+        match=r"1 class with only one image to measure with, not measured: shoe\. Training",
+    ):
         assert searchable(images, cifar_inputs(3), "skip").counts()["hat"] == 2

@@ -41,7 +41,9 @@ def test_an_image_that_is_kept_again_meanwhile_stays(tmp_path: Path) -> None:
     assert (tmp_path / name).read_bytes() == b"content"
 
 
-def test_an_image_that_is_put_aside_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_that_is_put_aside_is_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = ImageStore(tmp_path)
     name = aged(store, b"content")
     before = time.time() - DAY

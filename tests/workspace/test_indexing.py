@@ -41,7 +41,9 @@ def test_fields_that_changed_are_stored_without_embedding(gallery: Gallery) -> N
     assert gallery.get(["b"])["b"].payload == {**SEEN, "sizes": [1, 2]}
 
 
-def test_what_others_delete_or_embed_meanwhile_stays_so(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_others_delete_or_embed_meanwhile_stays_so(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
     look = gallery.get
 
     def others_are_faster(names: list[str]) -> dict[str, Item]:
@@ -88,7 +90,10 @@ def test_a_name_that_is_no_text_is_told_and_the_others_are_indexed(gallery: Gall
         for batch in batches:
             yield EmbeddedBatch(np.tile(np.eye(4, dtype=np.float32)[0], (len(batch), 1)), ())
 
-    files = [CatalogueItem(name, Path("/photo.png")) for name in ("good", "bad\udcff.png", "\u00fcber \U0001f600")]
+    files = [
+        CatalogueItem(name, Path("/photo.png"))
+        for name in ("good", "bad\udcff.png", "\u00fcber \U0001f600")
+    ]
     done = index_items(gallery, "v1", embed, files)
     assert done.added == 2
     assert [(bad.name, bad.reason) for bad in done.bad] == [

@@ -35,7 +35,12 @@ def test_a_workspace_does_what_the_reference_says(seed: int) -> None:
 def test_it_runs_from_the_command_line_with_several_threads() -> None:
     """As ``make fire`` runs it. Its second process embeds too, after a fork."""
     several = {**os.environ, "OMP_NUM_THREADS": "2"}
-    command = [sys.executable, workspace_model.__file__, "--trace", "index.process.1 index.process.2 index.killed.3"]
+    command = [
+        sys.executable,
+        workspace_model.__file__,
+        "--trace",
+        "index.process.1 index.process.2 index.killed.3",
+    ]
     done = subprocess.run(command, env=several, capture_output=True, text=True, timeout=600)
     assert "3 operations, no mismatch" in done.stdout, done.stderr
 
@@ -43,7 +48,9 @@ def test_it_runs_from_the_command_line_with_several_threads() -> None:
 def loses_one(monkeypatch: pytest.MonkeyPatch) -> None:
     delete = SqliteGallery._delete
     monkeypatch.setattr(
-        SqliteGallery, "_delete", lambda self, names, revision: delete(self, names[:3], revision) + len(names[3:])
+        SqliteGallery,
+        "_delete",
+        lambda self, names, revision: delete(self, names[:3], revision) + len(names[3:]),
     )
 
 

@@ -24,7 +24,9 @@ def space(tmp_path: Path) -> Iterator[Workspace]:
         yield made
 
 
-def test_a_version_is_not_deployed_while_it_is_retired(space: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_version_is_not_deployed_while_it_is_retired(
+    space: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     refused: list[FixstarError] = []
 
     def deploy() -> None:
@@ -50,7 +52,9 @@ def test_a_version_is_not_deployed_while_it_is_retired(space: Workspace, monkeyp
     assert "retired" in str(refused[0])
 
 
-def test_a_version_is_not_retired_while_items_are_embedded_with_it(space: Workspace, tmp_path: Path) -> None:
+def test_a_version_is_not_retired_while_items_are_embedded_with_it(
+    space: Workspace, tmp_path: Path
+) -> None:
     space.deploy("v2", force="to index")
     space.deploy("v3", force="so that v2 could go")
     space.deploy("v1", force="and is not where a rollback leads")
@@ -70,7 +74,9 @@ def test_a_version_is_not_retired_while_items_are_embedded_with_it(space: Worksp
     assert space.gallery.count()["v2"] == done.added > 0
 
 
-def test_nothing_is_stored_by_a_version_that_was_retired_meanwhile(space: Workspace, tmp_path: Path) -> None:
+def test_nothing_is_stored_by_a_version_that_was_retired_meanwhile(
+    space: Workspace, tmp_path: Path
+) -> None:
     space.serving.encoder("v2")
     Workspace(space.path).retire("v2")
     with pytest.raises(ModelError, match="v2 was retired"):

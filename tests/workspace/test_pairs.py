@@ -42,7 +42,9 @@ def read(space: Workspace, path: Path, **arrays: Any) -> Any:
     return from_file(path / "pairs.npz", space.gallery, "old", "v1")
 
 
-def test_full_features_become_the_short_forms_that_are_stored(space: Workspace, tmp_path: Path) -> None:
+def test_full_features_become_the_short_forms_that_are_stored(
+    space: Workspace, tmp_path: Path
+) -> None:
     images = [item.image for item in catalogue(pictures(tmp_path / "photos"))]
     encoder = space.encoder("v1")
     short, full, raw = (encoder.encode(images, form=form) for form in ("short", "full", "raw"))
@@ -54,7 +56,9 @@ def test_full_features_become_the_short_forms_that_are_stored(space: Workspace, 
         assert np.allclose(np.linalg.norm(both.new, axis=1), 1, atol=1e-5)
 
 
-def test_rows_that_are_no_features_of_the_version_are_refused(space: Workspace, tmp_path: Path) -> None:
+def test_rows_that_are_no_features_of_the_version_are_refused(
+    space: Workspace, tmp_path: Path
+) -> None:
     rng = np.random.default_rng(1)
     width = next(one.width for one in space.gallery.versions() if one.name == "v1")
     with refuses(DataError):
@@ -69,14 +73,20 @@ def test_an_empty_label_is_none(space: Workspace, tmp_path: Path) -> None:
     """Images without a label are no class of their own: finding one of them shows nothing."""
     width = next(one.width for one in space.gallery.versions() if one.name == "v1")
     new = np.random.default_rng(2).normal(size=(9, width))
-    kinds: list[Any] = [["hat", "hat", "shoe", *[""] * 6], [1.0, 1.0, 2.0, *[np.nan] * 6], [b"hat", b"hat", *[b""] * 7]]
+    kinds: list[Any] = [
+        ["hat", "hat", "shoe", *[""] * 6],
+        [1.0, 1.0, 2.0, *[np.nan] * 6],
+        [b"hat", b"hat", *[b""] * 7],
+    ]
     for labels in kinds:
         both = read(space, tmp_path, old=OLD, new=new, labels=np.array(labels))
         assert len(both.searchable()) == 2
         assert both.labels[3:] == [None] * 6
 
 
-def test_class_means_leave_items_without_a_label_out(space: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_class_means_leave_items_without_a_label_out(
+    space: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     width = space.gallery.space("v1").width
     payloads = [{"label": ""}, {"label": "hat"}, {"label": "shoe"}]
     space.gallery.upsert("old", ["1", "2", "3"], np.eye(5)[:3], payloads)
@@ -125,11 +135,16 @@ def test_an_item_is_fitted_or_judged_by_and_never_both(space: Workspace, tmp_pat
     assert len(judging) == sum(judges(item.id) for item in photos) > 0
     assert len(judging.without(fitted)) == len(judging)
     assert len(judging.without(everything)) == 0
-    by_v1 = {tuple(row) for row in space.serving.embed("v1", [item.image for item in photos]).round(4).tolist()}
+    by_v1 = {
+        tuple(row)
+        for row in space.serving.embed("v1", [item.image for item in photos]).round(4).tolist()
+    }
     assert {tuple(row) for row in everything.new.round(4).tolist()} == by_v1
 
 
-def test_labelled_pairs_judge_where_the_model_and_the_images_are_gone(space: Workspace, tmp_path: Path) -> None:
+def test_labelled_pairs_judge_where_the_model_and_the_images_are_gone(
+    space: Workspace, tmp_path: Path
+) -> None:
     """The old vectors hardly know the classes and the new ones do: a pass, by items that were not fitted."""
     foreign(space, "gone", 3)
     rng = np.random.default_rng(0)
@@ -142,7 +157,9 @@ def test_labelled_pairs_judge_where_the_model_and_the_images_are_gone(space: Wor
     np.savez(tmp_path / "plain.npz", old=old, new=new)
 
     def checked(name: str) -> Any:
-        return space.check("v2", fitting=FitOptions(pairs=tmp_path / name), report=False, progress=False)
+        return space.check(
+            "v2", fitting=FitOptions(pairs=tmp_path / name), report=False, progress=False
+        )
 
     assert [cell.version for cell in checked("plain.npz").cells if cell.version == "gone"] == []
     (cell,) = [cell for cell in checked("labelled.npz").cells if cell.version == "gone"]
@@ -151,7 +168,9 @@ def test_labelled_pairs_judge_where_the_model_and_the_images_are_gone(space: Wor
     assert way.about["fitted_on"] == "288 pairs of labelled.npz"  # the other 192 judge
 
 
-def test_a_translation_is_fitted_on_all_pairs_that_can_be_had(space: Workspace, tmp_path: Path) -> None:
+def test_a_translation_is_fitted_on_all_pairs_that_can_be_had(
+    space: Workspace, tmp_path: Path
+) -> None:
     rng = np.random.default_rng(0)
     width = space.gallery.space("v1").width
     space.gallery.upsert("old", ["x"], np.eye(1, 5))
@@ -163,14 +182,18 @@ def test_a_translation_is_fitted_on_all_pairs_that_can_be_had(space: Workspace, 
     assert [way.key for way in space.translations.fitted("old", "v1")] == [way.key for way in ways]
     assert space.left_out_vectors("v1") == {}
     with refuses(InputError, "check"):
-        space.fit_translations("old", "v1", FitOptions(images=unlabelled_images(pictures(tmp_path / "more"))))
+        space.fit_translations(
+            "old", "v1", FitOptions(images=unlabelled_images(pictures(tmp_path / "more")))
+        )
 
 
 def test_samples_together_and_apart() -> None:
     rng = np.random.default_rng(0)
     rows = unit(rng.normal(size=(10, 4))).astype(np.float32)
     labels = ["a", "a", "b", None, "c", "c", "b", "b", None, "d"]
-    whole = together([Sample(rows[:6], rows[:6], labels[:6]), Sample(rows[6:], rows[6:], labels[6:])])
+    whole = together(
+        [Sample(rows[:6], rows[:6], labels[:6]), Sample(rows[6:], rows[6:], labels[6:])]
+    )
     assert (len(whole), list(whole.labels)) == (10, labels)
     assert list(whole.searchable().labels) == ["a", "a", "b", "c", "c", "b", "b"]
     fitted, judged = whole.divided(0.3, seed=0)

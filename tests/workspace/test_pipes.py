@@ -62,16 +62,22 @@ def require_told(path: Path, file: Path, snapshots: Path) -> None:
     """Opening, searching, verifying and copying name the file."""
     with in_time():
         for use in (answers, Workspace, lambda path: take_snapshot(path, snapshots)):
-            with pytest.raises(FixstarError, match=r"not a workspace|pipes, sockets or devices") as told:
+            with pytest.raises(
+                FixstarError, match=r"not a workspace|pipes, sockets or devices"
+            ) as told:
                 use(path)
             assert file.name == "workspace.json" or str(file) in str(told.value)
         assert any(str(file) in problem for problem in verify_workspace(path))
 
 
 def test_a_pipe_in_the_place_of_any_file(copy: Path, tmp_path: Path) -> None:
-    files = sorted(file for file in copy.rglob("*") if file.is_file() and "images" not in file.parts)
+    files = sorted(
+        file for file in copy.rglob("*") if file.is_file() and "images" not in file.parts
+    )
     logs = [copy / "gallery.db-wal", copy / "gallery.db-shm", copy / "state" / "jobs" / ".lock"]
-    assert {"card.json", "model.safetensors", "gallery.db", "deployment.json"} <= {file.name for file in files}
+    assert {"card.json", "model.safetensors", "gallery.db", "deployment.json"} <= {
+        file.name for file in files
+    }
     for file in {*files, *logs}:
         kept = file.read_bytes() if file.exists() else None
         file.unlink(missing_ok=True)

@@ -48,7 +48,10 @@ def test_a_large_loss_counts_though_it_may_be_chance() -> None:
     assert not planned(predicted(lost=113, gained=99)).loses  # 14 of 300 are less than five points
     assert planned(predicted(lost=114, gained=99)).loses  # 15 are five points
     few = np.tile(np.arange(20) < 10, (2, 1))
-    for lost, loses in ((2, False), (3, True)):  # of 20 queries that is more than five points, and no evidence
+    for lost, loses in (
+        (2, False),
+        (3, True),
+    ):  # of 20 queries that is more than five points, and no evidence
         hits = few.copy()
         hits[1, :lost] = False
         curve = BackfillCurve(np.array([0.0, 1.0]), hits.mean(axis=1)[None], hits[None])
@@ -71,7 +74,11 @@ def test_the_refusal_says_what_was_predicted_and_what_to_do() -> None:
 
 
 def test_what_has_begun_or_is_not_known_is_not_refused() -> None:
-    for plan in (planned(predicted(lost=30), position=1), planned(None), planned(predicted(lost=30), 50)):
+    for plan in (
+        planned(predicted(lost=30), position=1),
+        planned(None),
+        planned(predicted(lost=30), 50),
+    ):
         assert (plan.loss, plan.loses) == (None, False)
         require_gain(plan)
     assert planned(None).larger_budgets == []

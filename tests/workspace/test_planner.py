@@ -34,13 +34,20 @@ def some(count: int = 40, width: int = 6, classes: int = 4, seed: int = 0) -> Ol
     labels = [f"c{rng.integers(classes)}" for _ in range(count)]
     counts = rng.integers(0, 5, count).astype(float)
     return OldItems(
-        [f"i{row}" for row in range(count)], rng.integers(0, 3, count), vectors, labels, counts, rng.random(count)
+        [f"i{row}" for row in range(count)],
+        rng.integers(0, 3, count),
+        vectors,
+        labels,
+        counts,
+        rng.random(count),
     )
 
 
 def test_old_items_are_in_the_target_s_space_and_leave_newer_versions_out() -> None:
     rng = np.random.default_rng(0)
-    projections = {name: rng.standard_normal((9, 4)).astype(np.float32) for name in ("v1", "v2", "v3")}
+    projections = {
+        name: rng.standard_normal((9, 4)).astype(np.float32) for name in ("v1", "v2", "v3")
+    }
     gallery = MemoryGallery()
     stored = {}
     for name, P in projections.items():
@@ -78,7 +85,9 @@ def test_old_items_are_translated_with_how_far_that_may_be_off() -> None:
     assert np.isnan(nothing.uncertainty).all()
 
 
-@pytest.mark.parametrize("kind", ["gain", "classes", "certain", "uncertain", "queried", "oldest", "random"])
+@pytest.mark.parametrize(
+    "kind", ["gain", "classes", "certain", "uncertain", "queried", "oldest", "random"]
+)
 def test_every_order_names_each_item_once_and_is_the_same_again(kind: str) -> None:
     items = some()
     queries = LabelledQueries(items.vectors[:10], items.labels[:10])
@@ -91,7 +100,10 @@ def test_simple_orders() -> None:
     items = some()
     assert np.all(np.diff(items.ages[planned_order("oldest", items)]) >= 0)
     assert np.all(np.diff(items.counts[planned_order("queried", items)]) <= 0)
-    assert planned_order("random", items, seed=0).tolist() != planned_order("random", items, seed=1).tolist()
+    assert (
+        planned_order("random", items, seed=0).tolist()
+        != planned_order("random", items, seed=1).tolist()
+    )
     sure = certainty(items.vectors)
     assert np.all(np.diff(sure[planned_order("certain", items)]) <= 0)
     far = items.uncertainty * (1 + np.log1p(items.counts))
@@ -103,7 +115,10 @@ def test_simple_orders() -> None:
 def test_certainty_is_the_lead_of_the_nearest_over_the_ten_nearest() -> None:
     items = some(count=30)
     for row, value in enumerate(certainty(items.vectors)):
-        near = sorted((float(items.vectors[row] @ items.vectors[i]) for i in range(30) if i != row), reverse=True)[:10]
+        near = sorted(
+            (float(items.vectors[row] @ items.vectors[i]) for i in range(30) if i != row),
+            reverse=True,
+        )[:10]
         assert value == pytest.approx(near[0] - np.mean(near), abs=1e-5)
 
 
@@ -150,11 +165,18 @@ def test_gain_by_hand() -> None:
     angles = np.radians([10, 40, 0, 90])
     vectors = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
     items = OldItems(
-        ["a1", "a2", "b", "c"], np.zeros(4, np.int64), vectors, ["a", "a", "b", "c"], np.zeros(4), UNKNOWN[:4]
+        ["a1", "a2", "b", "c"],
+        np.zeros(4, np.int64),
+        vectors,
+        ["a", "a", "b", "c"],
+        np.zeros(4),
+        UNKNOWN[:4],
     )
     query = LabelledQueries(np.array([[1.0, 0.0]]), ["a"])
     assert planned_order("gain", items, query).tolist()[:2] == [0, 1]
-    found = LabelledQueries(np.array([[1.0, 0.0]]), ["b"])  # b finds itself: a1 could mislead it, and comes last
+    found = LabelledQueries(
+        np.array([[1.0, 0.0]]), ["b"]
+    )  # b finds itself: a1 could mislead it, and comes last
     assert planned_order("gain", items, found).tolist()[0] == 2
     assert planned_order("gain", items, found).tolist()[-1] == 0
 
@@ -187,7 +209,9 @@ def test_an_unknown_order_is_refused() -> None:
         planned_order("ranodm", some())
 
 
-def test_items_that_come_while_old_items_are_read_are_among_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_items_that_come_while_old_items_are_read_are_among_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     gallery = MemoryGallery()
     for name in ("v1", "v2"):
         gallery.create_version(name, 3)

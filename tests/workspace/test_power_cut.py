@@ -29,14 +29,30 @@ from fixstar.workspace import Workspace
 from fixstar.workspace.verify import verify_workspace
 
 CUTS, SEED = int(os.environ.get("FIXSTAR_CUTS", "10")), int(os.environ.get("FIXSTAR_SEED", "0"))
-OPERATIONS = ("index", "delete", "replace", "import", "deploy", "rollback", "backfill", "fit", "keep", "retire", "drop")
+OPERATIONS = (
+    "index",
+    "delete",
+    "replace",
+    "import",
+    "deploy",
+    "rollback",
+    "backfill",
+    "fit",
+    "keep",
+    "retire",
+    "drop",
+)
 
 
-def run_until_cut(reference: Reference, path: Path, log: Path, rng: random.Random) -> tuple[int, str, Expected]:
+def run_until_cut(
+    reference: Reference, path: Path, log: Path, rng: random.Random
+) -> tuple[int, str, Expected]:
     """Operations until the power fails, each taken over once it is acknowledged; then the one under way."""
     worker = Worker(path, library(), (path, log, int(2 ** rng.uniform(0, 6))))
     done, last = 0, "opening it"
-    if worker.do({"do": "read"}).kind == "killed":  # it has the gallery open from now on: nobody else cleans up
+    if (
+        worker.do({"do": "read"}).kind == "killed"
+    ):  # it has the gallery open from now on: nobody else cleans up
         return done, last, Expected()
     for operation in drawn_operations(rng.randrange(10**6), 60):
         if operation.name not in OPERATIONS:
@@ -52,13 +68,26 @@ def run_until_cut(reference: Reference, path: Path, log: Path, rng: random.Rando
     return done, last, Expected()
 
 
-def look(reference: Reference, path: Path, expected: Expected, outcome: Outcome, worker: Worker | None = None) -> None:
+def look(
+    reference: Reference,
+    path: Path,
+    expected: Expected,
+    outcome: Outcome,
+    worker: Worker | None = None,
+) -> None:
     """Compare a workspace with the reference, and let that take over what is there."""
     with Workspace(path, device="cpu") as space:
         rows = worker.do({"do": "read"}).value if worker else perform(space, {"do": "read"})
-        seen = {item: Stored(version, vector, payload, sealed=True) for item, version, vector, payload in rows}
+        seen = {
+            item: Stored(version, vector, payload, sealed=True)
+            for item, version, vector, payload in rows
+        }
         reference.accept(expected, outcome, space, seen)
-        lost = [item.id for item in space.gallery.iterate() if "image" in item.payload and not space.images.find(item)]
+        lost = [
+            item.id
+            for item in space.gallery.iterate()
+            if "image" in item.payload and not space.images.find(item)
+        ]
         if lost:
             raise MismatchError(f"images of {lost} are gone")
 
@@ -86,7 +115,11 @@ def test_what_was_acknowledged_outlives_the_power(tmp_path: Path) -> None:
                 look(reference, path, expected, Outcome("killed"))
                 found = list(verify_workspace(path))
             except Exception as error:
-                raise AssertionError(f"seed {SEED}, cut {cut} at {last}, state {variant}: {error!r}") from error
+                raise AssertionError(
+                    f"seed {SEED}, cut {cut} at {last}, state {variant}: {error!r}"
+                ) from error
             assert not found, f"seed {SEED}, cut {cut} at {last}, state {variant}: {found}"
-    print(f"\n{CUTS} cuts, 4 states of the disk after each, {acknowledged} acknowledged operations, none lost")
+    print(
+        f"\n{CUTS} cuts, 4 states of the disk after each, {acknowledged} acknowledged operations, none lost"
+    )
     assert acknowledged > CUTS

@@ -23,7 +23,9 @@ TURN = np.linalg.qr(np.random.default_rng(7).normal(size=(WIDTH, WIDTH)))[0]
 def vectors(seed: int, noise: float, per_class: int) -> Any:
     centres = unit(np.random.default_rng(99).normal(size=(CLASSES, WIDTH)))
     labels = np.arange(CLASSES * per_class) % CLASSES
-    return unit(centres[labels] + noise * np.random.default_rng(seed).normal(size=(len(labels), WIDTH)))
+    return unit(
+        centres[labels] + noise * np.random.default_rng(seed).normal(size=(len(labels), WIDTH))
+    )
 
 
 def labelled(turned: bool, noise: float, per_class: int = 20) -> LabelledVectors:
@@ -31,7 +33,9 @@ def labelled(turned: bool, noise: float, per_class: int = 20) -> LabelledVectors
     turn = TURN if turned else np.eye(WIDTH)
     versions = [
         VersionFeatures("v1", vectors(1, 0.22, per_class), vectors(2, 0.22, per_class)),
-        VersionFeatures("v2", vectors(3, noise, per_class) @ turn, vectors(4, noise, per_class) @ turn),
+        VersionFeatures(
+            "v2", vectors(3, noise, per_class) @ turn, vectors(4, noise, per_class) @ turn
+        ),
     ]
     labels = np.arange(CLASSES * per_class) % CLASSES
     return LabelledVectors(versions, labels, labels, {}, {})

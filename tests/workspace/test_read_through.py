@@ -31,7 +31,9 @@ def noting(space: Workspace, per_hour: float = 36_000) -> ReadThrough:
     return made
 
 
-def test_what_a_search_meets_is_embedded_by_the_deployed_version(space: Workspace, tmp_path: Path) -> None:
+def test_what_a_search_meets_is_embedded_by_the_deployed_version(
+    space: Workspace, tmp_path: Path
+) -> None:
     reading = noting(space)
     query = tmp_path / "photos" / "hat" / "1.png"
     before = space.search([query], k=2)
@@ -41,12 +43,16 @@ def test_what_a_search_meets_is_embedded_by_the_deployed_version(space: Workspac
     assert space.gallery.count() == {"v1": 0, "v2": 9}
     assert len(reading) == 0
     expected = space.encoder("v2").encode([query], form="short")[0]
-    np.testing.assert_allclose(space.gallery.get(["hat/1.png"])["hat/1.png"].vector, expected, atol=1e-5)
+    np.testing.assert_allclose(
+        space.gallery.get(["hat/1.png"])["hat/1.png"].vector, expected, atol=1e-5
+    )
     assert space.search([query], k=1).hits[0][0].id == "hat/1.png"
     assert len(reading) == 0  # nothing old is left to meet
 
 
-def test_without_it_nothing_is_noted_and_as_many_items_are_found(space: Workspace, tmp_path: Path) -> None:
+def test_without_it_nothing_is_noted_and_as_many_items_are_found(
+    space: Workspace, tmp_path: Path
+) -> None:
     query = tmp_path / "photos" / "hat" / "1.png"
     plain = space.search([query], k=3)
     noting(space)
@@ -80,7 +86,9 @@ def test_an_hour_has_so_many_items(space: Workspace, monkeypatch: pytest.MonkeyP
     assert reading.work() == 2
 
 
-def test_those_met_last_come_first_and_the_oldest_make_room(space: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_those_met_last_come_first_and_the_oldest_make_room(
+    space: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(read_through, "MOST_WAITING", 3)
     reading = ReadThrough(space.serving, per_hour=60)
     for name in ("bag/0.png", "hat/0.png", "shoe/0.png", "bag/1.png"):

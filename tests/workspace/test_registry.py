@@ -30,4 +30,6 @@ def test_a_card_stays_where_the_registry_says_when_its_version_is_retired(tmp_pa
     (registry.files.retired / "v1.json").write_text("{}")
     assert registry.is_retired("v1")
     assert registry.card_file("v1") == tmp_path / "retired" / "v1.json"
-    assert registry.directories() == [registry.directory("v2")]  # v1 is what a killed retirement left behind
+    assert registry.directories() == [
+        registry.directory("v2")
+    ]  # v1 is what a killed retirement left behind

@@ -8,7 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from text_models import TOPICS, FakeServer, embeddings_server, own_settings, servers, topic_texts, write_jsonl
+from text_models import (
+    TOPICS,
+    FakeServer,
+    embeddings_server,
+    own_settings,
+    servers,
+    topic_texts,
+    write_jsonl,
+)
 from typed import typed
 from wording import check_wording, refuses
 
@@ -42,7 +50,11 @@ def beir(folder: Path, queries: int, seed: int = 5) -> tuple[Path, Path]:
         topic = list(TOPICS)[row % len(TOPICS)]
         words = " ".join(rng.choice(TOPICS[topic].split(), 3))
         asked.append({"_id": f"q{row}", "text": f"{words} {row}", "metadata": {}})
-        lines += [f"q{row}\tnotes-{place}\t1" for place, (_, label) in enumerate(DOCUMENTS) if label == topic]
+        lines += [
+            f"q{row}\tnotes-{place}\t1"
+            for place, (_, label) in enumerate(DOCUMENTS)
+            if label == topic
+        ]
     folder.mkdir(exist_ok=True)
     (folder / "queries.jsonl").write_text("".join(json.dumps(one) + "\n" for one in asked))
     (folder / "test.tsv").write_text("\n".join(lines) + "\n")
@@ -103,7 +115,9 @@ def test_the_figures_are_those_of_the_searches(notes: Workspace, tmp_path: Path)
         assert figure == pytest.approx(ndcg(queries @ stored.T, grades).mean(), abs=1e-6)
 
 
-def test_too_few_queries_do_not_decide_and_the_check_says_how_many_would(notes: Workspace, tmp_path: Path) -> None:
+def test_too_few_queries_do_not_decide_and_the_check_says_how_many_would(
+    notes: Workspace, tmp_path: Path
+) -> None:
     check = notes.check("v2", relevant=beir(tmp_path / "beir", 8), progress=False)
     assert check.outcome == "missing evidence"
     assert "queries" in check.reasons[0]
@@ -120,11 +134,19 @@ def test_a_worse_model_is_refused(notes: Workspace, tmp_path: Path) -> None:
     assert worse.outcome == "refuse"
 
 
-def test_a_large_gallery_is_sampled_with_all_relevant_items(notes: Workspace, tmp_path: Path) -> None:
+def test_a_large_gallery_is_sampled_with_all_relevant_items(
+    notes: Workspace, tmp_path: Path
+) -> None:
     queries, qrels = beir(tmp_path / "beir", 40)
-    kept = [line for line in qrels.read_text().splitlines() if line.split("\t")[1] in ("corpus-id", "notes-3")]
+    kept = [
+        line
+        for line in qrels.read_text().splitlines()
+        if line.split("\t")[1] in ("corpus-id", "notes-3")
+    ]
     qrels.write_text("\n".join([*kept, "q1\tgone\t1", "other\tnotes-3\t1"]) + "\n")
-    check = notes.check("v2", relevant=(qrels, queries), fitting=FitOptions(sample=50), progress=False)
+    check = notes.check(
+        "v2", relevant=(qrels, queries), fitting=FitOptions(sample=50), progress=False
+    )
     assert check.gallery == 50
     told = " ".join(check.notes)
     check_wording(told)

@@ -43,7 +43,9 @@ def calibrated(space: Workspace) -> None:
     """Let v2's check have calibrations for v1's vectors and its own."""
     cell = CheckedCell("v1", 0.5, 0.6, 0.05, 0.15, "compatible", 40, 2, 12)
     pairs = {"v1": (10.0, -5.0), "v2": (10.0, -5.0)}
-    save_check(space.path, Check("v2", "pass", (), (cell,), 0.7, 100, 100, 0.95, 0.0, calibrations=pairs))
+    save_check(
+        space.path, Check("v2", "pass", (), (cell,), 0.7, 100, 100, 0.95, 0.0, calibrations=pairs)
+    )
 
 
 def imported(space: Workspace, ids: list[str]) -> None:
@@ -51,7 +53,9 @@ def imported(space: Workspace, ids: list[str]) -> None:
     known = space.gallery.get(ids)
     payloads = [known[name].payload if name in known else {} for name in ids]
     space.gallery.create_version("elsewhere", 5)
-    space.gallery.upsert("elsewhere", ids, unit(np.random.default_rng(0).normal(size=(len(ids), 5))), payloads)
+    space.gallery.upsert(
+        "elsewhere", ids, unit(np.random.default_rng(0).normal(size=(len(ids), 5))), payloads
+    )
 
 
 @pytest.mark.parametrize("order", ["random", "auto"])
@@ -67,7 +71,9 @@ def test_vectors_that_no_search_reaches_change_no_prediction(
         assert ways.keys() == {"v1", "v2"}
         assert space.translations.scales("v2", ways).calibrated
         assert expected_replaced(space.serving, "v2", "1")[:2] == ("v1", 1 / (ITEMS - 3))
-        planned = space.plan_backfill(BackfillOptions("1", order, data=open_images(tmp_path / "photos")))
+        planned = space.plan_backfill(
+            BackfillOptions("1", order, data=open_images(tmp_path / "photos"))
+        )
         assert (planned.plan.old, len(planned.plan.ids)) == (ITEMS - 3 + 200, 1)
         assert planned.share == 1 / (ITEMS - 3)
         assert set(asked) == {("v1", True)}
@@ -84,7 +90,10 @@ def test_where_all_that_is_replaced_was_not_found_nothing_is_predicted(
         imported(space, [item.id for item in space.gallery.iterate("v2")][:4])
         planned = space.plan_backfill(BackfillOptions("2", "random", data=open_images(photos)))
         assert (planned.predicted, planned.share, asked) == (None, 0.5, [])
-        assert planned.unpredicted == "searches find none of the vectors that it replaces, so nothing is predicted"
+        assert (
+            planned.unpredicted
+            == "searches find none of the vectors that it replaces, so nothing is predicted"
+        )
 
 
 @pytest.mark.parametrize("order", ["random", "auto"])
@@ -123,7 +132,9 @@ def test_a_backfill_is_predicted_and_measured_through_the_translation(tmp_path: 
         asked = way.weight * _cosines(thirds.new.queries[rows], moved(way, thirds.old.gallery))
         asked += (1 - way.weight) * _cosines(thirds.old.queries[rows], thirds.old.gallery)
         right = thirds.gallery_labels[asked.argmax(axis=1)] == thirds.query_labels[rows]
-        assert planned.predicted.planned.accuracy[0] == right.mean()  # before anything is embedded again
+        assert (
+            planned.predicted.planned.accuracy[0] == right.mean()
+        )  # before anything is embedded again
         measured = space.backfill(options).measured
         assert measured[-1].share == pytest.approx(0.5)
         rest = space.backfill(BackfillOptions("all", data=open_images(photos)))
@@ -139,7 +150,9 @@ def _cosines(one: Any, other: Any) -> Any:
     return unit(np.asarray(one, np.float64)) @ unit(np.asarray(other, np.float64)).T
 
 
-def test_vectors_of_another_width_that_their_own_model_asks_are_predicted_too(tmp_path: Path) -> None:
+def test_vectors_of_another_width_that_their_own_model_asks_are_predicted_too(
+    tmp_path: Path,
+) -> None:
     """No map leads to v2's space: orders that compare vectors there have nothing to compare."""
     photos = pictures(tmp_path / "photos", PER_CLASS)
     with shop(tmp_path / "shop", versions=1) as space:
@@ -148,11 +161,17 @@ def test_vectors_of_another_width_that_their_own_model_asks_are_predicted_too(tm
         space.deploy("v2", force="test")
         assert space.search([photos / "bag" / "0.png"], k=ITEMS).models == ("v1",)
         for order in ("auto", *sorted(set(ORDERS) - {"queried"})):
-            planned = space.plan_backfill(BackfillOptions("30%", order, data=open_images(photos), anyway=True))
+            planned = space.plan_backfill(
+                BackfillOptions("30%", order, data=open_images(photos), anyway=True)
+            )
             assert planned.predicted is not None
             assert len(planned.plan.ids) == 6
-        thirds = of_images(space.serving.encoder("v1"), space.serving.encoder("v2"), open_images(photos), seed=0)
-        assert not _as_old_items(thirds, space.translations.of("v2")["v1"]).vectors.any()  # as in the plan itself
+        thirds = of_images(
+            space.serving.encoder("v1"), space.serving.encoder("v2"), open_images(photos), seed=0
+        )
+        assert not _as_old_items(
+            thirds, space.translations.of("v2")["v1"]
+        ).vectors.any()  # as in the plan itself
         done = space.backfill(BackfillOptions("all", "gain", data=open_images(photos), anyway=True))
         assert (done.done, [point.share for point in done.measured][-1]) == (ITEMS, 1.0)
 
@@ -160,7 +179,9 @@ def test_vectors_of_another_width_that_their_own_model_asks_are_predicted_too(tm
 def test_too_few_labelled_images_are_told_as_too_few(tmp_path: Path) -> None:
     with Workspace(indexed_shop(tmp_path, PER_CLASS), "cpu") as space:
         space.deploy("v2", force="test")
-    shown = typed("backfill", "--plan-only", "--data", pictures(tmp_path / "few", 2), "-w", tmp_path / "shop")
+    shown = typed(
+        "backfill", "--plan-only", "--data", pictures(tmp_path / "few", 2), "-w", tmp_path / "shop"
+    )
     assert shown.code == 0
     check_wording(shown.out)
 
@@ -175,7 +196,9 @@ def test_a_backfill_is_predicted_with_the_translation_as_it_is_deployed(
         return predicted(lost=0)
 
     monkeypatch.setattr("fixstar.workspace.backfill.planning.predicted_curve", curve)
-    options = BackfillOptions("3", "random", data=open_images(pictures(tmp_path / "labelled", PER_CLASS)))
+    options = BackfillOptions(
+        "3", "random", data=open_images(pictures(tmp_path / "labelled", PER_CLASS))
+    )
     with Workspace(indexed_shop(tmp_path, PER_CLASS, free=True), "cpu") as space:
         fitted(space)
         space.deploy("v2", force="test")

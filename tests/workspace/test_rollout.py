@@ -129,7 +129,9 @@ def test_a_damaged_file_is_told(tmp_path: Path, content: str) -> None:
     with pytest.raises(ModelError, match="damaged"):
         Rollout(tmp_path).current()
     if content:
-        replace_json(tmp_path / "state" / "deployment.json", document("deployment", json.loads(content)))
+        replace_json(
+            tmp_path / "state" / "deployment.json", document("deployment", json.loads(content))
+        )
         with pytest.raises(ModelError, match="damaged"):
             Rollout(tmp_path).current()
 

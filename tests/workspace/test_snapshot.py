@@ -73,7 +73,9 @@ def test_a_folder_gets_only_what_it_lacks(shop: Path, tmp_path: Path) -> None:
     assert second.copied == 2  # the image and the gallery
     with Workspace(shop, device="cpu") as space:
         space.gallery.delete(["kept/1"])
-        unused = [path for path in space.path.glob("images/??/*") if path.read_bytes() == picture(1)]
+        unused = [
+            path for path in space.path.glob("images/??/*") if path.read_bytes() == picture(1)
+        ]
         unused[0].unlink()
     third = take_snapshot(shop, tmp_path / "backup")
     assert third.files == first.files
@@ -84,7 +86,9 @@ def test_a_folder_gets_only_what_it_lacks(shop: Path, tmp_path: Path) -> None:
     assert items(tmp_path / "again") == items(shop)
 
 
-def test_what_was_stored_before_is_in_a_snapshot_that_is_taken_meanwhile(shop: Path, tmp_path: Path) -> None:
+def test_what_was_stored_before_is_in_a_snapshot_that_is_taken_meanwhile(
+    shop: Path, tmp_path: Path
+) -> None:
     written, stop = list[int](), threading.Event()
 
     def write() -> None:
@@ -103,7 +107,11 @@ def test_what_was_stored_before_is_in_a_snapshot_that_is_taken_meanwhile(shop: P
             restore_snapshot(tmp_path / "backup", tmp_path / f"again-{turn}")
             assert list(verify_workspace(tmp_path / f"again-{turn}")) == []
             with Workspace(tmp_path / f"again-{turn}", device="cpu") as space:
-                found = {item.id: item for item in space.gallery.iterate("v1") if item.id.startswith("kept/")}
+                found = {
+                    item.id: item
+                    for item in space.gallery.iterate("v1")
+                    if item.id.startswith("kept/")
+                }
                 assert {f"kept/{number}" for number in before} <= set(found)
                 assert all(space.images.find(item) is not None for item in found.values())
     finally:
@@ -123,14 +131,20 @@ def test_a_gallery_elsewhere_comes_back_as_one_of_the_workspace(shop: Path, tmp_
 
 class TestRefused:
     @pytest.mark.parametrize("name", ["backup", "backup.tar"])
-    def test_a_damaged_snapshot_changes_nothing(self, shop: Path, tmp_path: Path, name: str) -> None:
+    def test_a_damaged_snapshot_changes_nothing(
+        self, shop: Path, tmp_path: Path, name: str
+    ) -> None:
         add(shop, 1)
         take_snapshot(shop, tmp_path / name)
         before = answers_of(shop)
         files = [tmp_path / name] if name.endswith(".tar") else sorted((tmp_path / name).rglob("*"))
         for file in (path for path in files if path.is_file()):
             content = file.read_bytes()
-            places = range(600, len(content), len(content) // 9) if name.endswith(".tar") else [len(content) // 2]
+            places = (
+                range(600, len(content), len(content) // 9)
+                if name.endswith(".tar")
+                else [len(content) // 2]
+            )
             for place in places:
                 changed = bytearray(content)
                 changed[place] ^= 1
@@ -148,7 +162,11 @@ class TestRefused:
     def test_nothing_is_overwritten(self, shop: Path, tmp_path: Path) -> None:
         take_snapshot(shop, tmp_path / "backup")
         refused = typed("restore", tmp_path / "backup", "-w", shop)
-        assert (refused.code, "is not empty" in refused.err, "--replace" in refused.err) == (1, True, True)
+        assert (refused.code, "is not empty" in refused.err, "--replace" in refused.err) == (
+            1,
+            True,
+            True,
+        )
         (tmp_path / "other").mkdir()
         (tmp_path / "other" / "letter.txt").touch()
         with refuses(InputError):
@@ -171,7 +189,9 @@ class TestRefused:
             restore_snapshot(tmp_path / "backup", shop, replace=True)
         restore_snapshot(tmp_path / "backup", shop, replace=True)
 
-    def test_a_damaged_workspace_does_not_replace_its_good_snapshot(self, shop: Path, tmp_path: Path) -> None:
+    def test_a_damaged_workspace_does_not_replace_its_good_snapshot(
+        self, shop: Path, tmp_path: Path
+    ) -> None:
         add(shop, 1)
         take_snapshot(shop, tmp_path / "backup")
         manifest = (tmp_path / "backup" / "manifest.json").read_bytes()
@@ -180,16 +200,24 @@ class TestRefused:
             whole = file.read_bytes()
             file.write_bytes(whole[: len(whole) // 2])
             if file == image:
-                shutil.rmtree(tmp_path / "backup" / "objects" / image.stem[:2])  # else its good copy is kept
+                shutil.rmtree(
+                    tmp_path / "backup" / "objects" / image.stem[:2]
+                )  # else its good copy is kept
             refused = typed("snapshot", tmp_path / "backup", "-w", shop)
             assert refused.code == 1
             file.write_bytes(whole)
             take_snapshot(shop, tmp_path / "new")
-            shutil.copytree(tmp_path / "new" / "objects", tmp_path / "backup" / "objects", dirs_exist_ok=True)
+            shutil.copytree(
+                tmp_path / "new" / "objects", tmp_path / "backup" / "objects", dirs_exist_ok=True
+            )
             assert (tmp_path / "backup" / "manifest.json").read_bytes() == manifest
 
-    @pytest.mark.parametrize("name", ["../escaped.json", "/escaped.json", "a/../../escaped.json", ""])
-    def test_a_manifest_cannot_name_a_file_elsewhere(self, shop: Path, tmp_path: Path, name: str) -> None:
+    @pytest.mark.parametrize(
+        "name", ["../escaped.json", "/escaped.json", "a/../../escaped.json", ""]
+    )
+    def test_a_manifest_cannot_name_a_file_elsewhere(
+        self, shop: Path, tmp_path: Path, name: str
+    ) -> None:
         take_snapshot(shop, tmp_path / "backup")
         manifest = tmp_path / "backup" / "manifest.json"
         content = json.loads(manifest.read_text())
@@ -201,7 +229,10 @@ class TestRefused:
 
     def test_links_of_an_archive_are_not_followed(self, shop: Path, tmp_path: Path) -> None:
         take_snapshot(shop, tmp_path / "backup.tar")
-        with tarfile.open(tmp_path / "linked.tar", "w") as linked, tarfile.open(tmp_path / "backup.tar") as archive:
+        with (
+            tarfile.open(tmp_path / "linked.tar", "w") as linked,
+            tarfile.open(tmp_path / "backup.tar") as archive,
+        ):
             for member in archive:
                 if member.name != "manifest.json":
                     member.type, member.linkname, member.size = tarfile.SYMTYPE, "/etc/passwd", 0
@@ -224,7 +255,9 @@ class TestRefused:
             ("state/run", ["ab" * 32, 3]),
         ],
     )
-    def test_a_manifest_that_no_snapshot_has(self, shop: Path, tmp_path: Path, name: str, entry: list[Any]) -> None:
+    def test_a_manifest_that_no_snapshot_has(
+        self, shop: Path, tmp_path: Path, name: str, entry: list[Any]
+    ) -> None:
         take_snapshot(shop, tmp_path / "backup")
         (tmp_path / "backup" / "objects" / "ab").mkdir(exist_ok=True)
         (tmp_path / "backup" / "objects" / "ab" / ("ab" * 32)).write_bytes(b"ls\n")
@@ -240,14 +273,19 @@ class TestRefused:
         with refuses(ModelError):
             restore_snapshot(tmp_path / "backup", tmp_path / "again")
 
-    def test_more_than_the_disk_has_room_for_is_refused_first(self, shop: Path, tmp_path: Path) -> None:
+    def test_more_than_the_disk_has_room_for_is_refused_first(
+        self, shop: Path, tmp_path: Path
+    ) -> None:
         take_snapshot(shop, tmp_path / "backup")
         size = 1 << 50
         holes = tmp_path / "backup" / "objects" / "ab" / ("ab" * 32)
         holes.parent.mkdir(exist_ok=True)
         holes.touch()
         os.truncate(holes, 1 << 40)
-        change_manifest(tmp_path / "backup", {f"state/{i}": ["ab" * 32, 1 << 40, 0o644] for i in range(size >> 40)})
+        change_manifest(
+            tmp_path / "backup",
+            {f"state/{i}": ["ab" * 32, 1 << 40, 0o644] for i in range(size >> 40)},
+        )
         with pytest.raises(InputError, match="are free"):
             restore_snapshot(tmp_path / "backup", tmp_path / "again")
         change_manifest(tmp_path / "backup", {"state/0": ["ab" * 32, 3, 0o644]})
@@ -282,7 +320,10 @@ class TestRefused:
             with refuses(ModelError, varies=r"\S+(?= of the snapshot)|objects/\w\w"):
                 restore_snapshot(tmp_path / "pipe.tar", tmp_path / "again")
             return
-        for place in (next((tmp_path / "backup").glob("objects/??/*")), tmp_path / "backup" / "manifest.json"):
+        for place in (
+            next((tmp_path / "backup").glob("objects/??/*")),
+            tmp_path / "backup" / "manifest.json",
+        ):
             place.unlink()
             os.mkfifo(place) if kind == "pipe" else place.symlink_to("/dev/zero")
             with refuses(ModelError, varies=r"\S+(?= of the snapshot)|objects/\w\w"):
@@ -305,7 +346,9 @@ def without_dot(member: tarfile.TarInfo) -> tarfile.TarInfo:
 def answers_of(path: Path) -> Any:
     with Workspace(path, device="cpu") as space:
         found = space.search([np.zeros((32, 32, 3), np.uint8)], k=20)
-        return [(item.id, item.version, item.vector.tobytes()) for item in space.gallery.iterate()], found
+        return [
+            (item.id, item.version, item.vector.tobytes()) for item in space.gallery.iterate()
+        ], found
 
 
 # --- kills: at every place where something becomes durable
@@ -391,19 +434,25 @@ def test_a_killed_first_snapshot_is_taken_again(shop: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["backup", "backup.tar"])
-def test_a_later_snapshot_removes_what_a_killed_one_left(shop: Path, tmp_path: Path, name: str) -> None:
+def test_a_later_snapshot_removes_what_a_killed_one_left(
+    shop: Path, tmp_path: Path, name: str
+) -> None:
     last = tmp_path / name if name.endswith(".tar") else tmp_path / name / "manifest.json"
     killed = fork(_killed_before, last, take_snapshot, (shop, tmp_path / name))
     killed.join(120)
     assert killed.exitcode == -signal.SIGKILL
     assert len(list(last.parent.glob(f".{last.name}.*-*.partial"))) == 1
-    other = tmp_path / f".{name}.other.tar.7-7.partial"  # of another snapshot, which may be in progress
+    other = (
+        tmp_path / f".{name}.other.tar.7-7.partial"
+    )  # of another snapshot, which may be in progress
     other.touch()
     take_snapshot(shop, tmp_path / name)
     assert list(tmp_path.rglob("*.partial")) == [other]
 
 
-def test_a_killed_restore_leaves_the_old_workspace_or_the_new_one(shop: Path, tmp_path: Path) -> None:
+def test_a_killed_restore_leaves_the_old_workspace_or_the_new_one(
+    shop: Path, tmp_path: Path
+) -> None:
     add(shop, 1)
     take_snapshot(shop, tmp_path / "backup")
     newer = items(shop)

@@ -37,27 +37,41 @@ def space(tmp_path: Path, photos: Path) -> Iterator[Workspace]:
 
 def imported(space: Workspace, name: str, width: int, seed: int = 0) -> None:
     """Vectors whose first components are large, so that a comparison of these alone finds them first."""
-    rows = np.random.default_rng(seed).standard_normal((FOREIGN, width)) / np.arange(1, width + 1) ** 1.5
+    rows = (
+        np.random.default_rng(seed).standard_normal((FOREIGN, width))
+        / np.arange(1, width + 1) ** 1.5
+    )
     space.gallery.create_version(name, width)
-    space.gallery.upsert(name, [f"{name}/{i}" for i in range(FOREIGN)], unit(rows).astype(np.float32))
+    space.gallery.upsert(
+        name, [f"{name}/{i}" for i in range(FOREIGN)], unit(rows).astype(np.float32)
+    )
 
 
 @pytest.mark.parametrize("width", [7, 40])  # v1's is 7
-def test_foreign_vectors_are_left_out_whatever_their_width(space: Workspace, photos: Path, width: int) -> None:
+def test_foreign_vectors_are_left_out_whatever_their_width(
+    space: Workspace, photos: Path, width: int
+) -> None:
     queries = [photos / name / "1.png" for name in CLASSES]
     before = space.search(queries, k=5)
     imported(space, "old-system", width)
     answer = space.search(queries, k=5)
     assert (answer.hits, answer.left_out) == (before.hits, ("old-system",))
     assert before.left_out == ()
-    mine = space.serving.search_vectors("old-system", space.gallery.get(["old-system/3"])["old-system/3"].vector[None])
-    assert (mine.hits[0][0].id, {hit.version for hit in mine.hits[0]}) == ("old-system/3", {"old-system"})
+    mine = space.serving.search_vectors(
+        "old-system", space.gallery.get(["old-system/3"])["old-system/3"].vector[None]
+    )
+    assert (mine.hits[0][0].id, {hit.version for hit in mine.hits[0]}) == (
+        "old-system/3",
+        {"old-system"},
+    )
     assert mine.left_out == ("v1",)
     space.gallery.delete([f"old-system/{i}" for i in range(FOREIGN)])
     assert space.search(queries, k=5).left_out == ()
 
 
-def test_an_item_of_a_model_that_nothing_connects_finds_items_of_that_model(space: Workspace) -> None:
+def test_an_item_of_a_model_that_nothing_connects_finds_items_of_that_model(
+    space: Workspace,
+) -> None:
     imported(space, "old-system", 40)
     answer = space.like("old-system/0", k=5)
     assert {hit.version for hit in answer.hits[0]} == {"old-system"}
@@ -65,7 +79,9 @@ def test_an_item_of_a_model_that_nothing_connects_finds_items_of_that_model(spac
     assert space.like("hat/1.png", k=2).left_out == ("old-system",)
 
 
-def test_vectors_said_to_lie_in_a_version_s_space_are_searched(space: Workspace, photos: Path) -> None:
+def test_vectors_said_to_lie_in_a_version_s_space_are_searched(
+    space: Workspace, photos: Path
+) -> None:
     (item,) = [item for item in space.gallery.iterate("v1") if item.id == "hat/1.png"]
     for name in ("elsewhere@v1", "elsewhere@v9", "elsewhere@v1x"):
         space.gallery.create_version(name, 7)
@@ -78,10 +94,14 @@ def test_vectors_said_to_lie_in_a_version_s_space_are_searched(space: Workspace,
         assert {hit.version for hit in answer.hits[0]} == {"v1", "elsewhere@v1"}
         assert set(answer.left_out) == {"elsewhere@v9", "elsewhere@v1x", "wide@v1"}
     assert space.like("elsewhere@v1/hat", k=1).hits[0][0].id == "hat/1.png"
-    assert space.search([photos / "hat" / "1.png"], k=2).hits[0][0].score == pytest.approx(1, abs=1e-5)
+    assert space.search([photos / "hat" / "1.png"], k=2).hits[0][0].score == pytest.approx(
+        1, abs=1e-5
+    )
 
 
-def test_vectors_of_the_same_model_come_back_under_their_own_name(space: Workspace, tmp_path: Path) -> None:
+def test_vectors_of_the_same_model_come_back_under_their_own_name(
+    space: Workspace, tmp_path: Path
+) -> None:
     """What one workspace exports, another one with the same model imports: no translation is asked for."""
     file = tmp_path / "v1.npz"
     typed("gallery", "export", "v1", file, "-w", space.path)
@@ -101,7 +121,10 @@ def card(**about: Any) -> dict[str, Any]:
         (card(), set()),
         (card(old_vectors_width=5), {"narrow"}),
         (card(old_vectors_width=5, method={"name": "bct-vectors", "options": {}}), {"narrow"}),
-        (card(method={"name": "bct-vectors", "options": {}}, parent="v1"), set()),  # agrees with its parent
+        (
+            card(method={"name": "bct-vectors", "options": {}}, parent="v1"),
+            set(),
+        ),  # agrees with its parent
     ],
 )
 def test_old_vectors_that_a_version_was_trained_to_agree_with_are_met(
@@ -124,9 +147,15 @@ def test_old_vectors_that_a_version_was_trained_to_agree_with_are_met(
         assert sharing_space(registry, name, spaces) == {name, "v1", "v2"}
 
 
-def test_versions_of_other_widths_are_met_only_where_one_has_grown_from_the_other(tmp_path: Path) -> None:
+def test_versions_of_other_widths_are_met_only_where_one_has_grown_from_the_other(
+    tmp_path: Path,
+) -> None:
     grown = {"classifier_options": {"added": (4,)}}
-    options: dict[str, dict[str, Any]] = {"v1": {"capacity": 8}, "v2": {"capacity": 8, **grown}, "v3": {"capacity": 11}}
+    options: dict[str, dict[str, Any]] = {
+        "v1": {"capacity": 8},
+        "v2": {"capacity": 8, **grown},
+        "v3": {"capacity": 11},
+    }
     made = {name: Encoder.create("tiny", classes=["a"], **given) for name, given in options.items()}
     for name, encoder in made.items():
         encoder.save(tmp_path / "versions" / name)
@@ -158,12 +187,16 @@ def test_a_version_that_was_trained_freely_begins_a_space_of_its_own(tmp_path: P
     assert sharing_space(registry, "v4", spaces) == {"v3", "v4"}
 
 
-def test_calibrations_are_used_beside_vectors_that_are_not_searched(space: Workspace, photos: Path) -> None:
+def test_calibrations_are_used_beside_vectors_that_are_not_searched(
+    space: Workspace, photos: Path
+) -> None:
     passed(space, "v2", "v1")
     space.deploy("v2")
     space.index(catalogue(photos / "hat", prefix="new/"))
     pairs = {"v1": (5.0, -4.0), "v2": (5.0, -3.0)}
-    save_check(space.path, Check("v2", "pass", (), (), 0.5, 100, 100, 0.95, 0.0, calibrations=pairs))
+    save_check(
+        space.path, Check("v2", "pass", (), (), 0.5, 100, 100, 0.95, 0.0, calibrations=pairs)
+    )
     imported(space, "old-system", 7)
     answer = space.search([photos / "hat" / "1.png"], k=500)
     assert (answer.calibrated, answer.left_out, len(answer.hits[0])) == (True, ("old-system",), 12)

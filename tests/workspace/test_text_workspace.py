@@ -62,7 +62,11 @@ def test_indexing_again_embeds_only_what_changed(notes: Workspace, tmp_path: Pat
 
 
 def test_bad_texts_are_named_and_the_others_stored(notes: Workspace) -> None:
-    items = [text_item("empty", "  ", {}), text_item("good", "wet umbrella", {}), text_item("long", "x" * 200_000, {})]
+    items = [
+        text_item("empty", "  ", {}),
+        text_item("good", "wet umbrella", {}),
+        text_item("long", "x" * 200_000, {}),
+    ]
     done = notes.index(items)
     assert done.added == 1
     assert {bad.name: bad.reason.split(", ")[0] for bad in done.bad} == {
@@ -108,7 +112,10 @@ def test_a_server_that_changed_its_model_is_noticed_while_it_is_in_use(
 
 
 def test_a_server_that_fails_in_the_middle_loses_nothing_and_the_rest_follows(
-    notes: Workspace, servers: tuple[FakeServer, FakeServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    notes: Workspace,
+    servers: tuple[FakeServer, FakeServer],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from fixstar.workspace import items
 
@@ -162,12 +169,16 @@ def test_texts_without_labels_fit_a_translation(notes: Workspace, tmp_path: Path
     from fixstar.workspace.pairs import FitOptions, unlabelled_images
 
     file = tmp_path / "plain.jsonl"
-    file.write_text("".join(json.dumps({"text": text}) + "\n" for text, _ in topic_texts(50, seed=11)))
+    file.write_text(
+        "".join(json.dumps({"text": text}) + "\n" for text, _ in topic_texts(50, seed=11))
+    )
     ways = notes.fit_translations("v1", "v2", FitOptions(unlabelled_images(file)))
     assert any(way.forward is not None for way in ways)
 
 
-def test_queries_get_the_prompt_of_queries(servers: tuple[FakeServer, FakeServer], tmp_path: Path) -> None:
+def test_queries_get_the_prompt_of_queries(
+    servers: tuple[FakeServer, FakeServer], tmp_path: Path
+) -> None:
     with Workspace.create(tmp_path / "w", device="cpu") as space:
         space.add_version(servers[0].url(), Prompts(query="ask: ", item="say: "))
         space.index([text_item("a", "rain", {})])
@@ -204,7 +215,10 @@ def test_a_copy_of_a_workspace_asks_no_server(notes: Workspace, tmp_path: Path) 
 
     notes.close()
     shutil.copytree(notes.path, tmp_path / "copy")
-    with Workspace(tmp_path / "copy", device="cpu") as copied, pytest.raises(UntrustedCodeError, match="not trusted"):
+    with (
+        Workspace(tmp_path / "copy", device="cpu") as copied,
+        pytest.raises(UntrustedCodeError, match="not trusted"),
+    ):
         copied.search(["rain"], k=1)
 
 
@@ -219,7 +233,10 @@ def test_examples_of_several_versions_are_embedded_again(notes: Workspace) -> No
 
     notes.deploy("v2", force="to have both")
     notes.backfill(BackfillOptions(budget="50%"))
-    versions = {name: item.version for name, item in notes.gallery.get([f"notes-{row}" for row in range(60)]).items()}
+    versions = {
+        name: item.version
+        for name, item in notes.gallery.get([f"notes-{row}" for row in range(60)]).items()
+    }
     one = next(name for name, version in versions.items() if version == "v1")
     two = next(name for name, version in versions.items() if version == "v2")
     found = notes.search_examples(Examples(ids=(one, two)), k=3).hits[0]
@@ -233,7 +250,10 @@ def test_a_snapshot_of_texts_searches_and_backfills_as_the_workspace_does(
     take_snapshot(notes.path, tmp_path / "copy")
     expected = notes.search(["rain storm"], k=5).hits[0]
     restore_snapshot(tmp_path / "copy", tmp_path / "again")
-    with trusting(*[server.address for server in servers]), Workspace(tmp_path / "again", device="cpu") as copy:
+    with (
+        trusting(*[server.address for server in servers]),
+        Workspace(tmp_path / "again", device="cpu") as copy,
+    ):
         assert copy.search(["rain storm"], k=5).hits[0] == expected
         done = copy.backfill(BackfillOptions("all", "random", anyway=True))
         assert (done.done, len(done.kept)) == (240, 0)  # the texts came with their items
@@ -281,7 +301,11 @@ def test_what_a_server_cannot_embed_while_it_is_down_is_met_again_by_the_next_se
 @pytest.fixture
 def checked(notes: Workspace, tmp_path: Path) -> Workspace:
     """v2 has passed a check, and is deployed."""
-    notes.check("v2", open_images(write_jsonl(tmp_path / "held.jsonl", topic_texts(120, seed=7))), progress=False)
+    notes.check(
+        "v2",
+        open_images(write_jsonl(tmp_path / "held.jsonl", topic_texts(120, seed=7))),
+        progress=False,
+    )
     notes.deploy("v2")
     return notes
 
@@ -353,7 +377,10 @@ def test_a_server_that_is_down_costs_the_answer_and_nothing_else(
     monkeypatch.setattr(search, "QUERY_SECONDS", 0.5)
     checked.search(["rain storm"])
     usual = servers[1].usual
-    servers[1].answers += [usual, *[lambda _: (503, b"down")] * 50]  # the query is embedded, the items are not
+    servers[1].answers += [
+        usual,
+        *[lambda _: (503, b"down")] * 50,
+    ]  # the query is embedded, the items are not
     with pytest.raises(ModelError, match="time that a search may take"):
         checked.search(["rain storm"], fresh=10)
     servers[1].answers.clear()

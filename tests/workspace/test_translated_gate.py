@@ -47,7 +47,9 @@ def labelled(old: float, new: float, queries: int = QUERIES) -> LabelledVectors:
         VersionFeatures("v1", noisy(10, old, queries), noisy(20, 0.4, 5 * CLASSES)),
         VersionFeatures("v2", turned(noisy(11, new, queries)), turned(noisy(20, 0.1, 5 * CLASSES))),
     ]
-    return LabelledVectors(versions, np.arange(queries) % CLASSES, np.arange(5 * CLASSES) % CLASSES, {}, {})
+    return LabelledVectors(
+        versions, np.arange(queries) % CLASSES, np.arange(5 * CLASSES) % CLASSES, {}, {}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +80,9 @@ def slow_scores(way: Translation, made: LabelledVectors, weight: float, own: boo
     return scores
 
 
-def test_half_chooses_the_other_half_judges_and_all_figures_are_of_that_half(ways: tuple[Translation, ...]) -> None:
+def test_half_chooses_the_other_half_judges_and_all_figures_are_of_that_half(
+    ways: tuple[Translation, ...],
+) -> None:
     made = labelled(0.6, 0.45)
     found = judge(made, [Searched("v1", ways)])
     check = found.check
@@ -146,13 +150,17 @@ def test_a_weight_that_is_given_needs_no_query_to_choose_it(ways: tuple[Translat
         GateRules(weight=1.5)
 
 
-def test_a_worse_model_does_not_pass_and_old_queries_are_offered(ways: tuple[Translation, ...]) -> None:
+def test_a_worse_model_does_not_pass_and_old_queries_are_offered(
+    ways: tuple[Translation, ...],
+) -> None:
     check = judge(labelled(0.2, 1.2), [Searched("v1", ways)]).check
     assert check.outcome != "pass"
     assert {"version": "v2", "queries": "old"} in [step.arguments for step in check.next_steps]
 
 
-def test_too_few_queries_do_not_decide_and_say_how_many_would(ways: tuple[Translation, ...]) -> None:
+def test_too_few_queries_do_not_decide_and_say_how_many_would(
+    ways: tuple[Translation, ...],
+) -> None:
     check = judge(labelled(0.5, 0.5, queries=60), [Searched("v1", ways)]).check
     assert check.outcome == "missing evidence"
     assert check.queries == 30

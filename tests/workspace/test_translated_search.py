@@ -53,19 +53,29 @@ def queries(space: Workspace, count: int = 3) -> list[Any]:
     return [rng.integers(0, 255, (*size, 3)).astype(np.uint8) for _ in range(count)]
 
 
-def translation(space: Workspace, one: float | None = WEIGHT, two: float | None = WEIGHT) -> Translation:
+def translation(
+    space: Workspace, one: float | None = WEIGHT, two: float | None = WEIGHT
+) -> Translation:
     """Maps that are no identity, between spaces that have nothing to do with each other."""
     width = space.gallery.space("v1").width
     rng = np.random.default_rng(3)
     turn, back = (np.linalg.qr(rng.normal(size=(width, width)))[0] for _ in range(2))
     return Translation(
-        "v1", "v2", forward=Map.linear(turn), backward=Map.linear(back), one=one, two=two, about={"fit": "a"}
+        "v1",
+        "v2",
+        forward=Map.linear(turn),
+        backward=Map.linear(back),
+        one=one,
+        two=two,
+        about={"fit": "a"},
     )
 
 
 def slow_scores(space: Workspace, image: Any, way: Translation, *, own: bool) -> dict[str, float]:
     """w cos(q, F(z)) + (1 - w) cos(b, z) for v1's items, cos(q, z) for v2's, item by item in float64."""
-    asked = {name: space.serving.embed(name, [image])[0].astype(np.float64) for name in ("v1", "v2")}
+    asked = {
+        name: space.serving.embed(name, [image])[0].astype(np.float64) for name in ("v1", "v2")
+    }
     assert way.forward is not None
     assert way.backward is not None
     found = {}
@@ -75,14 +85,22 @@ def slow_scores(space: Workspace, image: Any, way: Translation, *, own: bool) ->
             found[item.id] = float(asked["v2"] @ stored)
             continue
         ahead = way.forward(item.vector[None])[0].astype(np.float64)
-        back = asked["v1"] if own else way.backward(asked["v2"][None].astype(np.float32))[0].astype(np.float64)
-        found[item.id] = way.weight * float(asked["v2"] @ ahead) + (1 - way.weight) * float(back @ stored)
+        back = (
+            asked["v1"]
+            if own
+            else way.backward(asked["v2"][None].astype(np.float32))[0].astype(np.float64)
+        )
+        found[item.id] = way.weight * float(asked["v2"] @ ahead) + (1 - way.weight) * float(
+            back @ stored
+        )
     return found
 
 
 @pytest.mark.parametrize("weight", [0.0, WEIGHT, 1.0])
 @pytest.mark.parametrize("own", [True, False])
-def test_a_mixed_gallery_is_searched_as_slow_code_does(space: Workspace, weight: float, own: bool) -> None:
+def test_a_mixed_gallery_is_searched_as_slow_code_does(
+    space: Workspace, weight: float, own: bool
+) -> None:
     way = translation(space, one=weight, two=weight if own else None)
     space.translations.keep(way)
     space.deploy("v2", force="test")
@@ -115,7 +133,9 @@ def test_each_model_embeds_a_batch_once(space: Workspace, monkeypatch: pytest.Mo
     space.search(queries(space))
     assert asked == [("v2", 3), ("v1", 3)]
     asked.clear()
-    space.index(catalogue(space.path.parent / "photos"), again=True)  # all of v1's vectors are replaced
+    space.index(
+        catalogue(space.path.parent / "photos"), again=True
+    )  # all of v1's vectors are replaced
     assert space.gallery.count()["v1"] == 0
     assert space.search(queries(space)).models == ("v2",)
     assert asked == [("v2", 3)]
@@ -170,7 +190,9 @@ def test_a_vector_and_a_stored_item_are_queries_of_one_model(space: Workspace) -
     assert space.like(next(space.gallery.iterate("v1")).id).models == ("v1",)
 
 
-def test_a_fit_between_versions_of_one_space_changes_nothing_before_a_check_chose_it(tmp_path: Path) -> None:
+def test_a_fit_between_versions_of_one_space_changes_nothing_before_a_check_chose_it(
+    tmp_path: Path,
+) -> None:
     with shop(tmp_path / "shop") as space:
         space.index(catalogue(pictures(tmp_path / "photos", 4)))
         space.deploy("v2", force="test")
@@ -203,12 +225,18 @@ def test_models_of_other_widths_are_asked_by_their_own_queries(tmp_path: Path) -
 # --- deployments
 
 
-def judged(space: Workspace, name: str, outcome: Any = "pass", alone: Any = "incompatible", **more: Any) -> None:
+def judged(
+    space: Workspace, name: str, outcome: Any = "pass", alone: Any = "incompatible", **more: Any
+) -> None:
     """Let v2 have been checked through the translation of a file."""
     one = OneModel(0.4, -0.2, -0.1, alone, WEIGHT)
     cell = CheckedCell("v1", 0.5, 0.6, 0.05, 0.15, "compatible", 40, 2, 12)
-    cell = replace(cell, translation=name, weight=WEIGHT, models=("v2", "v1"), reembedded=0.7, one_model=one)
-    save_check(space.path, Check("v2", outcome, ("it gains",), (cell,), 0.7, 100, 100, 0.95, 0.0, **more))
+    cell = replace(
+        cell, translation=name, weight=WEIGHT, models=("v2", "v1"), reembedded=0.7, one_model=one
+    )
+    save_check(
+        space.path, Check("v2", outcome, ("it gains",), (cell,), 0.7, 100, 100, 0.95, 0.0, **more)
+    )
 
 
 def test_calibrations_of_the_deployment_merge_hits(space: Workspace) -> None:
@@ -218,7 +246,9 @@ def test_calibrations_of_the_deployment_merge_hits(space: Workspace) -> None:
     judged(space, name, calibrations=pairs)
     move = space.deploy("v2")
     assert (move.translations, move.calibrations) == ({"v1": name}, pairs)
-    judged(space, space.translations.keep(replace(way, two=0.9)))  # a later check does not change what is deployed
+    judged(
+        space, space.translations.keep(replace(way, two=0.9))
+    )  # a later check does not change what is deployed
     image = queries(space, 1)[0]
     result = space.search([image], k=12)
     assert result.calibrated
@@ -242,7 +272,9 @@ def test_calibrations_of_two_models_are_not_used_for_queries_of_one(space: Works
     assert space.search([image], k=12).calibrated
     alone = space.serving.search_vectors("v2", space.serving.embed("v2", [image]), k=12)
     assert not alone.calibrated
-    assert [hit.version for hit in alone.hits[0]] == ["v1"] * 8 + ["v2"] * 4  # the scale of one model lifts them by 9
+    assert [hit.version for hit in alone.hits[0]] == ["v1"] * 8 + [
+        "v2"
+    ] * 4  # the scale of one model lifts them by 9
 
 
 def test_the_gate_accepts_what_it_judged_and_nothing_else(space: Workspace) -> None:
@@ -319,7 +351,11 @@ def _keep_deploying(path: Path) -> None:
 
 
 def test_a_kill_leaves_one_whole_deployment(tmp_path: Path) -> None:
-    allowed: dict[str, dict[str, str]] = {"v1": {}, "v2": {"v1": "v1-v2-1.npz"}, "v3": {"v1": "a", "v2": "b"}}
+    allowed: dict[str, dict[str, str]] = {
+        "v1": {},
+        "v2": {"v1": "v1-v2-1.npz"},
+        "v3": {"v1": "a", "v2": "b"},
+    }
     for _ in range(3):
         process = fork(_keep_deploying, tmp_path)
         moves = len(Rollout(tmp_path).history())
@@ -339,7 +375,9 @@ QUERY = np.array([[1.0, 0.0]], np.float32)
 
 
 def checked(path: Path, version: str, calibrations: dict[str, tuple[float, float]]) -> None:
-    save_check(path, Check(version, "pass", (), (), 0.5, 100, 100, 0.95, 0.0, calibrations=calibrations))
+    save_check(
+        path, Check(version, "pass", (), (), 0.5, 100, 100, 0.95, 0.0, calibrations=calibrations)
+    )
 
 
 def small_serving(path: Path, free: bool = False) -> Serving:
@@ -365,7 +403,9 @@ def test_hits_of_two_versions_are_merged_by_probability(tmp_path: Path) -> None:
     checked(tmp_path, "v2", STEEP)
     answer = serving.search_vectors("v2", QUERY)
     assert (found(answer), answer.calibrated) == (["right", "wrong"], True)
-    assert [hit.score for hit in answer.hits[0]] == pytest.approx([1 / (1 + np.exp(-1)), 0.5], abs=1e-6)
+    assert [hit.score for hit in answer.hits[0]] == pytest.approx(
+        [1 / (1 + np.exp(-1)), 0.5], abs=1e-6
+    )
     assert [hit.version for hit in answer.hits[0]] == ["v1", "v2"]
     assert found(serving.search_vectors("v2", QUERY, k=1, exact=False)) == ["right"]
     assert found(serving.search_vectors("v2", QUERY, where={"label": "b"})) == ["wrong"]
@@ -387,27 +427,43 @@ def test_without_labels_standardised_scores_merge_hits(tmp_path: Path) -> None:
     serving.translations.keep(way)
     answer = serving.search_vectors("v2", QUERY)
     assert (found(answer), answer.calibrated) == (["right", "wrong"], False)
-    assert [hit.score for hit in answer.hits[0]] == pytest.approx([0.6, 0.8])  # scores stay what they are
+    assert [hit.score for hit in answer.hits[0]] == pytest.approx(
+        [0.6, 0.8]
+    )  # scores stay what they are
 
 
 def test_hits_under_the_measured_threshold_are_unlikely(tmp_path: Path) -> None:
     serving = small_serving(tmp_path)
-    assert not any(map(serving.search_vectors("v2", QUERY).is_unlikely, serving.search_vectors("v2", QUERY).hits[0]))
+    assert not any(
+        map(
+            serving.search_vectors("v2", QUERY).is_unlikely,
+            serving.search_vectors("v2", QUERY).hits[0],
+        )
+    )
     thresholds = {name: Threshold(0.7, 0.05, 0.9, 100) for name in ("v1", "v2")}
-    save_check(tmp_path, Check("v2", "pass", (), (), 0.5, 100, 100, 0.95, 0.0, thresholds=thresholds))
+    save_check(
+        tmp_path, Check("v2", "pass", (), (), 0.5, 100, 100, 0.95, 0.0, thresholds=thresholds)
+    )
 
     def unlikely(answer: SearchResult) -> dict[str, bool]:
         return {hit.id: answer.is_unlikely(hit) for hit in answer.hits[0]}
 
-    assert unlikely(serving.search_vectors("v2", QUERY)) == {"wrong": False, "right": True}  # cosines 0.8 and 0.6
-    check = Check("v2", "pass", (), (), 0.5, 100, 100, 0.95, 0.0, calibrations=STEEP, thresholds=thresholds)
+    assert unlikely(serving.search_vectors("v2", QUERY)) == {
+        "wrong": False,
+        "right": True,
+    }  # cosines 0.8 and 0.6
+    check = Check(
+        "v2", "pass", (), (), 0.5, 100, 100, 0.95, 0.0, calibrations=STEEP, thresholds=thresholds
+    )
     save_check(tmp_path, check)
     answer = serving.search_vectors("v2", QUERY)
     assert (answer.calibrated, unlikely(answer)) == (True, {"right": True, "wrong": False})
     assert answer.thresholds["v1"] == pytest.approx(1 / (1 + np.exp(-2)))  # 10 * 0.7 - 5
     serving.gallery.upsert("v2", ["other"], np.array([[0.0, 1.0]]))
     assert serving.like("wrong").thresholds == answer.thresholds
-    assert serving.by_examples(Examples(ids=["wrong", "other"])).thresholds == {}  # measured with single images
+    assert (
+        serving.by_examples(Examples(ids=["wrong", "other"])).thresholds == {}
+    )  # measured with single images
 
 
 def test_cosines_decide_where_a_calibration_is_missing_or_needless(tmp_path: Path) -> None:
@@ -429,7 +485,11 @@ def test_a_damaged_check_does_not_stop_a_search(tmp_path: Path) -> None:
     serving = small_serving(tmp_path)
     checked(tmp_path, "v2", STEEP)
     path = tmp_path / "checks" / "v2.json"
-    for broken in ('"calibrations": {"v1": [0, 1]}', '"calibrations": {"v1": ["x", 1]}', '"calibrations": [1]'):
+    for broken in (
+        '"calibrations": {"v1": [0, 1]}',
+        '"calibrations": {"v1": ["x", 1]}',
+        '"calibrations": [1]',
+    ):
         rewrite(path, dict.update, json.loads("{" + broken + "}"))
         with pytest.raises(ModelError, match="is damaged"):
             last_check(tmp_path, "v2")
@@ -465,12 +525,16 @@ def test_a_deployment_changes_which_calibrations_apply(tmp_path: Path) -> None:
         checked(space.path, "v2", {"v1": (5.0, -4.0), "v2": (5.0, -3.0)})
         answer = space.search([image], k=9)
         assert answer.calibrated
-        assert sorted(hit.id for hit in answer.hits[0]) == sorted(item.id for item in space.gallery.iterate())
+        assert sorted(hit.id for hit in answer.hits[0]) == sorted(
+            item.id for item in space.gallery.iterate()
+        )
         raw = space.search([image], k=9, calibrate=False)
         cosines = {hit.id: hit.score for hit in raw.hits[0]}
         for hit in answer.hits[0]:
             offset = {"v1": -4.0, "v2": -3.0}[hit.version]
-            assert hit.score == pytest.approx(1 / (1 + np.exp(-(5 * cosines[hit.id] + offset))), abs=1e-6)
+            assert hit.score == pytest.approx(
+                1 / (1 + np.exp(-(5 * cosines[hit.id] + offset))), abs=1e-6
+            )
         space.rollback()
         assert not space.search([image]).calibrated
         checked(space.path, "v1", {"v1": (5.0, -4.0), "v2": (5.0, -3.0)})

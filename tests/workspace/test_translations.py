@@ -102,7 +102,9 @@ def slow_score(way: Translation, new: Any, old: Any, stored: Any) -> float:
 # --- a model of the same width that is not compatible
 
 
-def test_a_stranger_of_the_same_width_finds_everything_that_is_stored(space: Workspace, photos: Path) -> None:
+def test_a_stranger_of_the_same_width_finds_everything_that_is_stored(
+    space: Workspace, photos: Path
+) -> None:
     check = space.check("v2", open_images(photos), progress=False, report=False)
     assert check.against == ("v1",)
     move = space.deploy("v2", force="few images")
@@ -117,10 +119,14 @@ def test_a_stranger_of_the_same_width_finds_everything_that_is_stored(space: Wor
     for row, hits in enumerate(answer.hits):
         for hit in hits:
             stored = space.gallery.get([hit.id])[hit.id].vector
-            assert hit.score == pytest.approx(slow_score(way, queries["v2"][row], queries["v1"][row], stored), abs=1e-5)
+            assert hit.score == pytest.approx(
+                slow_score(way, queries["v2"][row], queries["v1"][row], stored), abs=1e-5
+            )
 
 
-def test_without_any_fit_old_queries_ask_what_their_model_stored(space: Workspace, photos: Path) -> None:
+def test_without_any_fit_old_queries_ask_what_their_model_stored(
+    space: Workspace, photos: Path
+) -> None:
     before = space.search(files(photos), k=ITEMS)
     space.deploy("v2", force="test")
     after = space.search(files(photos), k=ITEMS)
@@ -137,7 +143,9 @@ def test_vectors_of_a_model_that_is_not_here_are_left_out_until_a_translation_le
     assert space.search(files(photos)[:1]).left_out == ("other",)
     rng = np.random.default_rng(0)
     there, back = Map.linear(rng.normal(size=(5, 7))), Map.linear(rng.normal(size=(7, 5)))
-    space.translations.keep(Translation("other", "v1", forward=there, backward=back, one=0.5, about={"fit": "a"}))
+    space.translations.keep(
+        Translation("other", "v1", forward=there, backward=back, one=0.5, about={"fit": "a"})
+    )
     assert found(space, files(photos)[0]) == all_ids(space)
 
 
@@ -177,7 +185,9 @@ def test_a_killed_fit_leaves_a_whole_translation_or_none(space: Workspace, photo
             way = load_translation(file)
             assert (way.source, way.target) == ("v1", "v2")
         answer = space.serving.search_vectors("v2", query, k=ITEMS)
-        assert len(answer.hits[0]) == (ITEMS if kept else 0)  # a vector alone needs a map to v1's space
+        assert len(answer.hits[0]) == (
+            ITEMS if kept else 0
+        )  # a vector alone needs a map to v1's space
     assert left_none > 5
     assert left_one > 1
     assert left_none + left_one == (calls - 90) // 3
@@ -189,7 +199,9 @@ def test_a_killed_fit_leaves_a_whole_translation_or_none(space: Workspace, photo
 
 
 @pytest.mark.parametrize("checked", [True, False])
-def test_a_rollback_after_a_full_backfill_finds_everything(space: Workspace, photos: Path, checked: bool) -> None:
+def test_a_rollback_after_a_full_backfill_finds_everything(
+    space: Workspace, photos: Path, checked: bool
+) -> None:
     everything = all_ids(space)
     if checked:
         space.check("v2", open_images(photos), progress=False, report=False)
@@ -205,15 +217,22 @@ def test_a_rollback_after_a_full_backfill_finds_everything(space: Workspace, pho
     assert answer.version == "v1"
     for hit in answer.hits[0]:
         stored = space.gallery.get([hit.id])[hit.id].vector
-        assert hit.score == pytest.approx(slow_score(way, queries["v1"], queries["v2"], stored), abs=1e-5)
+        assert hit.score == pytest.approx(
+            slow_score(way, queries["v1"], queries["v2"], stored), abs=1e-5
+        )
     if checked:
         (there, *_) = space.translations.fitted("v1", "v2")
         assert way.scores_like(there.reversed)
         assert there.about.keys() >= {SCALE, TARGET_SCALE}
-        assert not way.about.keys() & {SCALE, TARGET_SCALE}  # they were measured in the other direction
+        assert not way.about.keys() & {
+            SCALE,
+            TARGET_SCALE,
+        }  # they were measured in the other direction
 
 
-def test_a_rollback_takes_the_translations_of_the_deployment_before(space: Workspace, photos: Path) -> None:
+def test_a_rollback_takes_the_translations_of_the_deployment_before(
+    space: Workspace, photos: Path
+) -> None:
     fitted(space)
     space.deploy("v2", force="test", queries="one")
     before = space.search(files(photos)[:4], k=ITEMS)
@@ -224,7 +243,9 @@ def test_a_rollback_takes_the_translations_of_the_deployment_before(space: Works
     assert space.search(files(photos)[:4], k=ITEMS) == before
 
 
-def test_vectors_of_a_retired_model_are_found_with_one_model(space: Workspace, photos: Path) -> None:
+def test_vectors_of_a_retired_model_are_found_with_one_model(
+    space: Workspace, photos: Path
+) -> None:
     everything = all_ids(space)
     space.add_version(stranger(2, capacity=5))
     for target in ("v2", "v3"):
@@ -244,10 +265,15 @@ def test_vectors_of_a_retired_model_are_found_with_one_model(space: Workspace, p
     assert after == before
     assert (after.models, found(space, files(photos)[0])) == (("v2",), everything)
     space.rollback()
-    assert (space.search(files(photos)[:1]).models, found(space, files(photos)[0])) == (("v3",), everything)
+    assert (space.search(files(photos)[:1]).models, found(space, files(photos)[0])) == (
+        ("v3",),
+        everything,
+    )
 
 
-def test_a_deployment_asks_with_one_model_where_the_other_was_retired(space: Workspace, photos: Path) -> None:
+def test_a_deployment_asks_with_one_model_where_the_other_was_retired(
+    space: Workspace, photos: Path
+) -> None:
     """Vectors of v1 come back after its model is gone."""
     stored = list(space.gallery.iterate())
     space.add_version(stranger(2))
@@ -257,7 +283,9 @@ def test_a_deployment_asks_with_one_model_where_the_other_was_retired(space: Wor
     space.deploy("v2", force="test")
     space.deploy("v3", force="test")
     space.retire("v1")
-    space.gallery.upsert("v1", [item.id for item in stored], np.stack([item.vector for item in stored]))
+    space.gallery.upsert(
+        "v1", [item.id for item in stored], np.stack([item.vector for item in stored])
+    )
     assert space.search(files(photos)[:1]).models == ("v3",)
     space.deploy("v2", force="test")
     name = space.rollout.current_move().translations["v1"]
@@ -268,7 +296,9 @@ def test_a_deployment_asks_with_one_model_where_the_other_was_retired(space: Wor
 # --- chains
 
 
-def test_in_a_chain_of_five_spaces_the_newest_finds_everything(tmp_path: Path, photos: Path) -> None:
+def test_in_a_chain_of_five_spaces_the_newest_finds_everything(
+    tmp_path: Path, photos: Path
+) -> None:
     items = list(catalogue(photos))
     share = len(items) // 5
     with shop(tmp_path / "shop", versions=1) as space:
@@ -281,7 +311,9 @@ def test_in_a_chain_of_five_spaces_the_newest_finds_everything(tmp_path: Path, p
         counts = {"v1": share, "v2": share, "v3": share, "v4": share, "v5": len(items) - 4 * share}
         assert space.gallery.count() == counts
         ways = space.translations.of("v5")
-        lengths = {name: len(way.forward.layers) for name, way in ways.items() if way.forward is not None}
+        lengths = {
+            name: len(way.forward.layers) for name, way in ways.items() if way.forward is not None
+        }
         assert lengths == {"v1": 4, "v2": 3, "v3": 2, "v4": 1}
         assert found(space, files(photos)[0]) == all_ids(space)
         asked = files(photos)[:3]
@@ -293,7 +325,9 @@ def test_in_a_chain_of_five_spaces_the_newest_finds_everything(tmp_path: Path, p
                     expected = cosine(queries["v5"][row], stored)
                 else:
                     way = ways[hit.version]
-                    expected = slow_score(way, queries["v5"][row], queries[hit.version][row], stored)
+                    expected = slow_score(
+                        way, queries["v5"][row], queries[hit.version][row], stored
+                    )
                 assert hit.score == pytest.approx(expected, abs=1e-5)
 
 
@@ -310,7 +344,9 @@ def test_a_row_of_translations_leads_over_fitted_ones_only(space: Workspace, pho
 # --- files from elsewhere
 
 
-def test_a_bridge_file_is_installed_and_used(space: Workspace, photos: Path, tmp_path: Path) -> None:
+def test_a_bridge_file_is_installed_and_used(
+    space: Workspace, photos: Path, tmp_path: Path
+) -> None:
     rows = {name: space.serving.embed(name, files(photos)) for name in ("v1", "v2")}
     made = bridge(rows["v1"], rows["v2"])
     assert made.translation is not None
@@ -318,13 +354,19 @@ def test_a_bridge_file_is_installed_and_used(space: Workspace, photos: Path, tmp
     name = space.install_translation(tmp_path / "bridge.npz", "v1", "v2")
     way = space.translations.of("v2")["v1"]
     assert way is space.translations.load(name)
-    assert (way.source, way.target, way.about["fitted_on"]) == ("v1", "v2", "installed from bridge.npz")
+    assert (way.source, way.target, way.about["fitted_on"]) == (
+        "v1",
+        "v2",
+        "installed from bridge.npz",
+    )
     assert way.scores_like(replace(made.translation, source="v1", target="v2"))
     space.deploy("v2", force="test")
     assert found(space, files(photos)[0]) == all_ids(space)
 
 
-def test_a_bridge_with_its_card_connects_vectors_whose_model_is_not_here(space: Workspace, tmp_path: Path) -> None:
+def test_a_bridge_with_its_card_connects_vectors_whose_model_is_not_here(
+    space: Workspace, tmp_path: Path
+) -> None:
     """As ``fixstar bridge`` writes it: its card says which way it chose, which is no check's choice."""
     rng = np.random.default_rng(0)
     labels = np.repeat(np.arange(10), 12)
@@ -345,7 +387,11 @@ def test_a_bridge_with_its_card_connects_vectors_whose_model_is_not_here(space: 
 def test_a_bridge_of_other_widths_is_refused(space: Workspace, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     wrong = Translation(
-        "a", "b", forward=Map.linear(rng.normal(size=(7, 6))), backward=Map.linear(rng.normal(size=(6, 7))), one=0.5
+        "a",
+        "b",
+        forward=Map.linear(rng.normal(size=(7, 6))),
+        backward=Map.linear(rng.normal(size=(6, 7))),
+        one=0.5,
     )
     save_translation(wrong, tmp_path / "wrong.npz")
     with refuses(InputError):
@@ -359,25 +405,39 @@ def test_a_bridge_of_other_widths_is_refused(space: Workspace, tmp_path: Path) -
     assert translation_files(space.path) == []
 
 
-def test_whose_vectors_a_bridge_translates_is_found_by_their_width(space: Workspace, tmp_path: Path) -> None:
+def test_whose_vectors_a_bridge_translates_is_found_by_their_width(
+    space: Workspace, tmp_path: Path
+) -> None:
     width = space.gallery.space("v1").width
     rng = np.random.default_rng(0)
 
     def saved(name: str, a: int) -> Path:
         there = Map.linear(rng.normal(size=(a, width)))
         back = Map.linear(rng.normal(size=(width, a)))
-        save_translation(Translation("a", "b", forward=there, backward=back, one=0.5), tmp_path / name)
+        save_translation(
+            Translation("a", "b", forward=there, backward=back, one=0.5), tmp_path / name
+        )
         return tmp_path / name
 
     space.serving.encoder("v2")
     foreign(space, "old", 2)
-    assert space.translations.load(space.install_translation(saved("five.npz", 5), None, "v2")).source == "old"
-    assert space.translations.load(space.install_translation(saved("same.npz", width), None, "v2")).source == "v1"
+    assert (
+        space.translations.load(space.install_translation(saved("five.npz", 5), None, "v2")).source
+        == "old"
+    )
+    assert (
+        space.translations.load(
+            space.install_translation(saved("same.npz", width), None, "v2")
+        ).source
+        == "v1"
+    )
     with refuses(InputError):
         space.install_translation(saved("six.npz", 6), None, "v2")
 
 
-def test_pairs_of_a_file_are_fitted_before_any_model_was_loaded(space: Workspace, photos: Path, tmp_path: Path) -> None:
+def test_pairs_of_a_file_are_fitted_before_any_model_was_loaded(
+    space: Workspace, photos: Path, tmp_path: Path
+) -> None:
     rows = {name: space.serving.embed(name, files(photos)) for name in ("v1", "v2")}
     np.savez(tmp_path / "pairs.npz", old=rows["v1"], new=rows["v2"])
     with Workspace.create(tmp_path / "empty", device="cpu") as empty:

@@ -59,7 +59,10 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def whole(first: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Workspace, list[str]]:
     """The same with v2, from trials that were not interrupted, and what they said."""
-    space, said = Workspace(shutil.copytree(first, tmp_path_factory.mktemp("whole") / "shop"), "cpu"), list[str]()
+    space, said = (
+        Workspace(shutil.copytree(first, tmp_path_factory.mktemp("whole") / "shop"), "cpu"),
+        list[str](),
+    )
     space.upgrade(patches("cd"), options(), say=said.append)
     return space, said
 
@@ -111,7 +114,10 @@ def test_the_best_of_three_settings_is_trained_in_full(
 
 @pytest.mark.parametrize("saved", [1, 5, 20])  # in the first trial, the second, and the full run
 def test_killed_anywhere_the_same_call_resumes_to_the_same_weights(
-    space: Workspace, whole: tuple[Workspace, list[str]], monkeypatch: pytest.MonkeyPatch, saved: int
+    space: Workspace,
+    whole: tuple[Workspace, list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    saved: int,
 ) -> None:
     steps = 0
 
@@ -135,13 +141,18 @@ def test_killed_anywhere_the_same_call_resumes_to_the_same_weights(
         f"Trial {row} of 3" for row in range(finished + 1, 4)
     ]
     shops = (space, whole[0])
-    kept = [[{**one, "chosen": None} for one in shop.registry.card("v2")["about"]["trials"]] for shop in shops]
+    kept = [
+        [{**one, "chosen": None} for one in shop.registry.card("v2")["about"]["trials"]]
+        for shop in shops
+    ]
     assert kept[0] == kept[1]
     assert_same_weights(*shops)
     assert not list(space.path.glob("trials-*"))
 
 
-def test_damaged_results_are_measured_again(space: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_results_are_measured_again(
+    space: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def killed(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt
 
@@ -153,16 +164,28 @@ def test_damaged_results_are_measured_again(space: Workspace, monkeypatch: pytes
     (space.path / "trials-v1").mkdir()  # left behind by a kill just after v1 was finished
     said: list[str] = []
     space.upgrade(patches("cd"), options(), trials=2, say=said.append)
-    assert [line for line in said if line.startswith("Trial ")] == ["Trial 1 of 2: as v1", "Trial 2 of 2: hold=5"]
+    assert [line for line in said if line.startswith("Trial ")] == [
+        "Trial 1 of 2: as v1",
+        "Trial 2 of 2: hold=5",
+    ]
     assert not list(space.path.glob("trials-*"))
 
 
 def test_a_third_version_is_also_tried_from_the_first(space: Workspace) -> None:
-    space.upgrade(patches("cd"), options(recipe=Recipe(epochs=2, milestones=(1,), learning_rate=0.05, batch_size=32)))
+    space.upgrade(
+        patches("cd"),
+        options(recipe=Recipe(epochs=2, milestones=(1,), learning_rate=0.05, batch_size=32)),
+    )
     said: list[str] = []
     space.upgrade(patches("ef"), options(), trials=5, say=said.append)
     tried = space.registry.card("v3")["about"]["trials"]
-    assert [one["setting"] for one in tried] == ["as v2", "hold=5", "rate=1", "rotated=0", "from v1"]
+    assert [one["setting"] for one in tried] == [
+        "as v2",
+        "hold=5",
+        "rate=1",
+        "rotated=0",
+        "from v1",
+    ]
     assert all(set(one["galleries"]) == {"v1", "v2"} for one in tried)
     (chosen,) = [one["setting"] for one in tried if one["chosen"]]
     assert space.registry.card("v3")["about"]["parent"] == ("v1" if chosen == "from v1" else "v2")
@@ -180,7 +203,9 @@ def test_a_third_version_is_also_tried_from_the_first(space: Workspace) -> None:
         ({"method": create_method("hoc"), "learning_rate": 0.1}, ["as v1"]),
     ],
 )
-def test_what_the_user_sets_is_not_varied(space: Workspace, given: dict[str, Any], left: list[str]) -> None:
+def test_what_the_user_sets_is_not_varied(
+    space: Workspace, given: dict[str, Any], left: list[str]
+) -> None:
     assert [setup.name for setup in training._setups(space.registry, options(**given))] == left
 
 
@@ -195,10 +220,16 @@ def test_a_chosen_rate_does_not_sink_from_version_to_version(space: Workspace) -
     ("changes", "why"),
     [
         (  # held-out images of v1 alone; with 18 epochs two trials would be worth their time
-            {"hold_out": 0.0, "recipe": Recipe(epochs=18, milestones=(), learning_rate=0.05, batch_size=32)},
+            {
+                "hold_out": 0.0,
+                "recipe": Recipe(epochs=18, milestones=(), learning_rate=0.05, batch_size=32),
+            },
             r"held-out images give 1\d queries, and comparing settings takes 25",
         ),
-        ({"recipe": Recipe(epochs=8, milestones=(5,), learning_rate=0.05, batch_size=32)}, "with 8 epochs in all"),
+        (
+            {"recipe": Recipe(epochs=8, milestones=(5,), learning_rate=0.05, batch_size=32)},
+            "with 8 epochs in all",
+        ),
     ],
 )
 def test_without_enough_images_or_epochs_it_says_so_and_trains(
@@ -220,7 +251,10 @@ def test_odd_numbers_of_trials_are_refused(space: Workspace, wrong: Any) -> None
 
 
 def test_settings_that_hold_come_first() -> None:
-    better, drifted = TrialResult("a", {"v1": (0.61, 0.60)}, 0.62), TrialResult("b", {"v1": (0.59, 0.60)}, 0.90)
+    better, drifted = (
+        TrialResult("a", {"v1": (0.61, 0.60)}, 0.62),
+        TrialResult("b", {"v1": (0.59, 0.60)}, 0.90),
+    )
     assert better.score > drifted.score
     assert TrialResult("c", {"v1": (0.62, 0.60)}, 0.65).score > better.score
     assert TrialResult("d", {}, 0.5).holds

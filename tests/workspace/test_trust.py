@@ -50,7 +50,9 @@ def forge(card: Path, **options: Any) -> None:
     card.write_text(json.dumps(document("encoder", content)))
 
 
-def test_what_was_added_by_its_name_runs_wherever_the_workspace_is_used(space: Workspace, tmp_path: Path) -> None:
+def test_what_was_added_by_its_name_runs_wherever_the_workspace_is_used(
+    space: Workspace, tmp_path: Path
+) -> None:
     space.index(catalogue(pictures(tmp_path / "photos")))
     assert space.search([tmp_path / "photos" / "hat" / "0.png"]).hits[0]
     assert trust.remembered(space.path) == {"own_models"}
@@ -58,13 +60,21 @@ def test_what_was_added_by_its_name_runs_wherever_the_workspace_is_used(space: W
 
 
 @pytest.mark.parametrize("source", ["subprocess:run", "os:system", "posix:system", "builtins:exec"])
-def test_a_card_with_another_name_runs_nothing(space: Workspace, tmp_path: Path, source: str) -> None:
+def test_a_card_with_another_name_runs_nothing(
+    space: Workspace, tmp_path: Path, source: str
+) -> None:
     mark = tmp_path / "ran"
-    arguments = {"args": ["touch", str(mark)]} if source == "subprocess:run" else {"command": f"touch {mark}"}
+    arguments = (
+        {"args": ["touch", str(mark)]}
+        if source == "subprocess:run"
+        else {"command": f"touch {mark}"}
+    )
     forge(space.path / "versions" / "v1" / "card.json", source=source, arguments=arguments)
     assert not list(verify_workspace(space.path))  # nothing is damaged
     with pytest.raises(UntrustedCodeError, match=f"{source.partition(':')[0]!r} is not trusted"):
-        Workspace(space.path, device="cpu").search([pictures(tmp_path / "photos") / "hat" / "0.png"])
+        Workspace(space.path, device="cpu").search(
+            [pictures(tmp_path / "photos") / "hat" / "0.png"]
+        )
     with pytest.raises(UntrustedCodeError):
         Encoder.load(space.path / "versions" / "v1")
     assert not mark.exists()
@@ -75,7 +85,9 @@ def test_a_trusted_module_lends_nothing_that_it_has_imported(
 ) -> None:
     monkeypatch.setattr(own_models, "run", subprocess.run, raising=False)
     arguments = {"args": ["touch", str(tmp_path / "ran")]}
-    forge(space.path / "versions" / "v1" / "card.json", source="own_models:run", arguments=arguments)
+    forge(
+        space.path / "versions" / "v1" / "card.json", source="own_models:run", arguments=arguments
+    )
     with pytest.raises(UntrustedCodeError, match="defined in subprocess"):
         space.encoder("v1")
     assert not (tmp_path / "ran").exists()
@@ -91,7 +103,9 @@ def test_settings_in_a_card_run_nothing_either(space: Workspace) -> None:
         trained_with(space.registry, "v1")
 
 
-def test_a_copied_or_restored_workspace_starts_with_nothing_trusted(space: Workspace, tmp_path: Path) -> None:
+def test_a_copied_or_restored_workspace_starts_with_nothing_trusted(
+    space: Workspace, tmp_path: Path
+) -> None:
     shutil.copytree(space.path, tmp_path / "copy")
     take_snapshot(space.path, tmp_path / "snapshot")
     restore_snapshot(tmp_path / "snapshot", tmp_path / "restored")
@@ -106,7 +120,9 @@ def test_a_copied_or_restored_workspace_starts_with_nothing_trusted(space: Works
     assert not trust.remembered(tmp_path / "copy")
 
 
-def test_the_operator_may_trust_for_a_process(space: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_operator_may_trust_for_a_process(
+    space: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trust.forget(space.path)
     monkeypatch.setenv("FIXSTAR_TRUST", "another, own")
     with pytest.raises(UntrustedCodeError):
@@ -137,13 +153,27 @@ def test_the_list_is_outside_and_for_its_owner_alone(space: Workspace, config: P
 
 
 def test_the_command_line_asks_once(space: Workspace, tmp_path: Path) -> None:
-    add: list[str | Path] = ["add", "own_models:small", "--argument", "seed=1", "--size", "16", "-w", space.path]
+    add: list[str | Path] = [
+        "add",
+        "own_models:small",
+        "--argument",
+        "seed=1",
+        "--size",
+        "16",
+        "-w",
+        space.path,
+    ]
     trust.forget(space.path)
     refused = typed(*add)
     assert refused.code == 1
     assert "with --trust own_models" in refused.err
     assert typed(*add, "--trust", "own_models").code == 0
-    assert typed("add", "own_models:small", "--argument", "seed=2", "--size", "16", "-w", space.path).code == 0
+    assert (
+        typed(
+            "add", "own_models:small", "--argument", "seed=2", "--size", "16", "-w", space.path
+        ).code
+        == 0
+    )
     assert typed("snapshot", tmp_path / "snapshot", "-w", space.path).code == 0
     restored = typed("restore", tmp_path / "snapshot", "-w", tmp_path / "restored")
     assert "v1 is made by own_models:small, which does not run until you trust it" in restored.out
@@ -152,7 +182,9 @@ def test_the_command_line_asks_once(space: Workspace, tmp_path: Path) -> None:
     assert Workspace(tmp_path / "restored", device="cpu").encoder("v1").feature_dim == 12
 
 
-def test_commands_and_services_refuse_code_that_is_not_trusted(space: Workspace, tmp_path: Path) -> None:
+def test_commands_and_services_refuse_code_that_is_not_trusted(
+    space: Workspace, tmp_path: Path
+) -> None:
     shutil.copytree(space.path, tmp_path / "copy")
     refused = typed("index", pictures(tmp_path / "photos"), "-w", tmp_path / "copy")
     assert (refused.code, "'own_models' is not trusted" in refused.err) == (1, True)
@@ -169,4 +201,6 @@ def test_workers_of_a_cluster_are_told_what_to_trust(space: Workspace) -> None:
     directory = str(space.registry.directory("v1"))
     with pytest.raises(UntrustedCodeError):
         _Worker(directory, "cpu", [], 1)
-    assert _Worker(directory, "cpu", sorted(trust.remembered(space.path)), 1).embed([])[0].shape == (0, 12)
+    assert _Worker(directory, "cpu", sorted(trust.remembered(space.path)), 1).embed([])[
+        0
+    ].shape == (0, 12)

@@ -17,7 +17,14 @@ from typed import typed
 from wording import check_wording, refuses
 
 from fixstar.durable import document, read_arrays, read_document, replace_json, write_arrays
-from fixstar.errors import DamagedItemError, DataError, GalleryError, GalleryUnavailableError, InputError, ModelError
+from fixstar.errors import (
+    DamagedItemError,
+    DataError,
+    GalleryError,
+    GalleryUnavailableError,
+    InputError,
+    ModelError,
+)
 from fixstar.gallery import MemoryGallery, SqliteGallery, import_version, verify_gallery
 from fixstar.gallery.sqlite import _log_sum
 from fixstar.images import Preprocessing
@@ -52,10 +59,16 @@ def test_a_document_of_a_newer_fixstar_is_refused_with_what_to_do(tmp_path: Path
 
 
 def test_arrays_are_whole(tmp_path: Path) -> None:
-    path, arrays = tmp_path / "a.safetensors", {"x": np.arange(6.0).reshape(2, 3), "y": np.zeros(0, np.int64)}
+    path, arrays = (
+        tmp_path / "a.safetensors",
+        {"x": np.arange(6.0).reshape(2, 3), "y": np.zeros(0, np.int64)},
+    )
     write_arrays(path, "thing", {"a": 1}, arrays)
     about, found = read_arrays(path, "thing")
-    assert (about, [array.tolist() for array in found.values()]) == ({"a": 1}, [[[0, 1, 2], [3, 4, 5]], []])
+    assert (about, [array.tolist() for array in found.values()]) == (
+        {"a": 1},
+        [[[0, 1, 2], [3, 4, 5]], []],
+    )
     whole = path.read_bytes()
     for place in range(0, len(whole), 3):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 64]) + whole[place + 1 :])
@@ -81,7 +94,10 @@ def test_a_gallery_that_is_gone_is_not_made_again(tmp_path: Path, damage: str) -
     (path / "gallery.db").unlink()
     if damage == "empty":
         (path / "gallery.db").touch()
-    with Workspace(path, device="cpu") as space, pytest.raises(GalleryUnavailableError, match=f"is {damage}") as caught:
+    with (
+        Workspace(path, device="cpu") as space,
+        pytest.raises(GalleryUnavailableError, match=f"is {damage}") as caught,
+    ):
         space.status()
     assert caught.value.next_steps[0].action == "use-gallery"
     assert f"is {damage}" in typed("gallery", "verify", "-w", path).out
@@ -95,7 +111,9 @@ def test_a_gallery_that_is_gone_is_not_made_again(tmp_path: Path, damage: str) -
 def test_a_killed_creation_is_repeated(tmp_path: Path) -> None:
     SqliteGallery(tmp_path / "shop.db").close()
     (tmp_path / "shop").mkdir()
-    (tmp_path / "shop.db").rename(tmp_path / "shop" / "gallery.db")  # killed before workspace.json was there
+    (tmp_path / "shop.db").rename(
+        tmp_path / "shop" / "gallery.db"
+    )  # killed before workspace.json was there
     Workspace.create(tmp_path / "shop").close()
     with Workspace(tmp_path / "shop") as space:
         assert space.status().vectors == {}
@@ -216,19 +234,36 @@ def test_imported_payloads_name_images_only_where_that_is_trusted(tmp_path: Path
     path = indexed_shop(tmp_path)
     assert typed("gallery", "export", "v1", tmp_path / "v1.npz", "-w", path).code == 0
     for name, words, images in (("plain", [], 0), ("trusted", ["--trust-images"], 9)):
-        done = typed("gallery", "import", tmp_path / "v1.npz", "--as", name, "--take-over", "-w", path, *words)
+        done = typed(
+            "gallery",
+            "import",
+            tmp_path / "v1.npz",
+            "--as",
+            name,
+            "--take-over",
+            "-w",
+            path,
+            *words,
+        )
         assert done.code == 0, done.err
         with Workspace(path, device="cpu") as space:
-            assert sum(space.images.find(item) is not None for item in space.gallery.iterate(name)) == images
+            assert (
+                sum(space.images.find(item) is not None for item in space.gallery.iterate(name))
+                == images
+            )
             assert all("label" in item.payload for item in space.gallery.iterate(name))
 
 
-def test_a_header_that_claims_more_than_there_is_makes_no_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_header_that_claims_more_than_there_is_makes_no_ids(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     header: dict[str, Any] = {"descr": "<f4", "fortran_order": False, "shape": (10**12, 8)}
     with (tmp_path / "a.npy").open("wb") as file:
         np.lib.format.write_array_header_1_0(file, header)
         file.write(bytes(64))
-    monkeypatch.setattr("fixstar.gallery.vector_files.VectorFile._read_ids", lambda _: pytest.fail("ids were made"))
+    monkeypatch.setattr(
+        "fixstar.gallery.vector_files.VectorFile._read_ids", lambda _: pytest.fail("ids were made")
+    )
     with refuses(DataError):
         import_version(MemoryGallery(), "x", tmp_path / "a.npy")
 

@@ -13,7 +13,15 @@ from shops import passed, pictures, shop
 from wording import refuses
 
 from fixstar.data import open_images
-from fixstar.errors import FixstarError, GalleryError, GateError, ImageError, InputError, ModelError, UnknownNameError
+from fixstar.errors import (
+    FixstarError,
+    GalleryError,
+    GateError,
+    ImageError,
+    InputError,
+    ModelError,
+    UnknownNameError,
+)
 from fixstar.gallery import import_version
 from fixstar.models import Encoder
 from fixstar.workspace import Workspace, catalogue, labelled_items
@@ -30,7 +38,9 @@ def photos(tmp_path: Path) -> Path:
     return pictures(tmp_path / "photos")
 
 
-def test_an_indexed_image_is_found_by_itself_with_label_and_version(space: Workspace, photos: Path) -> None:
+def test_an_indexed_image_is_found_by_itself_with_label_and_version(
+    space: Workspace, photos: Path
+) -> None:
     with space:
         done = space.index(catalogue(photos))
         assert (done.version, done.added, done.unchanged, done.bad) == ("v1", 9, 0, ())
@@ -60,7 +70,9 @@ def test_an_unreadable_image_is_told_and_the_rest_is_there(space: Workspace, pho
             space.search([photos / "hat" / "broken.png"])
 
 
-def test_items_after_a_deployment_are_of_the_new_version_and_all_are_found(space: Workspace, photos: Path) -> None:
+def test_items_after_a_deployment_are_of_the_new_version_and_all_are_found(
+    space: Workspace, photos: Path
+) -> None:
     with space:
         space.index(list(catalogue(photos))[:5])
         passed(space, "v2", "v1")
@@ -115,7 +127,9 @@ def test_a_damaged_version_is_not_deployed(space: Workspace) -> None:
     assert space.deployed() == "v1"
 
 
-def test_eight_threads_search_through_fifty_deployments_and_rollbacks(space: Workspace, photos: Path) -> None:
+def test_eight_threads_search_through_fifty_deployments_and_rollbacks(
+    space: Workspace, photos: Path
+) -> None:
     """No error, and the version said is the one whose vector was used: it finds the image at cosine 1 under it."""
     image = photos / "hat" / "2.png"
     errors: list[BaseException] = []
@@ -175,7 +189,9 @@ def test_only_versions_that_nothing_needs_are_retired(tmp_path: Path, photos: Pa
             space.encoder("v1")
 
 
-def test_weights_that_no_query_needs_can_go_and_the_vectors_are_still_found(tmp_path: Path, photos: Path) -> None:
+def test_weights_that_no_query_needs_can_go_and_the_vectors_are_still_found(
+    tmp_path: Path, photos: Path
+) -> None:
     with shop(tmp_path / "three", versions=4) as space:
         space.index(catalogue(photos))
         space.deploy("v2", force="test")
@@ -193,7 +209,12 @@ def test_weights_that_no_query_needs_can_go_and_the_vectors_are_still_found(tmp_
 def test_weights_that_a_rollback_needs_are_not_retired(tmp_path: Path, photos: Path) -> None:
     with shop(tmp_path / "three", versions=4) as space:
         space.index(catalogue(photos))
-        import_version(space.gallery, "moved@v1", vectors_of(space, "v1", tmp_path / "moved.npz"), take_over=True)
+        import_version(
+            space.gallery,
+            "moved@v1",
+            vectors_of(space, "v1", tmp_path / "moved.npz"),
+            take_over=True,
+        )
         space.deploy("v2", force="test", queries="old")
         space.deploy("v3", force="test")
         with refuses(InputError, "backfill", "delete-items"):
@@ -206,7 +227,11 @@ def test_weights_that_a_rollback_needs_are_not_retired(tmp_path: Path, photos: P
 def vectors_of(space: Workspace, version: str, file: Path) -> Path:
     """A file with all vectors of a version, as another system would hand them over."""
     items = list(space.gallery.iterate(version))
-    np.savez(file, vectors=np.stack([item.vector for item in items]), ids=np.array([item.id for item in items]))
+    np.savez(
+        file,
+        vectors=np.stack([item.vector for item in items]),
+        ids=np.array([item.id for item in items]),
+    )
     return file
 
 
@@ -294,7 +319,9 @@ def test_queries_do_not_wait_while_another_version_is_read(
         assert space.deployed() == "v2"
 
 
-def test_a_gallery_with_vectors_of_another_model_under_the_same_name_is_refused(tmp_path: Path, photos: Path) -> None:
+def test_a_gallery_with_vectors_of_another_model_under_the_same_name_is_refused(
+    tmp_path: Path, photos: Path
+) -> None:
     address = str(tmp_path / "shared.db")
     Workspace.create(tmp_path / "one", gallery=address)
     with shop(tmp_path / "one") as one:
@@ -307,24 +334,36 @@ def test_a_gallery_with_vectors_of_another_model_under_the_same_name_is_refused(
         two.search([photos / "bag" / "0.png"])
 
 
-def test_a_moved_folder_and_another_payload_are_noticed(space: Workspace, photos: Path, tmp_path: Path) -> None:
+def test_a_moved_folder_and_another_payload_are_noticed(
+    space: Workspace, photos: Path, tmp_path: Path
+) -> None:
     listed = tmp_path / "items.csv"
     with space:
-        listed.write_text(f"path,id,price\n{photos / 'bag' / '0.png'},a,7\n{photos / 'hat' / '0.png'},b,007\n")
+        listed.write_text(
+            f"path,id,price\n{photos / 'bag' / '0.png'},a,7\n{photos / 'hat' / '0.png'},b,007\n"
+        )
         assert space.index(catalogue(listed)).added == 2
         before = space.gallery.get(["a", "b"])
         assert (before["a"].payload["price"], before["b"].payload["price"]) == (7, "007")
-        listed.write_text(f"path,id,price\n{photos / 'bag' / '0.png'},a,8.5\n{photos / 'hat' / '0.png'},b,007\n")
+        listed.write_text(
+            f"path,id,price\n{photos / 'bag' / '0.png'},a,8.5\n{photos / 'hat' / '0.png'},b,007\n"
+        )
         done = space.index(catalogue(listed))
         after = space.gallery.get(["a", "b"])
         assert (done.added, done.unchanged, after["a"].payload["price"]) == (0, 2, 8.5)
         assert np.array_equal(after["a"].vector, before["a"].vector)
-        assert space.search([photos / "bag" / "0.png"], where={"price": {"gt": 8}}).hits[0][0].id == "a"
+        assert (
+            space.search([photos / "bag" / "0.png"], where={"price": {"gt": 8}}).hits[0][0].id
+            == "a"
+        )
         space.index(catalogue(photos))
         photos.rename(tmp_path / "moved")
         done = space.index(catalogue(tmp_path / "moved"))
         assert (done.added, done.unchanged) == (9, 0)
-        assert space.images.find(space.gallery.get(["hat/1.png"])["hat/1.png"]) == tmp_path / "moved" / "hat" / "1.png"
+        assert (
+            space.images.find(space.gallery.get(["hat/1.png"])["hat/1.png"])
+            == tmp_path / "moved" / "hat" / "1.png"
+        )
 
 
 def test_images_of_one_name_in_deeper_folders_stay_apart(tmp_path: Path) -> None:

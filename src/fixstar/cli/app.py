@@ -28,10 +28,14 @@ from fixstar.errors import FixstarError, InputError
 Verb = TypeVar("Verb", bound=Callable[..., None])
 WorkspacePath = Annotated[Path, typer.Option("--workspace", "-w", help="The workspace directory.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
-BadImages = Annotated[str, typer.Option("--bad-images", help="Images that cannot be read: refuse or skip.")]
+BadImages = Annotated[
+    str, typer.Option("--bad-images", help="Images that cannot be read: refuse or skip.")
+]
 TextOption = Annotated[
     str | None,
-    typer.Option("--text", help="For a file of texts: the field that holds the text.", show_default="text"),
+    typer.Option(
+        "--text", help="For a file of texts: the field that holds the text.", show_default="text"
+    ),
 ]
 LabelOption = Annotated[
     str | None,
@@ -45,12 +49,17 @@ LabelOption = Annotated[
 Trust = Annotated[
     list[str] | None,
     typer.Option(
-        "--trust", help="A module whose code this workspace may run, such as shop.models. It is remembered. Repeatable."
+        "--trust",
+        help="A module whose code this workspace may run, such as shop.models. It is remembered. Repeatable.",
     ),
 ]
 Confidence = Annotated[float, typer.Option(help="Confidence of the verdict, between 0 and 1.")]
-Tolerance = Annotated[float, typer.Option(help="How much accuracy may be lost: 0.01 is one point, 0 requires a gain.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
+Tolerance = Annotated[
+    float, typer.Option(help="How much accuracy may be lost: 0.01 is one point, 0 requires a gain.")
+]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print the result as JSON on standard output.")
+]
 
 GROUPS = {
     "First steps": ("demo", "init", "train", "add", "index", "search", "status", "doctor"),
@@ -70,8 +79,12 @@ _RESUMES = {  # what is kept after Ctrl-C; other verbs change nothing
     "migrate": "The old vectors are unchanged, and what was written is kept. The same command resumes",
     "gallery": "Run the same command again to finish it",
 }
-EX_USAGE = 64  # of sysexits.h: a mistake in the command line. Not 2, which means that a check refused
-_UsageError = cast(type[Exception], typer.BadParameter.__base__)  # click's class, or newer typers' own copy
+EX_USAGE = (
+    64  # of sysexits.h: a mistake in the command line. Not 2, which means that a check refused
+)
+_UsageError = cast(
+    type[Exception], typer.BadParameter.__base__
+)  # click's class, or newer typers' own copy
 _REPORTING = 3.0  # seconds for the first process to report an error that all processes have
 
 
@@ -86,7 +99,10 @@ class Verbs(TyperGroup):
         for title, names in (self.groups or {"Commands": self.list_commands(ctx)}).items():
             with formatter.section(title):
                 formatter.write_dl(
-                    [(f"{name:<{width}}", self.commands[name].get_short_help_str(1000)) for name in names]
+                    [
+                        (f"{name:<{width}}", self.commands[name].get_short_help_str(1000))
+                        for name in names
+                    ]
                 )
 
 
@@ -130,7 +146,9 @@ app = typer.Typer(
 
 
 @app.callback(invoke_without_command=True)
-def _root(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
     if version:
         print(f"fixstar {fixstar.__version__}")
         raise typer.Exit
@@ -143,10 +161,14 @@ def examples(*commands: str) -> str:
     ['Example:', '  fixstar init shop']
     """
     head = "Example:" if len(commands) == 1 else "Examples:"
-    return "\n".join(("\b", head, *(f"  {command}" for command in commands)))  # \b: these lines are not wrapped
+    return "\n".join(
+        ("\b", head, *(f"  {command}" for command in commands))
+    )  # \b: these lines are not wrapped
 
 
-def verb(*commands: str, group: typer.Typer = app, name: str | None = None) -> Callable[[Verb], Verb]:
+def verb(
+    *commands: str, group: typer.Typer = app, name: str | None = None
+) -> Callable[[Verb], Verb]:
     """Make a function a verb, with examples to copy at the end of its help.
 
     A parameter whose type is a dataclass stands for several options: the fields of the dataclass. Typer reads options
@@ -163,13 +185,19 @@ def verb(*commands: str, group: typer.Typer = app, name: str | None = None) -> C
             members = [one]
             if is_dataclass(one.annotation):
                 kinds[one.name] = one.annotation
-                members = list(inspect.signature(kinds[one.name], eval_str=True).parameters.values())
-            parameters += [member.replace(kind=inspect.Parameter.KEYWORD_ONLY) for member in members]
+                members = list(
+                    inspect.signature(kinds[one.name], eval_str=True).parameters.values()
+                )
+            parameters += [
+                member.replace(kind=inspect.Parameter.KEYWORD_ONLY) for member in members
+            ]
 
         @functools.wraps(function)
         def run(**values: Any) -> None:
             for place, kind in kinds.items():
-                values[place] = kind(**{field.name: values.pop(field.name) for field in fields(kind)})
+                values[place] = kind(
+                    **{field.name: values.pop(field.name) for field in fields(kind)}
+                )
             function(**values)
 
         run.__signature__ = given.replace(parameters=parameters)  # type: ignore[attr-defined]
@@ -210,7 +238,10 @@ def main() -> None:
     except OSError as error:
         _print_error(f"{error.strerror or error}: {error.filename or ''}".rstrip(": "))
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            print(f"Free some space. {_RESUMES.get(_typed_verb(), 'Then run the same command again')}", file=sys.stderr)
+            print(
+                f"Free some space. {_RESUMES.get(_typed_verb(), 'Then run the same command again')}",
+                file=sys.stderr,
+            )
         raise SystemExit(1) from None
 
 

@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fixstar.cli.app import AsJson, Device, Verbs, app, examples, key_value, verb
-from fixstar.cli.output import Cell, print_json, print_list, print_result, print_table, print_wrapped, say
+from fixstar.cli.output import (
+    Cell,
+    print_json,
+    print_list,
+    print_result,
+    print_table,
+    print_wrapped,
+    say,
+)
 from fixstar.durable import replace_file
 from fixstar.errors import InputError
 
@@ -35,12 +43,19 @@ bench_app = typer.Typer(
     cls=Verbs,
     help="The papers' experiments: list them, run them, compare ours with theirs.",
     no_args_is_help=True,
-    epilog=examples("fixstar bench list", "fixstar bench run cifar100-10/7 --data DATA --method hoc --orders 3"),
+    epilog=examples(
+        "fixstar bench list", "fixstar bench run cifar100-10/7 --data DATA --method hoc --orders 3"
+    ),
 )
 app.add_typer(bench_app, name="bench")
 
 
-@verb("fixstar bench list --data DATA", "fixstar bench list cifar100-10/7 --json", group=bench_app, name="list")
+@verb(
+    "fixstar bench list --data DATA",
+    "fixstar bench list cifar100-10/7 --json",
+    group=bench_app,
+    name="list",
+)
 def list_benchmarks(
     name: Annotated[str | None, typer.Argument(help="Show all details of this one.")] = None,
     data: DataFolder = Path("data"),
@@ -95,7 +110,9 @@ def _details(entry: Benchmark, data: Path) -> dict[str, Any]:
     return {
         **_row(entry, data),
         "scenario": entry.scenario,
-        "classes per task": entry.tasks.sizes or entry.tasks.class_shares or entry.tasks.sample_shares,
+        "classes per task": entry.tasks.sizes
+        or entry.tasks.class_shares
+        or entry.tasks.sample_shares,
         "backbone": entry.backbone,
         "capacity": entry.capacity,
         "recipe": asdict(entry.recipe),
@@ -151,25 +168,41 @@ def run(
     name: BenchmarkName,
     data: DataFolder = Path("data"),
     method: Annotated[
-        list[str] | None, typer.Option(help="May be repeated.", show_default="all of the benchmark's")
+        list[str] | None,
+        typer.Option(help="May be repeated.", show_default="all of the benchmark's"),
     ] = None,
     orders: Annotated[
-        str | None, typer.Option(metavar="N", help="Number of shuffled class orders: 3 means orders 1, 2 and 3.")
+        str | None,
+        typer.Option(
+            metavar="N", help="Number of shuffled class orders: 3 means orders 1, 2 and 3."
+        ),
     ] = None,
     seeds: Annotated[
-        str | None, typer.Option(metavar="N", help="Number of training seeds: 3 means seeds 0, 1 and 2.")
+        str | None,
+        typer.Option(metavar="N", help="Number of training seeds: 3 means seeds 0, 1 and 2."),
     ] = None,
     order: Annotated[
-        list[int] | None, typer.Option(min=0, help="One class order; 0 is the dataset's own. May be repeated.")
+        list[int] | None,
+        typer.Option(min=0, help="One class order; 0 is the dataset's own. May be repeated."),
     ] = None,
-    seed: Annotated[list[int] | None, typer.Option(min=0, help="One seed. May be repeated.")] = None,
+    seed: Annotated[
+        list[int] | None, typer.Option(min=0, help="One seed. May be repeated.")
+    ] = None,
     jobs: Annotated[int, typer.Option(help="Number of runs at the same time.", min=1)] = 1,
-    epochs: Annotated[int | None, typer.Option(help="Number of epochs; milestones are scaled in proportion.")] = None,
-    capacity: Annotated[int | None, typer.Option(help="K of methods with a fixed classifier.")] = None,
-    option: Annotated[list[str] | None, typer.Option(help="An option of the method, such as lam=0.25.")] = None,
+    epochs: Annotated[
+        int | None, typer.Option(help="Number of epochs; milestones are scaled in proportion.")
+    ] = None,
+    capacity: Annotated[
+        int | None, typer.Option(help="K of methods with a fixed classifier.")
+    ] = None,
+    option: Annotated[
+        list[str] | None, typer.Option(help="An option of the method, such as lam=0.25.")
+    ] = None,
     setting: Annotated[
         list[str] | None,
-        typer.Option(help="weight_decay, learning_rate, replay_per_class or length (of prototypes): length=0.1."),
+        typer.Option(
+            help="weight_decay, learning_rate, replay_per_class or length (of prototypes): length=0.1."
+        ),
     ] = None,
     translate: Annotated[
         bool | None,
@@ -183,16 +216,23 @@ def run(
         float | None, typer.Option(help="w of the translations, from 0 to 1.", show_default="0.6")
     ] = None,
     work: Annotated[Path, typer.Option(help="Folder for unfinished runs.")] = Path("bench-work"),
-    results: Annotated[Path, typer.Option(help="Folder for results: one JSON file per run.")] = RESULTS,
+    results: Annotated[
+        Path, typer.Option(help="Folder for results: one JSON file per run.")
+    ] = RESULTS,
     ledger: Annotated[
         Path | None,
         typer.Option(
-            help="File that records runs on class orders that are set aside.", show_default="benchmarks/looks.json"
+            help="File that records runs on class orders that are set aside.",
+            show_default="benchmarks/looks.json",
         ),
     ] = None,
     device: Device = "auto",
-    mps: Annotated[bool, typer.Option(help="Share a GPU by NVIDIA's multi-process service if available.")] = True,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be run and what is done.")] = False,
+    mps: Annotated[
+        bool, typer.Option(help="Share a GPU by NVIDIA's multi-process service if available.")
+    ] = True,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only print what would be run and what is done.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Run a benchmark. Finished runs are skipped; the same command resumes after an interruption."""
@@ -216,7 +256,9 @@ def run(
         weight=USUAL if weight is None else weight,
     )
     folders = Folders(data=data, work=work, results=results, ledger=ledger or default_path())
-    for sentence in warnings_of([one for one in runs if not folders.result(one).exists()], folders.ledger):
+    for sentence in warnings_of(
+        [one for one in runs if not folders.result(one).exists()], folders.ledger
+    ):
         say(sentence)
     if dry_run:
         _print_plan(runs, folders, as_json)
@@ -228,7 +270,9 @@ def run(
         lacking = folders.not_judged(one)
         if lacking:
             again = f"remove {folders.result(one)} to run it again"
-            say(f"{one.name} is done, but without {', '.join(lacking)}, which was added later: {again}")
+            say(
+                f"{one.name} is done, but without {', '.join(lacking)}, which was added later: {again}"
+            )
     if len(runs) == 1:
         _run_here(runs[0], folders, device=device, as_json=as_json)
     else:
@@ -253,14 +297,25 @@ def _run_here(one: Run, folders: Folders, *, device: str, as_json: bool) -> None
         over = result.protocols[protocol].get("over_draws")
         if over:
             low, high = over["AC_interval"]
-            print(f"  over {over['draws']} draws of the pairs:  AC {over['AC']:.4f}, from {low:.4f} to {high:.4f}")
+            print(
+                f"  over {over['draws']} draws of the pairs:  AC {over['AC']:.4f}, from {low:.4f} to {high:.4f}"
+            )
 
 
-def _run_jobs(runs: list[Run], folders: Folders, *, jobs: int, device: str, mps: bool, as_json: bool) -> None:
+def _run_jobs(
+    runs: list[Run], folders: Folders, *, jobs: int, device: str, mps: bool, as_json: bool
+) -> None:
     from fixstar.research.benchmarks.jobs import live_board, run_jobs, shared_gpu
 
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as with Ctrl-C, no job is left running
-    sharing = mps and jobs > 1 and device != "cpu" and any(not folders.result(one).exists() for one in runs)
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(143)
+    )  # as with Ctrl-C, no job is left running
+    sharing = (
+        mps
+        and jobs > 1
+        and device != "cpu"
+        and any(not folders.result(one).exists() for one in runs)
+    )
     with contextlib.ExitStack() as stack:
         environment: Mapping[str, str] = {}
         if sharing:
@@ -274,7 +329,9 @@ def _run_jobs(runs: list[Run], folders: Folders, *, jobs: int, device: str, mps:
     else:
         print(f"{len(finished) - len(failed)} of {len(finished)} runs are in {folders.results}")
     for job in failed:
-        say(f"fixstar: {job.run.name} failed: {job.note.removeprefix('fixstar: ')} (see {folders.log(job.run)})")
+        say(
+            f"fixstar: {job.run.name} failed: {job.note.removeprefix('fixstar: ')} (see {folders.log(job.run)})"
+        )
     if failed:
         raise typer.Exit(1)
 
@@ -293,9 +350,25 @@ def _command(one: Run, folders: Folders, device: str) -> list[str]:
         words += ["--setting", f"{key}={value}"]
     for key, value in one.options.items():
         words += ["--option", f"{key}={json.dumps(value)}"]
-    words += ["--data", str(folders.data), "--work", str(folders.work), "--results", str(folders.results)]
+    words += [
+        "--data",
+        str(folders.data),
+        "--work",
+        str(folders.work),
+        "--results",
+        str(folders.results),
+    ]
     words += ["--ledger", str(folders.ledger)]
-    begin = [sys.executable, "-m", "fixstar", "bench", "run", one.benchmark.name, "--method", one.method]
+    begin = [
+        sys.executable,
+        "-m",
+        "fixstar",
+        "bench",
+        "run",
+        one.benchmark.name,
+        "--method",
+        one.method,
+    ]
     return [*begin, *words, "--jobs", "1", "--device", device]
 
 
@@ -344,9 +417,12 @@ def table(
     name: BenchmarkName,
     results: Annotated[Path, typer.Option(help="Folder with the results of the runs.")] = RESULTS,
     markdown: Annotated[
-        Path | None, typer.Option(help="Write a complete section to this file; it replaces an earlier one.")
+        Path | None,
+        typer.Option(help="Write a complete section to this file; it replaces an earlier one."),
     ] = None,
-    pictures: Annotated[Path | None, typer.Option(help="Write matrices and curves into this folder.")] = None,
+    pictures: Annotated[
+        Path | None, typer.Option(help="Write matrices and curves into this folder.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare the runs of a benchmark with the published figures: mean and deviation over class orders and seeds."""
@@ -361,7 +437,9 @@ def table(
         from fixstar.research.benchmarks.tables import markdown as section
         from fixstar.research.benchmarks.tables import put_section
 
-        made = section(comparison, _commands(comparison), pictures=drawn, relative_to=markdown.parent)
+        made = section(
+            comparison, _commands(comparison), pictures=drawn, relative_to=markdown.parent
+        )
         text = put_section(_text_of(markdown), entry.name, made)
         replace_file(markdown, lambda partial: partial.write_text(text, encoding="utf-8"))
     if as_json:
@@ -378,7 +456,13 @@ def _commands(comparison: Comparison) -> list[str]:
             asked.setdefault(_options(comparison.benchmark, line), []).append(line.method)
     return [
         " ".join(
-            ["fixstar bench run", comparison.benchmark.name, "--data DATA", *(f"--method {m}" for m in methods), *words]
+            [
+                "fixstar bench run",
+                comparison.benchmark.name,
+                "--data DATA",
+                *(f"--method {m}" for m in methods),
+                *words,
+            ]
         )
         for words, methods in asked.items()
     ]
@@ -389,7 +473,9 @@ def _options(entry: Benchmark, line: Line) -> tuple[str, ...]:
 
     known = {"translated": "--translate", "untranslated": "--no-translate"}
     translation = [known[word] for word in line.special if word in known]
-    translation += [f"--weight {word.removeprefix('w=')}" for word in line.special if word.startswith("w=")]
+    translation += [
+        f"--weight {word.removeprefix('w=')}" for word in line.special if word.startswith("w=")
+    ]
     settings = [word for word in line.special if word.partition("=")[0] in SETTINGS]
     capacity = [word.removeprefix("K=") for word in line.special if word.startswith("K=")]
     others = ("K=", "w=", *known, *settings)
@@ -415,7 +501,9 @@ def _text_of(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        raise InputError(f"{path} is not UTF-8 text, so no section can be put into it; choose another file") from None
+        raise InputError(
+            f"{path} is not UTF-8 text, so no section can be put into it; choose another file"
+        ) from None
 
 
 def _comparison_json(comparison: Comparison, drawn: list[Path]) -> dict[str, Any]:
@@ -434,7 +522,10 @@ def _line_json(line: Line) -> dict[str, Any]:
         "method": line.method,
         "special": list(line.special),
         "epochs": line.epochs,
-        "runs": [{"class_order": one.class_order, "seed": one.seed, "seconds": one.seconds} for one in line.runs],
+        "runs": [
+            {"class_order": one.class_order, "seed": one.seed, "seconds": one.seconds}
+            for one in line.runs
+        ],
         "ours": {
             protocol: {name: asdict(spread) for name, spread in metrics.items()}
             for protocol, metrics in line.ours.items()
@@ -442,7 +533,10 @@ def _line_json(line: Line) -> dict[str, Any]:
         "paper": printed
         and {
             "source": printed.source,
-            **{name: None if figure.below else figure.fraction for name, figure in printed.values.items()},
+            **{
+                name: None if figure.below else figure.fraction
+                for name, figure in printed.values.items()
+            },
             "uncertain": sorted(printed.uncertain),
         },
     }
@@ -460,7 +554,9 @@ def _print_comparison(comparison: Comparison, drawn: list[Path]) -> None:
     for line in what_differs(comparison):
         print_wrapped(line, "- ")
     if not any(line.runs for line in comparison.lines):
-        print(f"Nothing was run yet. Next: fixstar bench run {comparison.benchmark.name} --data DATA")
+        print(
+            f"Nothing was run yet. Next: fixstar bench run {comparison.benchmark.name} --data DATA"
+        )
     for path in drawn:
         print(path)
 

@@ -51,8 +51,12 @@ def bridge(
             "Or the model: MODEL.onnx?size=224, hf:NAME, st:NAME, the folder of a version."
         ),
     ],
-    new: Annotated[str, typer.Argument(help="The new model's vectors, or the model; the same kinds.")],
-    out: Annotated[Path | None, typer.Option(help="Write the translation to this FILE.npz, unless refused.")] = None,
+    new: Annotated[
+        str, typer.Argument(help="The new model's vectors, or the model; the same kinds.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Write the translation to this FILE.npz, unless refused.")
+    ] = None,
     images: Annotated[
         Path | None,
         typer.Option(
@@ -62,32 +66,50 @@ def bridge(
     ] = None,
     labels: Annotated[
         Path | None,
-        typer.Option(help="CSV of id and label.", show_default="payload field label, or the image's folder"),
+        typer.Option(
+            help="CSV of id and label.", show_default="payload field label, or the image's folder"
+        ),
     ] = None,
     relevant: RelevantFiles = None,
     queries_old: Annotated[
-        str | None, typer.Option(help="Queries' vectors by the old model, if they are not among its vectors.")
+        str | None,
+        typer.Option(help="Queries' vectors by the old model, if they are not among its vectors."),
     ] = None,
-    queries_new: Annotated[str | None, typer.Option(help="The same queries' vectors by the new model.")] = None,
+    queries_new: Annotated[
+        str | None, typer.Option(help="The same queries' vectors by the new model.")
+    ] = None,
     one_model: Annotated[
-        bool, typer.Option("--one-model", help="The old model is not kept: only the new one embeds queries.")
+        bool,
+        typer.Option(
+            "--one-model", help="The old model is not kept: only the new one embeds queries."
+        ),
     ] = False,
     kinds: Annotated[
         str | None, typer.Option(help="Kinds of maps to try, comma separated.", show_default="all")
     ] = None,
-    sample: Annotated[int, typer.Option(help="Maximum number of items by both models to use.")] = 8000,
+    sample: Annotated[
+        int, typer.Option(help="Maximum number of items by both models to use.")
+    ] = 8000,
     held_out: Annotated[
-        float, typer.Option(help="Share of labelled items that judge; 1: labelled ones judge, the others are fitted.")
+        float,
+        typer.Option(
+            help="Share of labelled items that judge; 1: labelled ones judge, the others are fitted."
+        ),
     ] = 0.4,
     confidence: Confidence = 0.95,
     tolerance: Tolerance = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of all random splits.")] = 0,
     use: Annotated[
-        Path | None, typer.Option(help="Fit nothing; map vectors with this translation and write them to --out.")
+        Path | None,
+        typer.Option(
+            help="Fit nothing; map vectors with this translation and write them to --out."
+        ),
     ] = None,
     side: Annotated[
         str,
-        typer.Option(help="With --use: forward maps the old vectors, backward maps the new ones to the old space."),
+        typer.Option(
+            help="With --use: forward maps the old vectors, backward maps the new ones to the old space."
+        ),
     ] = "forward",
     as_json: AsJson = False,
 ) -> None:
@@ -112,7 +134,9 @@ def bridge(
     if kinds is not None:
         chosen["kinds"] = tuple(part.strip() for part in kinds.split(","))
     rules = GateRules(confidence, tolerance, seed)
-    options = BridgeOptions(sample=sample, held_out=held_out, one_model=one_model, rules=rules, **chosen)
+    options = BridgeOptions(
+        sample=sample, held_out=held_out, one_model=one_model, rules=rules, **chosen
+    )
     found = find_bridge(
         old,
         new,
@@ -142,7 +166,8 @@ def both_queries(old: str | None, new: str | None) -> tuple[str, str] | None:
         return None
     lacking = "queries_old" if old is None else "queries_new"
     raise InputError(
-        "queries need vectors by both models, and only one file of them was given", NextStep("repeat", {lacking: ...})
+        "queries need vectors by both models, and only one file of them was given",
+        NextStep("repeat", {lacking: ...}),
     )
 
 
@@ -151,7 +176,11 @@ def _print_bridged(found: Bridged, old: str, out: Path | None, written: Path | N
     if found.measured:
         print()
         _print_measured(found)
-        maps = [f"{kind} {side}" for side, kind in found.translation.about["maps"].items() if kind is not None]
+        maps = [
+            f"{kind} {side}"
+            for side, kind in found.translation.about["maps"].items()
+            if kind is not None
+        ]
         told = (
             f"Maps: {', '.join(maps)}, fitted on {found.fitted_on}. Judged by {plural(found.queries, 'query')} among "
             f"{plural(found.gallery, 'item')}"
@@ -198,7 +227,10 @@ def _print_measured(found: Bridged) -> None:
             "lost",
             "won",
         )
-    rows = [(name, *_figures(row), (row.verdict, STYLES.get(row.verdict, ""))) for name, row in found.measured.items()]
+    rows = [
+        (name, *_figures(row), (row.verdict, STYLES.get(row.verdict, "")))
+        for name, row in found.measured.items()
+    ]
     print_table(("search", *heads, "verdict"), rows, right=heads, optional=("lost", "won"))
 
 

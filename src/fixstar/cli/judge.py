@@ -34,14 +34,20 @@ def judge(
             "lancedb:///FOLDER?table=NAME."
         ),
     ],
-    migrated: Annotated[str, typer.Option(help="The same items' vectors after migration to the new model's space.")],
+    migrated: Annotated[
+        str, typer.Option(help="The same items' vectors after migration to the new model's space.")
+    ],
     new: Annotated[
-        str | None, typer.Option(help="The same items embedded by the new model: the result of re-embedding.")
+        str | None,
+        typer.Option(help="The same items embedded by the new model: the result of re-embedding."),
     ] = None,
     queries_old: Annotated[
-        str | None, typer.Option(help="Queries' vectors by the old model, if they are not among the items.")
+        str | None,
+        typer.Option(help="Queries' vectors by the old model, if they are not among the items."),
     ] = None,
-    queries_new: Annotated[str | None, typer.Option(help="The same queries' vectors by the new model.")] = None,
+    queries_new: Annotated[
+        str | None, typer.Option(help="The same queries' vectors by the new model.")
+    ] = None,
     queries_migrated: Annotated[
         str | None,
         typer.Option(
@@ -60,10 +66,16 @@ def judge(
             show_default="nDCG@10 with --relevant, top-1 with labels",
         ),
     ] = None,
-    at_least: Annotated[str, typer.Option(help="The required verdict for exit code 0: better or no-worse.")] = "better",
+    at_least: Annotated[
+        str, typer.Option(help="The required verdict for exit code 0: better or no-worse.")
+    ] = "better",
     confidence: Confidence = 0.95,
-    tolerance: Annotated[float, typer.Option(help="A loss that still counts as no worse: 0.01 is one point.")] = 0.01,
-    seed: Annotated[int, typer.Option(help="Seed of the bootstrap, and of the split by labels.")] = 0,
+    tolerance: Annotated[
+        float, typer.Option(help="A loss that still counts as no worse: 0.01 is one point.")
+    ] = 0.01,
+    seed: Annotated[
+        int, typer.Option(help="Seed of the bootstrap, and of the split by labels.")
+    ] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Judge a migration to a new model, made by any tool: is it better than keeping the old model?

@@ -40,7 +40,10 @@ Way = Annotated[Path, typer.Argument(help="The translation, written by fixstar b
 To = Annotated[str, typer.Option(help="The table, collection or file for the translated vectors.")]
 Alias = Annotated[
     str | None,
-    typer.Option(help="The view (PostgreSQL) or alias (Qdrant) that your searches name.", show_default="OLD_current"),
+    typer.Option(
+        help="The view (PostgreSQL) or alias (Qdrant) that your searches name.",
+        show_default="OLD_current",
+    ),
 ]
 
 
@@ -82,7 +85,9 @@ def run(
     old: Old,
     translation: Way,
     to: To,
-    anyway: Annotated[bool, typer.Option("--anyway", help="Run even if a loss was measured.")] = False,
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Run even if a loss was measured.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Translate the old vectors, and write them beside the old ones. Run it again for new or changed items.
@@ -111,7 +116,9 @@ def switch(
     translation: Way,
     to: To,
     alias: Alias = None,
-    anyway: Annotated[bool, typer.Option("--anyway", help="Switch even without evidence of a gain.")] = False,
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Switch even without evidence of a gain.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Let searches use the translated vectors: by a view or an alias, or prints what to do for stores without them.
@@ -124,7 +131,9 @@ def switch(
     print_result(as_json, {"done": told}, told)
 
 
-@verb("fixstar migrate undo 'postgresql://me@host/db?table=photos' --to photos_new", group=migrate_app)
+@verb(
+    "fixstar migrate undo 'postgresql://me@host/db?table=photos' --to photos_new", group=migrate_app
+)
 def undo(old: Old, to: To, alias: Alias = None, as_json: AsJson = False) -> None:
     """Let searches use the old vectors again. Nothing is deleted."""
     from fixstar.translation.migrate import undo_migration

@@ -71,7 +71,9 @@ def _reads_texts(workspace: Path) -> bool:
         return False
 
 
-def command_of(step: NextStep, workspace: Path | None = None, typed: Mapping[str, object] | None = None) -> str:
+def command_of(
+    step: NextStep, workspace: Path | None = None, typed: Mapping[str, object] | None = None
+) -> str:
     """The command of a step. ``typed`` are arguments of the user that a repeated command keeps.
 
     >>> command_of(NextStep("check", {"version": "v2", "data": ...}), Path("my shop"))
@@ -85,12 +87,18 @@ def command_of(step: NextStep, workspace: Path | None = None, typed: Mapping[str
         places |= TEXT_PLACEHOLDERS
     if step.action == "install":
         return f'{command.verb} "fixstar[{step.arguments["extra"]}]"'
-    kept = {key: value for key, value in (typed or {}).items() if value is not None and key not in step.arguments}
+    kept = {
+        key: value
+        for key, value in (typed or {}).items()
+        if value is not None and key not in step.arguments
+    }
     arguments = {**step.arguments, **kept}
     words = [command.verb]
     if step.action != "repeat":
         words.insert(0, "fixstar")
-    words += [_word(name, arguments.pop(name), places) for name in command.positional if name in arguments]
+    words += [
+        _word(name, arguments.pop(name), places) for name in command.positional if name in arguments
+    ]
     for name, value in arguments.items():
         option = command.options.get(name, f"--{name.replace('_', '-')}")
         if value is True:
@@ -103,7 +111,10 @@ def command_of(step: NextStep, workspace: Path | None = None, typed: Mapping[str
 
 
 def next_lines(
-    steps: Iterable[NextStep], workspace: Path | None, verb: str = "", typed: Mapping[str, object] | None = None
+    steps: Iterable[NextStep],
+    workspace: Path | None,
+    verb: str = "",
+    typed: Mapping[str, object] | None = None,
 ) -> list[str]:
     """One line per command, with the notes of all its steps. Commands of ``verb`` keep the arguments ``typed`` with it.
 

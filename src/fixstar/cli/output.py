@@ -50,7 +50,12 @@ def wrapped(text: str, bullet: str = "", indent: str = "  ") -> str:
     """A sentence at the terminal's width, later lines indented; no word is broken."""
     width = shutil.get_terminal_size().columns
     return textwrap.fill(
-        text, width, initial_indent=bullet, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
+        text,
+        width,
+        initial_indent=bullet,
+        subsequent_indent=indent,
+        break_on_hyphens=False,
+        break_long_words=False,
     )
 
 
@@ -62,9 +67,15 @@ def print_wrapped(text: str, bullet: str = "", indent: str = "  ") -> None:
 def print_list(entries: Iterable[tuple[Sequence[str], str]]) -> None:
     """Print entries as a line of aligned fields and, below it, a sentence."""
     listed = list(entries)
-    widths = [max(map(len, column)) for column in zip(*(fields for fields, _ in listed), strict=True)]
+    widths = [
+        max(map(len, column)) for column in zip(*(fields for fields, _ in listed), strict=True)
+    ]
     for fields, sentence in listed:
-        print("  ".join(f"{field:<{width}}" for field, width in zip(fields, widths, strict=True)).rstrip())
+        print(
+            "  ".join(
+                f"{field:<{width}}" for field, width in zip(fields, widths, strict=True)
+            ).rstrip()
+        )
         print_wrapped(sentence, "    ", "    ")
 
 
@@ -91,7 +102,10 @@ def terminal_width() -> int:
 
 
 def print_table(
-    heads: Sequence[str], rows: Iterable[Sequence[Cell]], right: Collection[str] = (), optional: Sequence[str] = ()
+    heads: Sequence[str],
+    rows: Iterable[Sequence[Cell]],
+    right: Collection[str] = (),
+    optional: Sequence[str] = (),
 ) -> None:
     """Print rows under their headings; the columns headed by one of ``right`` are aligned to the right.
 
@@ -102,11 +116,14 @@ def print_table(
     from rich.table import Table
 
     body = [[_text(cell) for cell in row] for row in rows]
-    full = [place for place in range(len(heads)) if place == 0 or any(row[place].plain for row in body)]
+    full = [
+        place for place in range(len(heads)) if place == 0 or any(row[place].plain for row in body)
+    ]
     heads = [heads[place] for place in full]
     body = [[row[place] for place in full] for row in body]
     widths = [
-        max([*map(len, head.split("\n")), *(row[place].cell_len for row in body)]) for place, head in enumerate(heads)
+        max([*map(len, head.split("\n")), *(row[place].cell_len for row in body)])
+        for place, head in enumerate(heads)
     ]
     room = terminal_width()
     for name in optional:
@@ -124,7 +141,9 @@ def print_table(
         for row in body:
             if number == 0 or any(row[place].plain for place in places[1:]):
                 table.add_row(*(row[place] for place in places))
-        needed = sum(widths[place] + GAP for place in places)  # exceeds the terminal only for a single wide column
+        needed = sum(
+            widths[place] + GAP for place in places
+        )  # exceeds the terminal only for a single wide column
         Console(width=max(room, needed)).print(table, highlight=False)
 
 

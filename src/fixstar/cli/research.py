@@ -12,7 +12,15 @@ import typer
 
 import fixstar
 from fixstar.cli.app import AsJson, BadImages, Device, LabelOption, WorkspacePath, verb
-from fixstar.cli.output import Cell, print_json, print_list, print_result, print_table, print_wrapped, say
+from fixstar.cli.output import (
+    Cell,
+    print_json,
+    print_list,
+    print_result,
+    print_table,
+    print_wrapped,
+    say,
+)
 from fixstar.errors import DataError, InputError, NextStep
 from fixstar.wording import percent
 
@@ -28,7 +36,9 @@ PICTURES = (".pdf", ".png", ".svg")
 
 Features = Annotated[
     list[str] | None,
-    typer.Option(help="Another system's version, oldest first: NAME=FILE.npz or NAME=QUERIES.npy,GALLERY.npy."),
+    typer.Option(
+        help="Another system's version, oldest first: NAME=FILE.npz or NAME=QUERIES.npy,GALLERY.npy."
+    ),
 ]
 
 
@@ -41,7 +51,9 @@ Features = Annotated[
 def evaluate(
     data: Annotated[
         Path | None,
-        typer.Argument(help="Labelled images: one folder per class, a CSV list, CIFAR, idx or Omniglot files."),
+        typer.Argument(
+            help="Labelled images: one folder per class, a CSV list, CIFAR, idx or Omniglot files."
+        ),
     ] = None,
     workspace: WorkspacePath = Path(),
     label: LabelOption = None,
@@ -58,21 +70,41 @@ def evaluate(
     ] = None,
     shared_components: Annotated[
         bool,
-        typer.Option("--shared-components", help="Compare features of different width over their common components."),
+        typer.Option(
+            "--shared-components",
+            help="Compare features of different width over their common components.",
+        ),
     ] = False,
-    confidence: Annotated[float, typer.Option(help="Confidence of each verdict, between 0 and 1.")] = 0.95,
-    by_class: Annotated[bool, typer.Option("--by-class", help="Bootstrap over classes, not single queries.")] = False,
-    report: Annotated[Path | None, typer.Option(help="Write report.html, pictures and report.json here.")] = None,
-    picture: Annotated[Path | None, typer.Option(help="Write the heat map to this PNG, SVG or PDF.")] = None,
-    split: Annotated[str, typer.Option(help="Which split of a dataset that has several: train or test.")] = "train",
+    confidence: Annotated[
+        float, typer.Option(help="Confidence of each verdict, between 0 and 1.")
+    ] = 0.95,
+    by_class: Annotated[
+        bool, typer.Option("--by-class", help="Bootstrap over classes, not single queries.")
+    ] = False,
+    report: Annotated[
+        Path | None, typer.Option(help="Write report.html, pictures and report.json here.")
+    ] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="Write the heat map to this PNG, SVG or PDF.")
+    ] = None,
+    split: Annotated[
+        str, typer.Option(help="Which split of a dataset that has several: train or test.")
+    ] = "train",
     split_file: Annotated[
         Path | None,
-        typer.Option(help="Keep the split into gallery and queries in this .npz; created if it does not exist."),
+        typer.Option(
+            help="Keep the split into gallery and queries in this .npz; created if it does not exist."
+        ),
     ] = None,
     pairs_file: Annotated[
-        Path | None, typer.Option(help="Keep the verification pairs in this .npz; created if it does not exist.")
+        Path | None,
+        typer.Option(
+            help="Keep the verification pairs in this .npz; created if it does not exist."
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the split into gallery and queries and of the pairs.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Seed of the split into gallery and queries and of the pairs.")
+    ] = 0,
     bad_images: BadImages = "refuse",
     device: Device = "auto",
     as_json: AsJson = False,
@@ -108,7 +140,12 @@ def evaluate(
         _require_two_classes(images.classes, str(data))
         embed = partial(space.features, device=device, progress=not as_json)
         given = vectors_of_images(
-            embed, images, protocol=protocol, seed=seed, split_file=split_file, pairs_file=pairs_file
+            embed,
+            images,
+            protocol=protocol,
+            seed=seed,
+            split_file=split_file,
+            pairs_file=pairs_file,
         )
     result = cross_test(*given.images, protocol, pairs=given.pairs)
     clusters = None
@@ -136,16 +173,27 @@ def evaluate(
 
 
 def _check_source(
-    data: Path | None, features: list[str] | None, labels: str | None, shared: bool, split_file: Path | None
+    data: Path | None,
+    features: list[str] | None,
+    labels: str | None,
+    shared: bool,
+    split_file: Path | None,
 ) -> None:
     if features and data is not None:
-        raise InputError(f"measure {data} with a workspace, or --features of another system; not both")
+        raise InputError(
+            f"measure {data} with a workspace, or --features of another system; not both"
+        )
     if features and split_file is not None:
-        raise InputError("--split-file splits images; features are already split into queries and gallery")
+        raise InputError(
+            "--split-file splits images; features are already split into queries and gallery"
+        )
     if not features and (labels is not None or shared):
         raise InputError("--labels and --shared-components need --features NAME=FILE.npz")
     if not features and data is None:
-        raise InputError("nothing to measure: give labelled images, or --features", NextStep("evaluate", {"data": ...}))
+        raise InputError(
+            "nothing to measure: give labelled images, or --features",
+            NextStep("evaluate", {"data": ...}),
+        )
 
 
 def _check_protocol(protocol: str, split_file: Path | None, pairs_file: Path | None) -> None:
@@ -177,11 +225,18 @@ def _check_outputs(picture: Path | None, report: Path | None, versions: int) -> 
         raise InputError(f"--report {report} is a file; a report is a folder. Choose another name")
     if (picture or report) and versions < 2:
         what = "heat map" if picture else "report"
-        raise InputError(f"a {what} needs two versions", NextStep("upgrade", {"data": ...}, "trains the second"))
+        raise InputError(
+            f"a {what} needs two versions", NextStep("upgrade", {"data": ...}, "trains the second")
+        )
 
 
 def _vectors_of_files(
-    features: Sequence[str], labels: str | None, protocol: str, seed: int, pairs_file: Path | None, shared: bool
+    features: Sequence[str],
+    labels: str | None,
+    protocol: str,
+    seed: int,
+    pairs_file: Path | None,
+    shared: bool,
 ) -> LabelledVectors:
     """Versions of any system, given as NAME=FILES; see ``fixstar.evaluation.features``."""
     import numpy as np
@@ -199,15 +254,21 @@ def _vectors_of_files(
             "over the first components that both have"
         )
     if labels is None and not named[0][1].endswith(".npz"):
-        raise InputError("labels are missing: give --labels QUERY_LABELS.npy,GALLERY_LABELS.npy, or one .npz file")
+        raise InputError(
+            "labels are missing: give --labels QUERY_LABELS.npy,GALLERY_LABELS.npy, or one .npz file"
+        )
     label_files = labels or named[0][1]
     known = read_labels(label_files)
     for version, (_, files) in zip(versions, named, strict=True):
         _require_labels(version, files, known, label_files)
     facts = {"Gallery": counted(known.gallery), "Features": widths}
     if not takes_pairs(protocol):
-        _require_two_classes(sorted({known.classes.get(y, str(y)) for y in known.gallery.tolist()}), "the gallery")
-        return LabelledVectors(versions, known.queries, known.gallery, classes=known.classes, facts=facts)
+        _require_two_classes(
+            sorted({known.classes.get(y, str(y)) for y in known.gallery.tolist()}), "the gallery"
+        )
+        return LabelledVectors(
+            versions, known.queries, known.gallery, classes=known.classes, facts=facts
+        )
     same = all(np.array_equal(version.queries, version.gallery) for version in versions)
     truth = known.queries
     if not same:
@@ -232,7 +293,9 @@ def _require_two_classes(classes: Sequence[str], what: str) -> None:
         )
 
 
-def _require_labels(version: VersionFeatures, files: str, known: LabelFile, label_files: str) -> None:
+def _require_labels(
+    version: VersionFeatures, files: str, known: LabelFile, label_files: str
+) -> None:
     for which, vectors, truth in (
         ("query", version.queries, known.queries),
         ("gallery", version.gallery, known.gallery),
@@ -247,11 +310,15 @@ def _require_labels(version: VersionFeatures, files: str, known: LabelFile, labe
 def _named_files(word: str) -> tuple[str, str]:
     name, equals, files = word.partition("=")
     if not (name and equals and files):
-        raise InputError(f"--features {word!r} is not NAME=FILE.npz or NAME=QUERIES.npy,GALLERY.npy")
+        raise InputError(
+            f"--features {word!r} is not NAME=FILE.npz or NAME=QUERIES.npy,GALLERY.npy"
+        )
     return name, files
 
 
-def _evaluation_json(result: CrossTest, evidence: CellDifferences, confidence: float, by_class: bool) -> dict[str, Any]:
+def _evaluation_json(
+    result: CrossTest, evidence: CellDifferences, confidence: float, by_class: bool
+) -> dict[str, Any]:
     from fixstar.evaluation import cell_evidence
     from fixstar.evaluation.compatibility import lower_triangle
     from fixstar.evaluation.report import evidence_numbers
@@ -264,7 +331,11 @@ def _evaluation_json(result: CrossTest, evidence: CellDifferences, confidence: f
     }
     if evidence:
         found |= result.summary()
-        found |= {"confidence": confidence, "by_class": by_class, "evidence": cell_evidence(evidence)._asdict()}
+        found |= {
+            "confidence": confidence,
+            "by_class": by_class,
+            "evidence": cell_evidence(evidence)._asdict(),
+        }
         found["cells"] = evidence_numbers(result, evidence)
     return found
 
@@ -285,7 +356,9 @@ def _print_evaluation(result: CrossTest, evidence: CellDifferences, confidence: 
         return f"{accuracy} {MARKS[verdict]}".rstrip(), styles[verdict]
 
     count = len(result.names)
-    rows: list[tuple[Cell, ...]] = [(name, *(cell(t, k) for k in range(count))) for t, name in enumerate(result.names)]
+    rows: list[tuple[Cell, ...]] = [
+        (name, *(cell(t, k) for k in range(count))) for t, name in enumerate(result.names)
+    ]
     print_table(("queries by", *(f"gallery {name}" for name in result.names)), rows)
     if not evidence:
         return
@@ -294,7 +367,9 @@ def _print_evaluation(result: CrossTest, evidence: CellDifferences, confidence: 
     kind = "pairs" if result.protocol == "verification" else "queries"
     passed = int(compatible_cells(result.matrix).sum())
     counted = cell_evidence(evidence)
-    print(f"{passed} of {len(evidence)} cross-tests are above the old self-test, measured with {asked:,} {kind}")
+    print(
+        f"{passed} of {len(evidence)} cross-tests are above the old self-test, measured with {asked:,} {kind}"
+    )
     print(
         f"with {100 * confidence:g} % confidence {counted.compatible} compatible, "
         f"{counted.incompatible} incompatible (x), {counted.not_decided} not decided (?)"
@@ -338,7 +413,12 @@ def methods(
         return
     print_list(
         (
-            (method.name, f"cost {method.cost:.2f}", method.scenario, ", ".join(sorted(method.needs))),
+            (
+                method.name,
+                f"cost {method.cost:.2f}",
+                method.scenario,
+                ", ".join(sorted(method.needs)),
+            ),
             f"{method.summary} ({method.source})",
         )
         for method in shown
@@ -359,18 +439,28 @@ def backbones(as_json: AsJson = False) -> None:
     from fixstar.models import backbone_names
     from fixstar.models.backbones.pretrained import PRETRAINED
 
-    trained = [f"{name}   pre-trained on ImageNet (needs the extra 'encoder')" for name in PRETRAINED]
+    trained = [
+        f"{name}   pre-trained on ImageNet (needs the extra 'encoder')" for name in PRETRAINED
+    ]
     others = "hf:NAME_OR_FOLDER   any vision model of transformers (needs the extra 'backbones')"
     print_result(as_json, backbone_names(), *backbone_names(), *trained, others)
 
 
 @verb("fixstar theorem", "fixstar theorem --dimensions 10,100 --new-angle 45 --json")
 def theorem(
-    dimensions: Annotated[str, typer.Option(help="Dimensions of the simplex, d = K - 1.")] = "10,32,100,316,1000",
+    dimensions: Annotated[
+        str, typer.Option(help="Dimensions of the simplex, d = K - 1.")
+    ] = "10,32,100,316,1000",
     samples: Annotated[int, typer.Option(help="Pairs of features drawn per dimension.")] = 40_000,
-    old_angle: Annotated[float, typer.Option(help="Width of a class before the upgrade, in degrees.")] = 45.0,
-    new_angle: Annotated[float, typer.Option(help="Width after it; the theorem assumes no increase.")] = 30.0,
-    out: Annotated[Path, typer.Option(help="Write the picture to this PNG, SVG or PDF.")] = Path("theorem.png"),
+    old_angle: Annotated[
+        float, typer.Option(help="Width of a class before the upgrade, in degrees.")
+    ] = 45.0,
+    new_angle: Annotated[
+        float, typer.Option(help="Width after it; the theorem assumes no increase.")
+    ] = 30.0,
+    out: Annotated[Path, typer.Option(help="Write the picture to this PNG, SVG or PDF.")] = Path(
+        "theorem.png"
+    ),
     seed: Annotated[int, typer.Option(help="Seed of the features.")] = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -381,17 +471,28 @@ def theorem(
 
     for option, angle in (("--old-angle", old_angle), ("--new-angle", new_angle)):
         if not 0 < angle <= 180:
-            raise InputError(f"{option} {angle:g}: the width of a class is above 0 and at most 180 degrees, such as 45")
+            raise InputError(
+                f"{option} {angle:g}: the width of a class is above 0 and at most 180 degrees, such as 45"
+            )
     picture = _picture_path(out, "theorem.png")
-    checks = check_theorem(_whole_numbers(dimensions), radians(old_angle), radians(new_angle), samples, seed)
+    checks = check_theorem(
+        _whole_numbers(dimensions), radians(old_angle), radians(new_angle), samples, seed
+    )
     assumed = new_angle <= old_angle
     change = "narrow" if assumed else "widen"
     title = f"Classes {change} from {old_angle:g} to {new_angle:g} degrees around fixed prototypes"
     picture.parent.mkdir(parents=True, exist_ok=True)
     draw_theorem(checks, picture, title)
     if as_json:
-        angles = {"old_angle": old_angle, "new_angle": new_angle, "assumption_met": assumed, "samples": samples}
-        print_json({**angles, "picture": str(picture), "dimensions": [asdict(check) for check in checks]})
+        angles = {
+            "old_angle": old_angle,
+            "new_angle": new_angle,
+            "assumption_met": assumed,
+            "samples": samples,
+        }
+        print_json(
+            {**angles, "picture": str(picture), "dimensions": [asdict(check) for check in checks]}
+        )
         return
     _print_theorem(checks)
     if not assumed:
@@ -406,7 +507,9 @@ def _whole_numbers(words: str) -> list[int]:
     try:
         return [int(word) for word in words.split(",")]
     except ValueError:
-        raise InputError(f"--dimensions takes whole numbers separated by commas, like 10,100; got {words!r}") from None
+        raise InputError(
+            f"--dimensions takes whole numbers separated by commas, like 10,100; got {words!r}"
+        ) from None
 
 
 def _print_theorem(checks: list[DimensionCheck]) -> None:
@@ -442,9 +545,15 @@ def _picture_path(out: Path, usual: str) -> Path:
 
 @verb("fixstar picture2d --out features.png", "fixstar picture2d --data mnist --backbone lenet++")
 def picture2d(
-    out: Annotated[Path, typer.Option(help="Write the picture to this PNG, SVG or PDF.")] = Path("features.png"),
-    data: Annotated[Path | None, typer.Option(help="MNIST's idx files; without it digits are drawn.")] = None,
-    backbone: Annotated[str, typer.Option(help="tiny, or the papers' lenet++ (slow without a GPU).")] = "tiny",
+    out: Annotated[Path, typer.Option(help="Write the picture to this PNG, SVG or PDF.")] = Path(
+        "features.png"
+    ),
+    data: Annotated[
+        Path | None, typer.Option(help="MNIST's idx files; without it digits are drawn.")
+    ] = None,
+    backbone: Annotated[
+        str, typer.Option(help="tiny, or the papers' lenet++ (slow without a GPU).")
+    ] = "tiny",
     per_class: Annotated[int, typer.Option(help="Training images per class.")] = 300,
     epochs: Annotated[int, typer.Option(help="Passes over the images for each version.")] = 8,
     seed: Annotated[int, typer.Option(help="Seed of the weights.")] = 0,
@@ -472,5 +581,7 @@ def picture2d(
         return
     for name, turns in result.turns.items():
         words = ", then ".join(f"{turn:.0f}°" for turn in turns)
-        print(f"{name:<30} known classes turned by {words};  accuracy {result.accuracy[name][-1]:.0%} in the end")
+        print(
+            f"{name:<30} known classes turned by {words};  accuracy {result.accuracy[name][-1]:.0%} in the end"
+        )
     print(f"Picture: {result.picture}")

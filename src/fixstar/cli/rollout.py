@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import fixstar
-from fixstar.cli.app import AsJson, Confidence, Device, LabelOption, TextOption, Tolerance, WorkspacePath, verb
+from fixstar.cli.app import (
+    AsJson,
+    Confidence,
+    Device,
+    LabelOption,
+    TextOption,
+    Tolerance,
+    WorkspacePath,
+    verb,
+)
 from fixstar.cli.next_steps import next_lines
 from fixstar.cli.output import STYLES, Cell, print_json, print_table, print_wrapped
 from fixstar.errors import InputError, NextStep, plural
@@ -46,7 +55,9 @@ KEPT_SHOWN = 20  # maximum number of items named that keep their old vectors
     "fixstar check v3 -w shop --confidence 0.99 --json",
 )
 def check(
-    version: Annotated[str | None, typer.Argument(help="The version to check.", show_default="the newest")] = None,
+    version: Annotated[
+        str | None, typer.Argument(help="The version to check.", show_default="the newest")
+    ] = None,
     workspace: WorkspacePath = Path(),
     data: Annotated[
         Path | None,
@@ -63,11 +74,15 @@ def check(
             "those held out from training."
         ),
     ] = None,
-    split: Annotated[str, typer.Option(help="Which split of a dataset that has several: train or test.")] = "train",
+    split: Annotated[
+        str, typer.Option(help="Which split of a dataset that has several: train or test.")
+    ] = "train",
     label: LabelOption = None,
     confidence: Confidence = 0.95,
     tolerance: Tolerance = 0.0,
-    seed: Annotated[int, typer.Option(help="Seed of the split into gallery and queries and of the bootstrap.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Seed of the split into gallery and queries and of the bootstrap.")
+    ] = 0,
     relevant: Annotated[
         tuple[Path, Path] | None,
         typer.Option(
@@ -83,12 +98,15 @@ def check(
         ),
     ] = None,
     pairs: Annotated[
-        Path | None, typer.Option(help="FILE.npz with arrays old and new: vectors by both models to fit on.")
+        Path | None,
+        typer.Option(help="FILE.npz with arrays old and new: vectors by both models to fit on."),
     ] = None,
     bridge: Annotated[
         Path | None, typer.Option(help="Install a translation from fixstar bridge, and judge it.")
     ] = None,
-    sample: Annotated[int, typer.Option(help="Maximum number of items that a translation is fitted on.")] = 8000,
+    sample: Annotated[
+        int, typer.Option(help="Maximum number of items that a translation is fitted on.")
+    ] = 8000,
     refit: Annotated[bool, typer.Option("--refit", help="Fit translations again.")] = False,
     weight: Annotated[
         float | None,
@@ -98,8 +116,12 @@ def check(
         ),
     ] = None,
     device: Device = "auto",
-    report: Annotated[bool, typer.Option(help="Write a report with pictures into the workspace.")] = True,
-    history: Annotated[bool, typer.Option("--history", help="List all checks of the version; test nothing.")] = False,
+    report: Annotated[
+        bool, typer.Option(help="Write a report with pictures into the workspace.")
+    ] = True,
+    history: Annotated[
+        bool, typer.Option("--history", help="List all checks of the version; test nothing.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Test a version's queries on the vectors of all other versions: pass, or refuse with reasons.
@@ -117,15 +139,21 @@ def check(
         _print_history(workspace, version, as_json)
         return
     if relevant is not None and (data is not None or name is not None):
-        raise InputError("a check is judged by labels (--data, --name) or by --relevant; give one of them")
+        raise InputError(
+            "a check is judged by labels (--data, --name) or by --relevant; give one of them"
+        )
     labelled = None
     if data is not None and name is None:
         labelled = open_images(data, split, label, text)
     unlabelled = None
     if images is not None:
-        unlabelled = unlabelled_images(images, Registry(workspace).reads(), text if images.is_file() else None)
+        unlabelled = unlabelled_images(
+            images, Registry(workspace).reads(), text if images.is_file() else None
+        )
     elif text is not None and data is None:
-        raise InputError("--text names a field of the file that --data or --images gives; give one of them")
+        raise InputError(
+            "--text names a field of the file that --data or --images gives; give one of them"
+        )
     fitting = FitOptions(
         images=unlabelled,
         pairs=pairs,
@@ -171,7 +199,9 @@ def _on_the_same_images(step: NextStep, typed: Mapping[str, object]) -> NextStep
     """Let a suggested backfill predict on the images of the check, so that figures are comparable."""
     if step.action != "backfill" or typed.get("data") is None:
         return step
-    given = {name: str(typed[name]) for name in ("data", "label", "text") if typed.get(name) is not None}
+    given = {
+        name: str(typed[name]) for name in ("data", "label", "text") if typed.get(name) is not None
+    }
     return replace(step, arguments={**step.arguments, **given})
 
 
@@ -183,7 +213,9 @@ def _print_history(workspace: Path, version: str | None, as_json: bool) -> None:
         counting = space.last_check(version)
     counts = max((row for row, found in enumerate(checks) if found == counting), default=None)
     if as_json:
-        print_json([{**found.to_json(), "counts": row == counts} for row, found in enumerate(checks)])
+        print_json(
+            [{**found.to_json(), "counts": row == counts} for row, found in enumerate(checks)]
+        )
         return
     if not checks:
         print(f"{version} was never checked")
@@ -205,7 +237,9 @@ def _print_history(workspace: Path, version: str | None, as_json: bool) -> None:
             )
         )
     numbers = ("queries", "classes", "tolerance")
-    print_table(("when (UTC)", "outcome", *numbers, "galleries", "measured on"), rows, right=numbers)
+    print_table(
+        ("when (UTC)", "outcome", *numbers, "galleries", "measured on"), rows, right=numbers
+    )
     print("* the current check. Tolerance in points")
 
 
@@ -229,7 +263,9 @@ def print_check(found: Check, workspace: Path, typed: Mapping[str, object]) -> N
         if cell.lost:
             pairs = list(dict.fromkeys(f"{lost.label} (finds {lost.found})" for lost in cell.lost))
             named = ", ".join(pairs[:LOST_SHOWN])
-            print_wrapped(f"Lost on {cell.version}'s gallery: {cell.negative_flips:,}, such as {named}")
+            print_wrapped(
+                f"Lost on {cell.version}'s gallery: {cell.negative_flips:,}, such as {named}"
+            )
     if found.report is not None:
         print(f"Report: {workspace / found.report}")
     steps = [_on_the_same_images(step, typed) for step in found.next_steps]
@@ -239,7 +275,9 @@ def print_check(found: Check, workspace: Path, typed: Mapping[str, object]) -> N
             steps.append(NextStep("deploy", {"version": found.version}))
     elif found.outcome == "refuse":
         print(f"REFUSED: {found.version} finds fewer matches than the current model")
-        forced = NextStep("deploy", {"version": found.version, "force": ...}, "deploy anyway, with a reason")
+        forced = NextStep(
+            "deploy", {"version": found.version, "force": ...}, "deploy anyway, with a reason"
+        )
         steps += [Registry(workspace).next_version("make a better one"), forced]
     else:
         print(f"MISSING EVIDENCE: {found.version} is neither passed nor refused")
@@ -250,7 +288,15 @@ def print_check(found: Check, workspace: Path, typed: Mapping[str, object]) -> N
 def _print_cells(found: Check, reads: Reads) -> None:
     if found.self_test is None:
         return
-    numbers = ("its own\nqueries", f"queries\nby {found.version}", "difference", "from", "to", "lost", "won")
+    numbers = (
+        "its own\nqueries",
+        f"queries\nby {found.version}",
+        "difference",
+        "from",
+        "to",
+        "lost",
+        "won",
+    )
     rows: list[tuple[Cell, ...]] = []
     for cell in found.cells:
         rows.append(
@@ -268,7 +314,9 @@ def _print_cells(found: Check, reads: Reads) -> None:
         )
         rows += _one_model_row(cell)
     own = (found.version, percent(found.self_test), *[""] * 6, "re-embedded")
-    print_table(("vectors of", *numbers, "verdict"), [*rows, own], right=numbers, optional=("lost", "won"))
+    print_table(
+        ("vectors of", *numbers, "verdict"), [*rows, own], right=numbers, optional=("lost", "won")
+    )
     for cell in found.cells:
         print_wrapped(asked_by(cell.version, cell.models))
     kind = reads.removesuffix("s")
@@ -297,7 +345,17 @@ def _one_model_row(cell: CheckedCell) -> list[tuple[Cell, ...]]:
     if alone is None:
         return []
     figures = (points(alone.cross_test - cell.self_test), points(alone.low), points(alone.high))
-    return [("  one model", "", percent(alone.cross_test), *figures, "", "", (alone.verdict, STYLES[alone.verdict]))]
+    return [
+        (
+            "  one model",
+            "",
+            percent(alone.cross_test),
+            *figures,
+            "",
+            "",
+            (alone.verdict, STYLES[alone.verdict]),
+        )
+    ]
 
 
 def asked_by(name: str, models: Sequence[str], costs_more: bool = False) -> str:
@@ -318,7 +376,9 @@ def asked_by(name: str, models: Sequence[str], costs_more: bool = False) -> str:
 def deploy(
     version: Annotated[str, typer.Argument(help="The version to deploy.")],
     workspace: WorkspacePath = Path(),
-    force: Annotated[str | None, typer.Option(help="Deploy without a passed check, for this reason.")] = None,
+    force: Annotated[
+        str | None, typer.Option(help="Deploy without a passed check, for this reason.")
+    ] = None,
     queries: Annotated[
         str,
         typer.Option(
@@ -341,7 +401,9 @@ def deploy(
         return
     old = sum(state.vectors[name] for name in state.searched_by if name != version)
     stay = "stays and is" if old == 1 else "stay and are"
-    print_wrapped(f"{version} is deployed. {plural(old, 'vector')} of other versions {stay} searched")
+    print_wrapped(
+        f"{version} is deployed. {plural(old, 'vector')} of other versions {stay} searched"
+    )
     print_searched_by(state)
     _print_left_out(left_out, version)
     steps = [NextStep("rollback", {}, "to undo this")]
@@ -354,7 +416,10 @@ def deploy(
 def rollback(
     workspace: WorkspacePath = Path(),
     to: Annotated[
-        str | None, typer.Option(help="Only roll back if this is the version deployed before; otherwise do nothing.")
+        str | None,
+        typer.Option(
+            help="Only roll back if this is the version deployed before; otherwise do nothing."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -377,9 +442,13 @@ def rollback(
     print_wrapped(told)
     print_searched_by(state)
     for name, count in unchecked.items():
-        print_wrapped(f"{plural(count, 'vector')} made by {name}: searched by {move.version}'s queries too, unchecked")
+        print_wrapped(
+            f"{plural(count, 'vector')} made by {name}: searched by {move.version}'s queries too, unchecked"
+        )
     if unchecked:
-        steps.append(NextStep("check", {"version": move.version}, "how well it finds those vectors"))
+        steps.append(
+            NextStep("check", {"version": move.version}, "how well it finds those vectors")
+        )
     _print_left_out(left_out, move.version)
     for line in next_lines([*steps, *_reaching(left_out, move.version)], workspace):
         print(line)
@@ -396,7 +465,9 @@ def print_searched_by(state: Status) -> None:
 
 def _print_left_out(left_out: Mapping[str, int], version: str) -> None:
     for name, count in sorted(left_out.items()):
-        print_wrapped(f"Not searched: {plural(count, 'vector')} of {name}; nothing connects them with {version}")
+        print_wrapped(
+            f"Not searched: {plural(count, 'vector')} of {name}; nothing connects them with {version}"
+        )
 
 
 def _reaching(left_out: Mapping[str, int], version: str) -> list[NextStep]:
@@ -427,7 +498,8 @@ def operator_name() -> str:
 def backfill(
     workspace: WorkspacePath = Path(),
     budget: Annotated[
-        str, typer.Option(help="A share of the older items, a number, money ($2) for a server, or all.")
+        str,
+        typer.Option(help="A share of the older items, a number, money ($2) for a server, or all."),
     ] = "10%",
     order: Annotated[
         str,
@@ -446,9 +518,15 @@ def backfill(
     ] = None,
     text: TextOption = None,
     label: LabelOption = None,
-    plan_only: Annotated[bool, typer.Option("--plan-only", help="Print the prediction and embed nothing.")] = False,
-    anyway: Annotated[bool, typer.Option("--anyway", help="Run even if a lower accuracy is predicted.")] = False,
-    cluster: Annotated[str | None, typer.Option(help="Embed on a Ray cluster: its address, auto, or local.")] = None,
+    plan_only: Annotated[
+        bool, typer.Option("--plan-only", help="Print the prediction and embed nothing.")
+    ] = False,
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Run even if a lower accuracy is predicted.")
+    ] = False,
+    cluster: Annotated[
+        str | None, typer.Option(help="Embed on a Ray cluster: its address, auto, or local.")
+    ] = None,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
@@ -488,7 +566,9 @@ def backfill(
         if not plan_only and planned.plan.ids:
             if not anyway:
                 require_gain(planned)
-            with progress_bar("re-embedding", len(planned.plan.ids), "items", show=not as_json) as advance:
+            with progress_bar(
+                "re-embedding", len(planned.plan.ids), "items", show=not as_json
+            ) as advance:
                 done = space.backfill(options, advance, judged=planned.plan.token)
             if planned.predicted is not None or done.measured:
                 draw_curves(picture, planned.predicted, done.measured)
@@ -506,7 +586,12 @@ def backfill(
 
 
 def _print_plan(
-    planned: PlannedBackfill, picture: Path, *, plan_only: bool, reads: Reads, last: Check | None = None
+    planned: PlannedBackfill,
+    picture: Path,
+    *,
+    plan_only: bool,
+    reads: Reads,
+    last: Check | None = None,
 ) -> None:
     plan = planned.plan
     if plan.without_image:
@@ -514,10 +599,13 @@ def _print_plan(
         print_wrapped(f"{plural(plan.without_image, 'item')} without {kind}: the old vectors stay")
     if not plan.ids:
         other = "No other item" if plan.without_image else "No item"
-        print_wrapped(f"{other} within the budget {plan.budget} has a vector older than {plan.target}'s")
+        print_wrapped(
+            f"{other} within the budget {plan.budget} has a vector older than {plan.target}'s"
+        )
         return
+    older = plural(plan.old, "item")
     told = (
-        f"{len(plan.ids):,} of {plural(plan.old, 'item')} with older vectors, order: {plan.order}, with {plan.target}"
+        f"{len(plan.ids):,} of {older} with older vectors, order: {plan.order}, with {plan.target}"
     )
     if planned.position:
         told += f"; {planned.position:,} are processed"
@@ -536,15 +624,21 @@ def _print_plan(
     if planned.loss is not None and not planned.loses:
         print_wrapped(f"This plan is predicted to {planned.loss}. That may be chance")
     elif planned.loss is not None and plan_only:  # otherwise it is refused with the same message
-        print_wrapped(f"This plan is predicted to {planned.loss}: choose a larger budget, or no backfill")
+        print_wrapped(
+            f"This plan is predicted to {planned.loss}: choose a larger budget, or no backfill"
+        )
 
 
-def _print_prediction(planned_backfill: PlannedBackfill, predicted: PredictedCurve, reads: Reads) -> None:
+def _print_prediction(
+    planned_backfill: PlannedBackfill, predicted: PredictedCurve, reads: Reads
+) -> None:
     asked, judged = predicted.images
     share = planned_backfill.share
     kind = reads.removesuffix("s")
     on = planned_backfill.measured_on
-    print_wrapped(f"Predicted accuracy, {plural(judged, 'query')} on {plural(asked, f'gallery {kind}')} ({on}):")
+    print_wrapped(
+        f"Predicted accuracy, {plural(judged, 'query')} on {plural(asked, f'gallery {kind}')} ({on}):"
+    )
     rows = []
     for part in shown_shares(predicted.planned.shares.tolist(), share):
         planned, random = predicted.at(part)
@@ -582,20 +676,27 @@ def _print_backfilled(done: Backfilled, picture: Path | None) -> None:
     for item in done.kept[:KEPT_SHOWN]:
         print(f"kept {item.id}: {item.reason}", file=sys.stderr)
     if len(done.kept) > KEPT_SHOWN:
-        print(f"... and {len(done.kept) - KEPT_SHOWN:,} more, in state/backfill/kept.jsonl", file=sys.stderr)
+        print(
+            f"... and {len(done.kept) - KEPT_SHOWN:,} more, in state/backfill/kept.jsonl",
+            file=sys.stderr,
+        )
     if done.measured:
         curve = (f"{percent(point.accuracy)} at {point.share:.0%}" for point in done.measured)
         print_wrapped(f"Measured on the gallery: {', '.join(curve)}")
     if done.refitted:
         names = " and ".join(done.refitted)
-        print_wrapped(f"The translation of {names}'s vectors was fitted again on these items, and finds more")
+        print_wrapped(
+            f"The translation of {names}'s vectors was fitted again on these items, and finds more"
+        )
     if picture is not None:
         print(f"Picture: {picture}")
     if done.stopped:
         print(f"fixstar: {done.stopped}", file=sys.stderr)
 
 
-def _backfill_json(planned: PlannedBackfill, done: Backfilled | None, picture: Path | None) -> dict[str, Any]:
+def _backfill_json(
+    planned: PlannedBackfill, done: Backfilled | None, picture: Path | None
+) -> dict[str, Any]:
     plan = planned.plan
     return {
         "version": plan.target,

@@ -36,34 +36,52 @@ def serve(
             show_default=".",
         ),
     ] = None,
-    host: Annotated[str, typer.Option(help="The address to listen on; others than loopback need keys.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="The address to listen on; others than loopback need keys.")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port; 0 takes a free one and prints it.")] = 8080,
     name: Annotated[
-        list[str] | None, typer.Option(help="A host name that a proxy uses for it; may be repeated, needs keys.")
+        list[str] | None,
+        typer.Option(help="A host name that a proxy uses for it; may be repeated, needs keys."),
     ] = None,
     rate: Annotated[int, typer.Option(help="Requests per minute and key, or address.")] = 600,
     upload: Annotated[int, typer.Option(help="Maximum size of an image in megabytes.")] = 20,
     pixels: Annotated[int, typer.Option(help="Maximum size of an image in megapixels.")] = 50,
-    memory: Annotated[int, typer.Option(help="Megabytes for the bodies of all requests at a time.")] = 1024,
+    memory: Annotated[
+        int, typer.Option(help="Megabytes for the bodies of all requests at a time.")
+    ] = 1024,
     batch: Annotated[int, typer.Option(help="Maximum number of queries embedded together.")] = 32,
-    header_seconds: Annotated[float, typer.Option(help="Seconds allowed for the headers of a request.")] = 20.0,
+    header_seconds: Annotated[
+        float, typer.Option(help="Seconds allowed for the headers of a request.")
+    ] = 20.0,
     snapshots: Annotated[
-        Path | None, typer.Option(help="Target of POST /v1/snapshot: a folder, or FILE.tar.", show_default="none")
+        Path | None,
+        typer.Option(
+            help="Target of POST /v1/snapshot: a folder, or FILE.tar.", show_default="none"
+        ),
     ] = None,
     training_images: Annotated[
         Path | None,
         typer.Option(
-            help="A folder of labelled sets that POST /v1/train and /v1/upgrade may use.", show_default="none"
+            help="A folder of labelled sets that POST /v1/train and /v1/upgrade may use.",
+            show_default="none",
         ),
     ] = None,
     read_through: Annotated[
         float | None,
-        typer.Option(help="Re-embed items that searches meet: maximum number per hour.", show_default="none"),
+        typer.Option(
+            help="Re-embed items that searches meet: maximum number per hour.", show_default="none"
+        ),
     ] = None,
-    access_log: Annotated[bool, typer.Option("--access-log", help="Log one line per request.")] = False,
+    access_log: Annotated[
+        bool, typer.Option("--access-log", help="Log one line per request.")
+    ] = False,
     shared: Annotated[
         bool,
-        typer.Option("--shared", help="One of several services over this workspace; its gallery must be on a server."),
+        typer.Option(
+            "--shared",
+            help="One of several services over this workspace; its gallery must be on a server.",
+        ),
     ] = False,
     device: Device = "auto",
 ) -> None:
@@ -113,14 +131,21 @@ def _galleries(given: list[str]) -> dict[str, Path]:
             if len(given) > 1:
                 name = Path(text).resolve().name
         if name in found:
-            raise InputError(f"two workspaces have the name {name!r}; give one another: -w NAME=DIRECTORY")
+            raise InputError(
+                f"two workspaces have the name {name!r}; give one another: -w NAME=DIRECTORY"
+            )
         found[name] = Path(path)
     return found
 
 
-keys = typer.Typer(cls=Verbs, help="API keys of the service: who may read, write, or deploy.", no_args_is_help=True)
+keys = typer.Typer(
+    cls=Verbs, help="API keys of the service: who may read, write, or deploy.", no_args_is_help=True
+)
 app.add_typer(keys, name="keys")
-KeyName = Annotated[str, typer.Argument(help="Who the key is for; shown in lists and in the history of deployments.")]
+KeyName = Annotated[
+    str,
+    typer.Argument(help="Who the key is for; shown in lists and in the history of deployments."),
+]
 
 
 @verb(
@@ -131,11 +156,21 @@ KeyName = Annotated[str, typer.Argument(help="Who the key is for; shown in lists
 )
 def add_key(
     name: KeyName,
-    role: Annotated[str, typer.Option(help="read: search; write: also items; admin: also check, deploy, backfill.")],
-    days: Annotated[float | None, typer.Option(help="Days until it expires.", show_default="never")] = None,
+    role: Annotated[
+        str,
+        typer.Option(help="read: search; write: also items; admin: also check, deploy, backfill."),
+    ],
+    days: Annotated[
+        float | None, typer.Option(help="Days until it expires.", show_default="never")
+    ] = None,
     workspace: Annotated[
         list[Path] | None,
-        typer.Option("--workspace", "-w", help="A workspace that the key is valid for. Repeatable.", show_default="."),
+        typer.Option(
+            "--workspace",
+            "-w",
+            help="A workspace that the key is valid for. Repeatable.",
+            show_default=".",
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -166,7 +201,10 @@ def add_key(
 def list_keys(workspace: WorkspacePath = Path(), as_json: AsJson = False) -> None:
     """List the keys with their names, roles and expiry dates."""
     found = _keys(workspace).all()
-    content = [{field: getattr(key, field) for field in ("name", "role", "created", "expires")} for key in found]
+    content = [
+        {field: getattr(key, field) for field in ("name", "role", "created", "expires")}
+        for key in found
+    ]
     lines = [f"{key.name}: {key.role}, since {key.created}, {_expiry(key)}" for key in found]
     print_result(as_json, content, *(lines or ["no keys: only this machine may use the service"]))
 

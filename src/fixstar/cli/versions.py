@@ -11,14 +11,31 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 import typer
 
 import fixstar
-from fixstar.cli.app import AsJson, BadImages, Device, LabelOption, Trust, WorkspacePath, key_value, verb
+from fixstar.cli.app import (
+    AsJson,
+    BadImages,
+    Device,
+    LabelOption,
+    Trust,
+    WorkspacePath,
+    key_value,
+    verb,
+)
 from fixstar.cli.gallery import import_vectors
 from fixstar.cli.next_steps import command_of, next_lines
 from fixstar.cli.output import print_json, print_result, print_table, print_wrapped, say, visible
 from fixstar.cli.rollout import print_check
 from fixstar.durable import replace_json
 from fixstar.errors import FixstarError, InputError, NextStep, plural
-from fixstar.trust import ADDRESSES, import_path, is_trusted, module_of, remember, remembered, trusting
+from fixstar.trust import (
+    ADDRESSES,
+    import_path,
+    is_trusted,
+    module_of,
+    remember,
+    remembered,
+    trusting,
+)
 from fixstar.versions import named_in_space
 from fixstar.wording import percent
 from fixstar.workspace.registry import FIRST, Registry
@@ -32,12 +49,16 @@ if TYPE_CHECKING:
     from fixstar.workspace import Check, Workspace
 
 DataPath = Annotated[
-    Path, typer.Argument(help="Labelled images: one folder per class, a CSV list (path,label), CIFAR, idx or Omniglot.")
+    Path,
+    typer.Argument(
+        help="Labelled images: one folder per class, a CSV list (path,label), CIFAR, idx or Omniglot."
+    ),
 ]
 MethodOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--option", help="An option of the method, such as hold=40; see docs/reference/methods.md. Repeatable."
+        "--option",
+        help="An option of the method, such as hold=40; see docs/reference/methods.md. Repeatable.",
     ),
 ]
 HoldOut = Annotated[
@@ -55,19 +76,28 @@ class ImageOptions:
     """How a model's images are prepared."""
 
     size: Annotated[
-        str | None, typer.Option(help="Height and width of its images: 224, or 224x192. Your own models need it.")
+        str | None,
+        typer.Option(
+            help="Height and width of its images: 224, or 224x192. Your own models need it."
+        ),
     ] = None
     mean: Annotated[
-        str | None, typer.Option(help="Subtracted from pixels in 0..1, per channel.", show_default="0.485,0.456,0.406")
+        str | None,
+        typer.Option(
+            help="Subtracted from pixels in 0..1, per channel.", show_default="0.485,0.456,0.406"
+        ),
     ] = None
     std: Annotated[
-        str | None, typer.Option(help="Pixels are then divided by this.", show_default="0.229,0.224,0.225")
+        str | None,
+        typer.Option(help="Pixels are then divided by this.", show_default="0.229,0.224,0.225"),
     ] = None
     fit: Annotated[str, typer.Option(help="Images of another shape: crop, squash or pad.")] = "crop"
     crop_fraction: Annotated[
         float, typer.Option(help="With crop: the share of the shorter side to keep, such as 0.875.")
     ] = 1.0
-    interpolation: Annotated[str, typer.Option(help="nearest, bilinear, bicubic or lanczos.")] = "bicubic"
+    interpolation: Annotated[str, typer.Option(help="nearest, bilinear, bicubic or lanczos.")] = (
+        "bicubic"
+    )
 
     def preprocessing(self) -> Preprocessing | None:
         """The preprocessing from these options; None without a size."""
@@ -75,7 +105,9 @@ class ImageOptions:
 
         if self.size is None:
             if self != ImageOptions():
-                raise InputError("--mean, --std, --fit, --crop-fraction and --interpolation go with --size")
+                raise InputError(
+                    "--mean, --std, --fit, --crop-fraction and --interpolation go with --size"
+                )
             return None
         sides = self.size.lower().split("x")
         if not all(side.isdigit() for side in sides) or len(sides) not in (1, 2):
@@ -99,28 +131,45 @@ class ImageOptions:
 class RecipeOptions:
     """Changes of a recipe."""
 
-    optimizer: Annotated[str | None, typer.Option(help="sgd, adam or adamw.", show_default="sgd")] = None
+    optimizer: Annotated[
+        str | None, typer.Option(help="sgd, adam or adamw.", show_default="sgd")
+    ] = None
     schedule: Annotated[
         str | None,
-        typer.Option(help="Learning rate decay: steps (to a tenth, twice) or cosine.", show_default="steps"),
+        typer.Option(
+            help="Learning rate decay: steps (to a tenth, twice) or cosine.", show_default="steps"
+        ),
     ] = None
     warmup: Annotated[
         float | None,
-        typer.Option(help="Epochs of linear warm-up of the learning rate; 0.5 is half an epoch.", show_default="0"),
+        typer.Option(
+            help="Epochs of linear warm-up of the learning rate; 0.5 is half an epoch.",
+            show_default="0",
+        ),
     ] = None
     weight_decay: Annotated[
         float | None,
-        typer.Option(help="Weight decay.", show_default="as in the method's paper; 0 with adam, 0.01 with adamw"),
+        typer.Option(
+            help="Weight decay.",
+            show_default="as in the method's paper; 0 with adam, 0.01 with adamw",
+        ),
     ] = None
     decay_norms: Annotated[
-        bool | None, typer.Option(help="Also apply weight decay to norms and biases.", show_default="yes")
+        bool | None,
+        typer.Option(help="Also apply weight decay to norms and biases.", show_default="yes"),
     ] = None
     clip: Annotated[
-        float | None, typer.Option(help="Maximum norm of gradients; larger ones are scaled down.", show_default="off")
+        float | None,
+        typer.Option(
+            help="Maximum norm of gradients; larger ones are scaled down.", show_default="off"
+        ),
     ] = None
     backbone_rate: Annotated[
         float | None,
-        typer.Option(help="The backbone's learning rate, relative to that of the layers after it.", show_default="1"),
+        typer.Option(
+            help="The backbone's learning rate, relative to that of the layers after it.",
+            show_default="1",
+        ),
     ] = None
 
     def changed(self, recipe: Recipe, epochs: int | None, **more: Any) -> Recipe:
@@ -131,7 +180,9 @@ class RecipeOptions:
             recipe = recipe.shortened(epochs)
         if optimizer is not None:
             recipe = recipe.with_optimizer(optimizer)
-        return dataclasses.replace(recipe, **{name: value for name, value in given.items() if value is not None})
+        return dataclasses.replace(
+            recipe, **{name: value for name, value in given.items() if value is not None}
+        )
 
 
 @verb(
@@ -169,25 +220,42 @@ def train(
         ),
     ] = None,
     epochs: Annotated[
-        int | None, typer.Option(help="Passes over the images.", show_default="as in the method's paper; 20 if frozen")
+        int | None,
+        typer.Option(
+            help="Passes over the images.", show_default="as in the method's paper; 20 if frozen"
+        ),
     ] = None,
     learning_rate: Annotated[
         float | None,
-        typer.Option(help="Initial learning rate.", show_default="0.1; 0.01 if frozen; 0.001 with adam and adamw"),
+        typer.Option(
+            help="Initial learning rate.",
+            show_default="0.1; 0.01 if frozen; 0.001 with adam and adamw",
+        ),
     ] = None,
     changes: RecipeOptions,
     batch_size: Annotated[int, typer.Option(help="Images per step.")] = 128,
     precision: Annotated[
-        str, typer.Option(help="Precision of the backbone: float32, bfloat16, or auto (bfloat16 on a GPU).")
+        str,
+        typer.Option(
+            help="Precision of the backbone: float32, bfloat16, or auto (bfloat16 on a GPU)."
+        ),
     ] = "auto",
     old_vectors: Annotated[
         Path | None,
-        typer.Option(help="Vectors of another system to stay compatible with: .npz with vectors and classes."),
+        typer.Option(
+            help="Vectors of another system to stay compatible with: .npz with vectors and classes."
+        ),
     ] = None,
-    replay: Annotated[int, typer.Option(help="Images per class kept for later upgrades; 0 keeps none.")] = 20,
+    replay: Annotated[
+        int, typer.Option(help="Images per class kept for later upgrades; 0 keeps none.")
+    ] = 20,
     hold_out: HoldOut = None,
-    flip: Annotated[bool, typer.Option(help="Flip images left to right at random; turn off for text.")] = True,
-    seed: Annotated[int, typer.Option(help="The same seed and number of CPU threads give the same weights.")] = 0,
+    flip: Annotated[
+        bool, typer.Option(help="Flip images left to right at random; turn off for text.")
+    ] = True,
+    seed: Annotated[
+        int, typer.Option(help="The same seed and number of CPU threads give the same weights.")
+    ] = 0,
     bad_images: BadImages = "refuse",
     trust: Trust = None,
     device: Device = "auto",
@@ -257,13 +325,19 @@ def upgrade(
     data: DataPath,
     workspace: WorkspacePath = Path(),
     label: LabelOption = None,
-    method: Annotated[str | None, typer.Option(help="The method, if not that of the last version.")] = None,
+    method: Annotated[
+        str | None, typer.Option(help="The method, if not that of the last version.")
+    ] = None,
     option: MethodOption = None,
     start: Annotated[
-        str | None, typer.Option("--from", help="The version to continue from.", show_default="the newest")
+        str | None,
+        typer.Option("--from", help="The version to continue from.", show_default="the newest"),
     ] = None,
     from_scratch: Annotated[
-        bool, typer.Option("--from-scratch", help="Start from random weights, not from the last version's.")
+        bool,
+        typer.Option(
+            "--from-scratch", help="Start from random weights, not from the last version's."
+        ),
     ] = False,
     replace: Annotated[
         str | None,
@@ -274,24 +348,35 @@ def upgrade(
     ] = None,
     backbone: Annotated[str | None, typer.Option(hidden=True)] = None,
     frozen: Annotated[
-        bool | None, typer.Option(help="Keep the backbone's weights, or train them.", show_default="as before")
+        bool | None,
+        typer.Option(help="Keep the backbone's weights, or train them.", show_default="as before"),
     ] = None,
     *,
     images: ImageOptions,
     epochs: Annotated[
         int | None,
-        typer.Option(help="Number of epochs. vega trains an upgrade twice as long, unless you pass --option longer=1."),
+        typer.Option(
+            help="Number of epochs. vega trains an upgrade twice as long, unless you pass --option longer=1."
+        ),
     ] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Initial learning rate.")] = None,
     changes: RecipeOptions,
     seed: Annotated[int | None, typer.Option(help="Another seed.")] = None,
-    precision: Annotated[str | None, typer.Option(help="Precision of the backbone; see train.")] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="Precision of the backbone; see train.")
+    ] = None,
     keep_images: Annotated[
-        str, typer.Option(help="yes: replay kept images and keep some of the new ones. no: neither, now and later.")
+        str,
+        typer.Option(
+            help="yes: replay kept images and keep some of the new ones. no: neither, now and later."
+        ),
     ] = "yes",
     hold_out: HoldOut = None,
     select: Annotated[
-        bool, typer.Option("--select", help="Keep the best compatible epoch, judged by the held-out images.")
+        bool,
+        typer.Option(
+            "--select", help="Keep the best compatible epoch, judged by the held-out images."
+        ),
     ] = False,
     trials: Annotated[
         str,
@@ -344,7 +429,9 @@ def upgrade(
     )
     wanted = _parsed_trials(trials)
     _say_how_long(options.method or space.method(start), recipe.epochs)
-    version = space.upgrade(_announced(open_images(data, label=label)), options, trials=wanted, say=say)
+    version = space.upgrade(
+        _announced(open_images(data, label=label)), options, trials=wanted, say=say
+    )
     found = None
     if version.encoder.about.get("trials"):
         found = _checked_at_once(space, version)
@@ -385,7 +472,9 @@ def _parsed_trials(text: str) -> int | Literal["auto"]:
         return 0
     if text.isascii() and text.isdigit():
         return int(text)
-    raise InputError(f"--try must be auto, off, or the number of settings to compare, 2 or more; got {text!r}")
+    raise InputError(
+        f"--try must be auto, off, or the number of settings to compare, 2 or more; got {text!r}"
+    )
 
 
 def _print_trials(version: Version) -> None:
@@ -420,19 +509,35 @@ class TextOptions:
     """Preparation of a model's texts, and access to a server."""
 
     tokenizer: Annotated[
-        Path | None, typer.Option(help="For an ONNX text model: its tokenizer.json.", rich_help_panel="Texts")
+        Path | None,
+        typer.Option(help="For an ONNX text model: its tokenizer.json.", rich_help_panel="Texts"),
     ] = None
     pooling: Annotated[
-        str | None, typer.Option(help="How token states become one vector: mean, cls or last.", show_default="its own")
+        str | None,
+        typer.Option(
+            help="How token states become one vector: mean, cls or last.", show_default="its own"
+        ),
     ] = None
-    item_prompt: Annotated[str | None, typer.Option(help="Prefix for stored texts, such as 'passage: '.")] = None
-    query_prompt: Annotated[str | None, typer.Option(help="Prefix for queries, such as 'query: '.")] = None
+    item_prompt: Annotated[
+        str | None, typer.Option(help="Prefix for stored texts, such as 'passage: '.")
+    ] = None
+    query_prompt: Annotated[
+        str | None, typer.Option(help="Prefix for queries, such as 'query: '.")
+    ] = None
     key: Annotated[
         str | None,
-        typer.Option("--key-variable", help="The environment variable of a server's key.", show_default="see docs"),
+        typer.Option(
+            "--key-variable",
+            help="The environment variable of a server's key.",
+            show_default="see docs",
+        ),
     ] = None
-    price: Annotated[float | None, typer.Option(help="Price of a server per million tokens.")] = None
-    per_minute: Annotated[float | None, typer.Option(help="Maximum number of requests to a server per minute.")] = None
+    price: Annotated[float | None, typer.Option(help="Price of a server per million tokens.")] = (
+        None
+    )
+    per_minute: Annotated[
+        float | None, typer.Option(help="Maximum number of requests to a server per minute.")
+    ] = None
 
     def prompts(self) -> Prompts | None:
         """The prefixes of texts; None if none is given."""
@@ -444,7 +549,10 @@ class TextOptions:
 
     def options(self) -> dict[str, Any]:
         """The other options, for ``Encoder.wrap``."""
-        given = {name: getattr(self, name) for name in ("tokenizer", "pooling", "key", "price", "per_minute")}
+        given = {
+            name: getattr(self, name)
+            for name in ("tokenizer", "pooling", "key", "price", "per_minute")
+        }
         return {name: value for name, value in given.items() if value is not None}
 
 
@@ -472,15 +580,20 @@ def add(
     *,
     images: ImageOptions,
     texts: TextOptions,
-    output: Annotated[str | None, typer.Option(help="Which of several ONNX outputs is the feature.")] = None,
+    output: Annotated[
+        str | None, typer.Option(help="Which of several ONNX outputs is the feature.")
+    ] = None,
     weights: Annotated[
-        Path | None, typer.Option(help="A safetensors file with the weights of package.module:name.")
+        Path | None,
+        typer.Option(help="A safetensors file with the weights of package.module:name."),
     ] = None,
     argument: Annotated[
-        list[str] | None, typer.Option("--argument", help="KEY=VALUE for package.module:name. Repeatable.")
+        list[str] | None,
+        typer.Option("--argument", help="KEY=VALUE for package.module:name. Repeatable."),
     ] = None,
     compatible_with: Annotated[
-        str | None, typer.Option(help="The version whose vectors it was trained to search, such as v1.")
+        str | None,
+        typer.Option(help="The version whose vectors it was trained to search, such as v1."),
     ] = None,
     name: Annotated[
         str | None, typer.Option("--as", help="For vectors: the name of the system that made them.")
@@ -507,9 +620,13 @@ def add(
         import_vectors(model, name, workspace, as_json=as_json)
         return
     if name is not None:
-        raise InputError(f"--as is for vectors, but {model} is a model; versions are numbered automatically")
+        raise InputError(
+            f"--as is for vectors, but {model} is a model; versions are numbered automatically"
+        )
     prepared = images.preprocessing() or texts.prompts()
-    says_it = model.startswith(("hf:", "open_clip:", "st:", *ADDRESSES)) or texts.tokenizer is not None
+    says_it = (
+        model.startswith(("hf:", "open_clip:", "st:", *ADDRESSES)) or texts.tokenizer is not None
+    )
     unprepared = prepared is None and model not in PRETRAINED and not says_it
     if unprepared and ":" not in model and not Path(model).exists():
         raise InputError(
@@ -562,7 +679,9 @@ def _require_trust(workspace: Path, model: str, trust: list[str] | None) -> None
     with trusting(*remembered(workspace)):
         if is_trusted(module):
             return
-    question = f"{code} is code of {module}. It runs now, and whenever {workspace} is used. Trust it?"
+    question = (
+        f"{code} is code of {module}. It runs now, and whenever {workspace} is used. Trust it?"
+    )
     known = "if you know this code"
     if module.startswith(ADDRESSES):
         question = f"{module} gets the texts and queries of {workspace}, and the key. Trust it?"
@@ -576,7 +695,9 @@ def _numbers(option: str, text: str) -> tuple[float, ...]:
     try:
         return tuple(float(part) for part in text.split(","))
     except ValueError:
-        raise InputError(f"{option} must be one number per channel, such as 0.5,0.5,0.5; got {text!r}") from None
+        raise InputError(
+            f"{option} must be one number per channel, such as 0.5,0.5,0.5; got {text!r}"
+        ) from None
 
 
 def _method_options(given: list[str] | None) -> dict[str, Any]:
@@ -604,7 +725,10 @@ def _lead_to_pretrained(backbone: str, workspace: Path) -> None:
 
     if backbone not in backbone_names():
         return
-    print(f"{backbone} starts from random weights. That pays for drawings and unusual images", file=sys.stderr)
+    print(
+        f"{backbone} starts from random weights. That pays for drawings and unusual images",
+        file=sys.stderr,
+    )
     for name in PRETRAINED:
         command = command_of(NextStep("add", {"model": name}), workspace)
         if not at_hand(name):
@@ -668,7 +792,9 @@ def drop(
             newest = None
             steps = list(FIRST)
             told = f"{version} is gone; there is no version now"
-    print_result(as_json, {"dropped": version, "newest": newest}, told, *next_lines(steps, workspace))
+    print_result(
+        as_json, {"dropped": version, "newest": newest}, told, *next_lines(steps, workspace)
+    )
 
 
 @verb("fixstar grow 1000 -w shop")
@@ -685,7 +811,9 @@ def grow(
     taken = len(space.registry.manifest()["by_class"])
     told = f"room for {plural(capacity, 'class')} from the next version on; slots in use: {taken:,}"
     following = f"Next: fixstar upgrade MORE_IMAGES -w {workspace}"
-    print_result(as_json, {"added": list(added), "capacity": capacity, "classes": taken}, told, following)
+    print_result(
+        as_json, {"added": list(added), "capacity": capacity, "classes": taken}, told, following
+    )
 
 
 @verb("fixstar slots -w shop --out slots.json")
@@ -704,7 +832,9 @@ def slots(
     free = "as many as needed"
     if manifest["free"] is not None:
         free = f"{manifest['free']:,}"
-    lines = [f"{plural(len(manifest['by_class']), 'slot')} in use as of {manifest['version']}; free: {free}"]
+    lines = [
+        f"{plural(len(manifest['by_class']), 'slot')} in use as of {manifest['version']}; free: {free}"
+    ]
     if out is None:
         lines += [f"{slot:>8}  {name}" for name, slot in manifest["by_class"].items()]
     else:
@@ -716,7 +846,9 @@ def slots(
 def retire(
     version: Annotated[str | None, typer.Argument(help="The version to retire.")] = None,
     workspace: WorkspacePath = Path(),
-    unused: Annotated[bool, typer.Option("--unused", help="Retire every version that is no longer needed.")] = False,
+    unused: Annotated[
+        bool, typer.Option("--unused", help="Retire every version that is no longer needed.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Delete a version's weights and memory, keep its card. Refused while vectors of it exist or it is needed."""

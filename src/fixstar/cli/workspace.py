@@ -58,7 +58,9 @@ _COLOURS = {"pass": "green", "refuse": "red", "missing evidence": "yellow"}
 
 @verb("fixstar demo", "fixstar demo --out pictures --seed 1 --json")
 def demo(
-    out: Annotated[Path, typer.Option(help="Directory for models and pictures.")] = Path("fixstar-demo"),
+    out: Annotated[Path, typer.Option(help="Directory for models and pictures.")] = Path(
+        "fixstar-demo"
+    ),
     seed: Annotated[int, typer.Option(help="Seed of the weights.")] = 0,
     device: Device = "auto",
     as_json: AsJson = False,
@@ -118,7 +120,11 @@ def init(
     elif training:
         print(f"workspace {path} exists already. {_unfinished(training)}")
     elif existed:
-        print(f"workspace {path} exists already, with no version yet", *next_lines(FIRST, path), sep="\n")
+        print(
+            f"workspace {path} exists already, with no version yet",
+            *next_lines(FIRST, path),
+            sep="\n",
+        )
     else:
         print(f"workspace {path} is ready", *next_lines(FIRST, path), sep="\n")
 
@@ -144,21 +150,40 @@ def index(
     ],
     workspace: WorkspacePath = Path(),
     prefix: Annotated[str, typer.Option(help="Put this before every id.")] = "",
-    text: Annotated[str | None, typer.Option(help="The field that holds the text.", show_default="text")] = None,
-    key: Annotated[str | None, typer.Option("--id", help="The field that holds the id.", show_default="id")] = None,
+    text: Annotated[
+        str | None, typer.Option(help="The field that holds the text.", show_default="text")
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option("--id", help="The field that holds the id.", show_default="id")
+    ] = None,
     label: LabelOption = None,
     replace: Annotated[
-        bool, typer.Option("--replace", help="Replace items with the same id and a different image, without asking.")
+        bool,
+        typer.Option(
+            "--replace",
+            help="Replace items with the same id and a different image, without asking.",
+        ),
     ] = False,
     sync: Annotated[
-        bool, typer.Option("--sync", help="Also delete items whose image is no longer in the folder; lists them first.")
+        bool,
+        typer.Option(
+            "--sync",
+            help="Also delete items whose image is no longer in the folder; lists them first.",
+        ),
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="With --sync: do not ask before deleting.")] = False,
-    again: Annotated[bool, typer.Option(help="Also embed items whose image has not changed.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="With --sync: do not ask before deleting.")
+    ] = False,
+    again: Annotated[
+        bool, typer.Option(help="Also embed items whose image has not changed.")
+    ] = False,
     labelled: Annotated[
-        bool, typer.Option(help="Read a labelled dataset as train does; pixels without a file are kept.")
+        bool,
+        typer.Option(help="Read a labelled dataset as train does; pixels without a file are kept."),
     ] = False,
-    cluster: Annotated[str | None, typer.Option(help="Embed on a Ray cluster: its address, or local.")] = None,
+    cluster: Annotated[
+        str | None, typer.Option(help="Embed on a Ray cluster: its address, or local.")
+    ] = None,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
@@ -170,7 +195,9 @@ def index(
     from fixstar.workspace.items import vanished_items
 
     if sync and (labelled or not items.is_dir()):
-        raise InputError(f"--sync compares a folder of images with the gallery, and {items} is not one")
+        raise InputError(
+            f"--sync compares a folder of images with the gallery, and {items} is not one"
+        )
 
     with fixstar.Workspace(workspace, device) as space:
         broken: list[DataError] = []
@@ -178,7 +205,9 @@ def index(
         if labelled:
             found = _labelled(space, items, prefix=prefix, label=label)
         else:
-            found = _catalogue(space, items, prefix, label=label, text=text, key=key, on_bad=broken.append)
+            found = _catalogue(
+                space, items, prefix, label=label, text=text, key=key, on_bad=broken.append
+            )
         if not replace:
             _ask_to_replace(space, found)
         gone: list[str] = []
@@ -247,10 +276,14 @@ def _catalogue(
 
     if space.registry.reads() == "texts":
         if label is not None:
-            raise InputError("--label is for folders of images; the label of a text is its field label")
+            raise InputError(
+                "--label is for folders of images; the label of a text is its field label"
+            )
         return list(text_catalogue(items, prefix, text=text, key=key, on_bad=on_bad))
     if text is not None or key is not None:
-        raise InputError(f"--text and --id are for texts, and the models of {space.path} read images")
+        raise InputError(
+            f"--text and --id are for texts, and the models of {space.path} read images"
+        )
     if items.is_file() and items.suffix.lower() in (TABLES | TEXT_EXTENSIONS) - {".csv"}:
         raise InputError(
             f"{items} holds texts, and the models of {space.path} read images",
@@ -267,7 +300,9 @@ def _ask_to_replace(space: Workspace, found: list[CatalogueItem]) -> None:
     if not twice:
         return
     here = {item.id: item.payload.get(IMAGE) for item in found}
-    lines = [f"the gallery holds other {space.registry.reads()} under {plural(len(twice), 'id')} of these:"]
+    lines = [
+        f"the gallery holds other {space.registry.reads()} under {plural(len(twice), 'id')} of these:"
+    ]
     for name, item in space.gallery.get(twice[:_SHOWN]).items():
         lines.append(f"  {name}: {item.payload.get(IMAGE, 'a vector')} would become {here[name]}")
     if len(twice) > _SHOWN:
@@ -290,7 +325,9 @@ def _listed(names: list[str]) -> list[str]:
     return lines
 
 
-def _labelled(space: Workspace, data: Path, *, prefix: str, label: str | None) -> list[CatalogueItem]:
+def _labelled(
+    space: Workspace, data: Path, *, prefix: str, label: str | None
+) -> list[CatalogueItem]:
     """The items of a dataset. Pixels without a file are stored in the workspace, for later re-embedding."""
     from fixstar.data import open_images
     from fixstar.workspace import labelled_items
@@ -305,7 +342,9 @@ def _labelled(space: Workspace, data: Path, *, prefix: str, label: str | None) -
     return items
 
 
-def _embedder(space: Workspace, version: str, cluster: str | None) -> AbstractContextManager[Embedder | None]:
+def _embedder(
+    space: Workspace, version: str, cluster: str | None
+) -> AbstractContextManager[Embedder | None]:
     """The embedder for a cluster; None: embed in this process."""
     if cluster is None:
         return nullcontext()
@@ -340,8 +379,12 @@ def _print_indexed(done: Indexed, deleted: int, total: int, space: Workspace) ->
         "unreadable": len(done.bad),
         "deleted": deleted,
     }
-    told = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count) or "nothing to do"
-    print_wrapped(f"{plural(done.added, 'item')} embedded with {done.version}: {told}. The gallery holds {total:,}")
+    told = (
+        ", ".join(f"{count:,} {name}" for name, count in counts.items() if count) or "nothing to do"
+    )
+    print_wrapped(
+        f"{plural(done.added, 'item')} embedded with {done.version}: {told}. The gallery holds {total:,}"
+    )
     reads = space.registry.reads()
     if done.added or done.unchanged:
         query = "TEXT" if reads == "texts" else "IMAGE"
@@ -359,14 +402,23 @@ def _print_indexed(done: Indexed, deleted: int, total: int, space: Workspace) ->
 )
 def search(
     images: Annotated[
-        list[str] | None, typer.Argument(help="One or more image files; for a text model, one or more texts.")
+        list[str] | None,
+        typer.Argument(help="One or more image files; for a text model, one or more texts."),
     ] = None,
     workspace: WorkspacePath = Path(),
     k: Annotated[int, typer.Option("-k", help="Results per image.")] = 10,
-    like: Annotated[str | None, typer.Option(help="Search with a stored item instead of an image: its id.")] = None,
-    where: Annotated[list[str] | None, typer.Option(help="FIELD=VALUE of the payload; may be repeated.")] = None,
-    approximate: Annotated[bool, typer.Option(help="Use the index if there is one; may miss a hit.")] = False,
-    raw: Annotated[bool, typer.Option("--raw", help="Rank hits of several versions by plain scores.")] = False,
+    like: Annotated[
+        str | None, typer.Option(help="Search with a stored item instead of an image: its id.")
+    ] = None,
+    where: Annotated[
+        list[str] | None, typer.Option(help="FIELD=VALUE of the payload; may be repeated.")
+    ] = None,
+    approximate: Annotated[
+        bool, typer.Option(help="Use the index if there is one; may miss a hit.")
+    ] = False,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Rank hits of several versions by plain scores.")
+    ] = False,
     fresh: Annotated[
         int,
         typer.Option(
@@ -375,7 +427,9 @@ def search(
             show_default="none",
         ),
     ] = 0,
-    sheet: Annotated[Path | None, typer.Option(help="Draw queries and results as one picture (.png).")] = None,
+    sheet: Annotated[
+        Path | None, typer.Option(help="Draw queries and results as one picture (.png).")
+    ] = None,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
@@ -391,7 +445,9 @@ def search(
     if sheet is not None and sheet.suffix.lower() != ".png":
         raise InputError(f"--sheet {sheet}: a contact sheet is a .png file")
     if fresh and like is not None:
-        raise InputError("--fresh is for a search with images or texts; --like searches with a stored vector")
+        raise InputError(
+            "--fresh is for a search with images or texts; --like searches with a stored vector"
+        )
     from fixstar.gallery import SearchRequest
     from fixstar.workspace.items import unknown_fields
 
@@ -427,7 +483,10 @@ def search(
                 "calibrated": answer.calibrated,
                 "models": list(answer.models),
                 "thresholds": dict(answer.thresholds),
-                "queries": [_hits_json(name, hits, answer) for name, hits in zip(names, answer.hits, strict=True)],
+                "queries": [
+                    _hits_json(name, hits, answer)
+                    for name, hits in zip(names, answer.hits, strict=True)
+                ],
                 "left_out": list(answer.left_out),
                 "embedded": answer.embedded,
             }
@@ -438,13 +497,17 @@ def search(
             told = f"{plural(answer.embedded, 'item')} embedded again with {answer.version} before this answer"
             print(told, file=sys.stderr)
         if trained and not answer.thresholds and any(answer.hits) and checked_on < _ENOUGH:
-            step = NextStep("check", {"version": asking, "data": ...}, f"with 100 labelled {reads} or more")
+            step = NextStep(
+                "check", {"version": asking, "data": ...}, f"with 100 labelled {reads} or more"
+            )
             said = f"Not measured: below which score {asking}'s queries probably have no match. A check does that"
             print(wrapped(said), *next_lines([step], workspace), sep="\n", file=sys.stderr)
     for field in unknown:
         print(f"No item has the field {field!r}", file=sys.stderr)
     for name in answer.left_out:
-        print(_left_out(name, answer.version, trained=trained, workspace=workspace), file=sys.stderr)
+        print(
+            _left_out(name, answer.version, trained=trained, workspace=workspace), file=sys.stderr
+        )
     if sheet is not None and not as_json:
         print(f"\nPicture: {sheet}")
 
@@ -455,7 +518,9 @@ def _queries(space: Workspace, names: list[str]) -> list[ImageSource]:
         return list(names)
     for name in names:
         if "://" in name:
-            raise InputError(f"{name} is an address, but search takes image files; download the image first")
+            raise InputError(
+                f"{name} is an address, but search takes image files; download the image first"
+            )
     return [Path(name) for name in names]
 
 
@@ -469,7 +534,9 @@ def parse_where(words: list[str] | None) -> dict[str, Any] | None:
     for word in words or ():
         name, equals, value = word.partition("=")
         if not (name and equals):
-            raise InputError(f"--where {word!r} is not FIELD=VALUE, such as label=shoes or 'price={{\"lt\": 20}}'")
+            raise InputError(
+                f"--where {word!r} is not FIELD=VALUE, such as label=shoes or 'price={{\"lt\": 20}}'"
+            )
         try:
             known = json.loads(value)
         except ValueError as error:
@@ -486,7 +553,10 @@ def parse_where(words: list[str] | None) -> dict[str, Any] | None:
 
 
 def _hits_json(name: str, hits: list[Hit], answer: SearchResult) -> dict[str, Any]:
-    rows = [{**hit._asdict(), "payload": dict(hit.payload), "unlikely": answer.is_unlikely(hit)} for hit in hits]
+    rows = [
+        {**hit._asdict(), "payload": dict(hit.payload), "unlikely": answer.is_unlikely(hit)}
+        for hit in hits
+    ]
     return {"query": name, "hits": rows}
 
 
@@ -559,7 +629,11 @@ def status(workspace: WorkspacePath = Path(), as_json: AsJson = False) -> None:
         state = space.status()
         if as_json:
             print_json(
-                {**asdict(state), "checks": dict(state.checks), "deployment": asdict(space.rollout.current_move())}
+                {
+                    **asdict(state),
+                    "checks": dict(state.checks),
+                    "deployment": asdict(space.rollout.current_move()),
+                }
             )
         else:
             _print_status(space, state)
@@ -573,10 +647,25 @@ def _print_status(space: Workspace, state: Status) -> None:
         else:
             print(*next_lines(FIRST, space.path), sep="\n")
         return
-    heads = ("version", "from", "made", "method", "backbone", "classes", "vectors", "check", "alone", "on old")
+    heads = (
+        "version",
+        "from",
+        "made",
+        "method",
+        "backbone",
+        "classes",
+        "vectors",
+        "check",
+        "alone",
+        "on old",
+    )
     measured = {check.version: check for check in checks_on_one_set(space.path, state.versions)}
-    rows = [_status_row(space, state, name=name, measured=measured.get(name)) for name in state.versions]
-    print_table(heads, rows, right=("classes", "vectors", *heads[-2:]), optional=("made", "from", "classes"))
+    rows = [
+        _status_row(space, state, name=name, measured=measured.get(name)) for name in state.versions
+    ]
+    print_table(
+        heads, rows, right=("classes", "vectors", *heads[-2:]), optional=("made", "from", "classes")
+    )
     move = space.rollout.current_move()
     deployed = f"{move.version} is deployed"
     if move.when:
@@ -598,12 +687,16 @@ def _print_status(space: Workspace, state: Status) -> None:
             print(f"{plural(count, 'vector')} of {name} ({kind}: no encoder)")
     print_searched_by(state)
     for name in state.left_out:
-        print_wrapped(f"vectors of {name} are not searched: nothing connects them with {state.deployed}")
+        print_wrapped(
+            f"vectors of {name} are not searched: nothing connects them with {state.deployed}"
+        )
     if state.training:
         print(_unfinished(state.training))
 
 
-def _status_row(space: Workspace, state: Status, *, name: str, measured: Check | None) -> tuple[Cell, ...]:
+def _status_row(
+    space: Workspace, state: Status, *, name: str, measured: Check | None
+) -> tuple[Cell, ...]:
     """The row of a version; ``measured`` is its check on the common set of images."""
     card = space.registry.card(name)
     check = space.last_check(name)
@@ -638,7 +731,9 @@ def _status_row(space: Workspace, state: Status, *, name: str, measured: Check |
 
 @verb("fixstar snapshot /backup/shop -w shop", "fixstar snapshot /backup/monday.tar -w shop")
 def snapshot(
-    target: Annotated[Path, typer.Argument(help="A folder, or FILE.tar. A folder's older snapshot is updated.")],
+    target: Annotated[
+        Path, typer.Argument(help="A folder, or FILE.tar. A folder's older snapshot is updated.")
+    ],
     workspace: WorkspacePath = Path(),
     as_json: AsJson = False,
 ) -> None:
@@ -655,10 +750,13 @@ def snapshot(
 
 @verb("fixstar restore /backup/shop -w shop", "fixstar restore monday.tar -w shop --replace")
 def restore(
-    source: Annotated[Path, typer.Argument(metavar="SNAPSHOT", help="A folder or FILE.tar of fixstar snapshot.")],
+    source: Annotated[
+        Path, typer.Argument(metavar="SNAPSHOT", help="A folder or FILE.tar of fixstar snapshot.")
+    ],
     workspace: WorkspacePath = Path(),
     replace: Annotated[
-        bool, typer.Option("--replace", help="Replace the existing workspace; it must not be served.")
+        bool,
+        typer.Option("--replace", help="Replace the existing workspace; it must not be served."),
     ] = False,
     trust: Trust = None,
     as_json: AsJson = False,
@@ -671,7 +769,11 @@ def restore(
     for module in trust or ():
         remember(workspace, module)
     with trusting(*remembered(workspace)):
-        untrusted = {name: code for name, code in Registry(workspace).code().items() if not is_trusted(module_of(code))}
+        untrusted = {
+            name: code
+            for name, code in Registry(workspace).code().items()
+            if not is_trusted(module_of(code))
+        }
     told = [f"{plural(done.files, 'file')} of {done.when} restored to {workspace}"]
     for name, code in untrusted.items():
         told.append(f"{name} is made by {code}, which does not run until you trust it")

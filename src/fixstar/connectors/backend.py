@@ -48,7 +48,9 @@ def search_original(backend: Backend, query: Picture, **options: Any) -> list[Hi
     if reads(backend) == "images":
         return _search_image(backend, query, **options)
     if not isinstance(query, str):
-        raise InputError(f"this gallery holds texts: a query is a text, got a {type(query).__name__}")
+        raise InputError(
+            f"this gallery holds texts: a query is a text, got a {type(query).__name__}"
+        )
     if isinstance(backend, Workspace):
         return backend.search([query], **options).hits[0]
     return [_hit(hit) for hit in backend.search_text(query, **options).hits]
@@ -62,11 +64,15 @@ def _search_image(backend: Backend, image: Picture, **options: Any) -> list[Hit]
     return [_hit(hit) for hit in backend.search(image, **options).hits]
 
 
-def search_vector(backend: Backend, vector: Sequence[float], version: str | None = None, **options: Any) -> list[Hit]:
+def search_vector(
+    backend: Backend, vector: Sequence[float], version: str | None = None, **options: Any
+) -> list[Hit]:
     """The items nearest to a unit vector in the short form that a version made, the deployed one by default."""
     if isinstance(backend, Workspace):
         query = np.asarray(vector, dtype=np.float32)[None]
-        return backend.serving.search_vectors(version or backend.deployed(), query, **options).hits[0]
+        return backend.serving.search_vectors(version or backend.deployed(), query, **options).hits[
+            0
+        ]
     return [_hit(hit) for hit in backend.search_vector(vector, version, **options).hits]
 
 
@@ -74,13 +80,19 @@ def _hit(hit: Any) -> Hit:
     return Hit(hit.id, hit.score, hit.version, hit.payload)
 
 
-def add_texts(backend: Backend, texts: Mapping[str, str], payloads: Iterable[Mapping[str, Any]]) -> None:
+def add_texts(
+    backend: Backend, texts: Mapping[str, str], payloads: Iterable[Mapping[str, Any]]
+) -> None:
     """Embed and store texts by id with the deployed version. One that cannot be used raises; the others are stored."""
     ours = {TEXT, STAMP, VERSION}
-    fields = [{key: value for key, value in payload.items() if key not in ours} for payload in payloads]
+    fields = [
+        {key: value for key, value in payload.items() if key not in ours} for payload in payloads
+    ]
     if isinstance(backend, Workspace):
         rows = zip(texts.items(), fields, strict=True)
-        if bad := backend.index(text_item(name, text, payload) for (name, text), payload in rows).bad:
+        if bad := backend.index(
+            text_item(name, text, payload) for (name, text), payload in rows
+        ).bad:
             raise bad[0]
         return
     by_name = dict(zip(texts, fields, strict=True))
@@ -89,17 +101,26 @@ def add_texts(backend: Backend, texts: Mapping[str, str], payloads: Iterable[Map
         backend.add_texts(some, {name: by_name[name] for name in some})
 
 
-def add_images(backend: Backend, images: Mapping[str, Picture], payloads: Iterable[Mapping[str, Any]]) -> None:
+def add_images(
+    backend: Backend, images: Mapping[str, Picture], payloads: Iterable[Mapping[str, Any]]
+) -> None:
     """Embed and store images by id with the deployed version. An unreadable one raises after the others are stored."""
     ours = {IMAGE, STAMP, VERSION}  # so that a found item can be added again
-    fields = [{key: value for key, value in payload.items() if key not in ours} for payload in payloads]
-    rows = [(name, image, payload) for (name, image), payload in zip(images.items(), fields, strict=True)]
+    fields = [
+        {key: value for key, value in payload.items() if key not in ours} for payload in payloads
+    ]
+    rows = [
+        (name, image, payload)
+        for (name, image), payload in zip(images.items(), fields, strict=True)
+    ]
     if isinstance(backend, Workspace):
         if bad := backend.index(_item(backend, *row) for row in rows).bad:
             raise bad[0]
         return
     for some in (rows[start : start + _AT_ONCE] for start in range(0, len(rows), _AT_ONCE)):
-        backend.add({name: image for name, image, _ in some}, {name: payload for name, _, payload in some})
+        backend.add(
+            {name: image for name, image, _ in some}, {name: payload for name, _, payload in some}
+        )
 
 
 def _item(space: Workspace, name: str, image: Picture, payload: Mapping[str, Any]) -> CatalogueItem:
@@ -116,10 +137,14 @@ def delete_items(backend: Backend, ids: Sequence[str]) -> int:
     return backend.gallery.delete(ids) if isinstance(backend, Workspace) else backend.delete(*ids)
 
 
-def get_items(backend: Backend, ids: Sequence[str] | None = None, where: Where | None = None) -> list[Hit]:
+def get_items(
+    backend: Backend, ids: Sequence[str] | None = None, where: Where | None = None
+) -> list[Hit]:
     """Stored items, by id or by payload, with a score of 1; unknown ids are left out."""
     if isinstance(backend, Workspace):
-        found: Iterable[Any] = backend.gallery.iterate() if ids is None else backend.gallery.get(ids).values()
+        found: Iterable[Any] = (
+            backend.gallery.iterate() if ids is None else backend.gallery.get(ids).values()
+        )
     elif ids is None:
         found = backend.items(where=where)
     else:
@@ -159,4 +184,7 @@ def metadata(backend: Backend, hit: Hit) -> dict[str, Any]:
     ours = {IMAGE, STAMP}
     if reads(backend) == "texts":
         ours.add(TEXT)
-    return {**{key: value for key, value in hit.payload.items() if key not in ours}, VERSION: hit.version}
+    return {
+        **{key: value for key, value in hit.payload.items() if key not in ours},
+        VERSION: hit.version,
+    }

@@ -65,15 +65,25 @@ class FixstarVectorStore(VectorStore):
         if len(images) != len(ids or images) or len(images) != len(metadatas or images):
             raise InputError("give one id and one metadata dictionary per text or image, or none")
         if reads(self.backend) == "texts":
-            return self._add_texts(images, metadatas or [{}] * len(images), ids or [None] * len(images))
-        names = [name or _path(image) for name, image in zip(ids or [None] * len(images), images, strict=True)]
+            return self._add_texts(
+                images, metadatas or [{}] * len(images), ids or [None] * len(images)
+            )
+        names = [
+            name or _path(image)
+            for name, image in zip(ids or [None] * len(images), images, strict=True)
+        ]
         if len(set(names)) < len(names):
             raise InputError("the ids must be distinct")
-        add_images(self.backend, dict(zip(names, images, strict=True)), metadatas or [{}] * len(images))
+        add_images(
+            self.backend, dict(zip(names, images, strict=True)), metadatas or [{}] * len(images)
+        )
         return names
 
     def _add_texts(
-        self, texts: Sequence[Picture], metadatas: Sequence[Mapping[str, Any]], ids: Sequence[str | None]
+        self,
+        texts: Sequence[Picture],
+        metadatas: Sequence[Mapping[str, Any]],
+        ids: Sequence[str | None],
     ) -> list[str]:
         named: dict[str, str] = {}
         for name, text in zip(ids, texts, strict=True):
@@ -99,7 +109,9 @@ class FixstarVectorStore(VectorStore):
         """The documents nearest to a text, or to an image: a path, the bytes of a file, or a PIL image."""
         return [found for found, _ in self.similarity_search_with_score(query, k, **options)]
 
-    def similarity_search_with_score(self, query: Picture, k: int = 4, **options: Any) -> list[tuple[Document, float]]:
+    def similarity_search_with_score(
+        self, query: Picture, k: int = 4, **options: Any
+    ) -> list[tuple[Document, float]]:
         """The nearest documents with their scores, best first; higher is nearer."""
         hits = search_original(self.backend, query, k=k, **options)
         return [(self._document(hit), hit.score) for hit in hits]
@@ -139,4 +151,6 @@ class FixstarVectorStore(VectorStore):
 def _path(image: Picture) -> str:
     if isinstance(image, (str, Path)):
         return str(image)
-    raise InputError(f"an image that is not given by its path needs an id; got a {type(image).__name__}")
+    raise InputError(
+        f"an image that is not given by its path needs an id; got a {type(image).__name__}"
+    )

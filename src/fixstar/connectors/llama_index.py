@@ -95,7 +95,9 @@ class FixstarVectorStore(BasePydanticVectorStore):
         has_texts = reads(self._backend) == "texts"
         if strange := [node for node in nodes if _is_text(node) != has_texts]:
             found = type(strange[0]).__name__
-            raise InputError(f"this gallery stores {reads(self._backend)}; {strange[0].node_id} is a {found}")
+            raise InputError(
+                f"this gallery stores {reads(self._backend)}; {strange[0].node_id} is a {found}"
+            )
         payloads = []
         for node in nodes:
             payload = dict(node.metadata)
@@ -114,22 +116,34 @@ class FixstarVectorStore(BasePydanticVectorStore):
         found = get_items(self._backend, where={_DOCUMENT: ref_doc_id})
         delete_items(self._backend, [ref_doc_id, *(item.id for item in found)])
 
-    def delete_nodes(self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None) -> None:
+    def delete_nodes(
+        self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None
+    ) -> None:
         """Delete nodes by id, or by metadata, or those that pass both."""
         if node_ids is None and not (filters and filters.filters):
-            raise InputError("name the nodes to delete, or a filter; a whole gallery is not deleted from here")
+            raise InputError(
+                "name the nodes to delete, or a filter; a whole gallery is not deleted from here"
+            )
         found = get_items(self._backend, node_ids, to_where(filters))
         delete_items(self._backend, [item.id for item in found])
 
-    def get_nodes(self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None) -> list[BaseNode]:
+    def get_nodes(
+        self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None
+    ) -> list[BaseNode]:
         """The stored nodes of these ids and with such metadata."""
         return [self._node(item) for item in get_items(self._backend, node_ids, to_where(filters))]
 
     def query(self, query: VectorStoreQuery, **options: Any) -> VectorStoreQueryResult:
         """The nearest nodes of the vector in a query, else of its text, which is the path where images are stored."""
         if query.mode != VectorStoreQueryMode.DEFAULT or query.node_ids or query.doc_ids:
-            raise InputError("fixstar searches images in the default mode, restricted by filters, not by ids")
-        asking: dict[str, Any] = {"k": query.similarity_top_k, "where": to_where(query.filters) or None, **options}
+            raise InputError(
+                "fixstar searches images in the default mode, restricted by filters, not by ids"
+            )
+        asking: dict[str, Any] = {
+            "k": query.similarity_top_k,
+            "where": to_where(query.filters) or None,
+            **options,
+        }
         if query.query_embedding is not None:
             hits = search_vector(self._backend, query.query_embedding, **asking)
         else:
@@ -162,7 +176,8 @@ class FixstarRetriever(BaseRetriever):
         query = VectorStoreQuery(query_bundle.embedding, self._k, query_str=text)
         found = self._store.query(query, **self._options)
         return [
-            NodeWithScore(node=node, score=score) for node, score in zip(found.nodes, found.similarities, strict=True)
+            NodeWithScore(node=node, score=score)
+            for node, score in zip(found.nodes, found.similarities, strict=True)
         ]
 
 

@@ -5,7 +5,14 @@ from fixstar.data.formats import open_images
 from fixstar.data.image_set import ImageSet, concatenate, from_arrays
 from fixstar.data.pixels import Augmentation, augmented_views, pixel_source
 from fixstar.data.replay import ReplayMemory
-from fixstar.data.streams import Task, TaskStream, class_and_sample_stream, class_order, class_stream, sample_stream
+from fixstar.data.streams import (
+    Task,
+    TaskStream,
+    class_and_sample_stream,
+    class_order,
+    class_stream,
+    sample_stream,
+)
 
 __all__ = [
     "Augmentation",

@@ -60,7 +60,9 @@ class Batches:
         if total < 2:
             raise InputError(f"training needs at least 2 images that can be read, got {total}")
         if batch_size < 2 or not 1 <= len(sources) <= 2:
-            raise InputError(f"a batch has at least 2 images of one or two sources, got {batch_size} of {len(sources)}")
+            raise InputError(
+                f"a batch has at least 2 images of one or two sources, got {batch_size} of {len(sources)}"
+            )
         if rotated and views != 2:
             raise InputError(f"only the second of two views can be rotated, got views={views}")
         self._sources = sources
@@ -79,7 +81,9 @@ class Batches:
     def epoch(self, number: int) -> Iterator[Batch]:
         """The batches of epoch ``number``, always the same for the same seed."""
         plan = self._plan(number)
-        pixels = [source.pixels.cut(crops) for source, crops in zip(self._sources, plan, strict=True)]
+        pixels = [
+            source.pixels.cut(crops) for source, crops in zip(self._sources, plan, strict=True)
+        ]
         device = self._sources[0].targets.device
         orders = [torch.from_numpy(crops.image).to(device) for crops in plan]
         flags = [
@@ -89,7 +93,10 @@ class Batches:
         replay = torch.cat(flags * self._views)
         turns = torch.from_numpy(self._turns(number)).to(device) if self._rotated else None
         for i, parts in enumerate(zip(*pixels, strict=True)):
-            targets = [source.targets[order[i]] for source, order in zip(self._sources, orders, strict=True)]
+            targets = [
+                source.targets[order[i]]
+                for source, order in zip(self._sources, orders, strict=True)
+            ]
             batch = Batch(self._viewed(parts), self._viewed(targets), replay)
             yield batch if turns is None else _turned(batch, turns[i])
 
@@ -101,7 +108,9 @@ class Batches:
     @property
     def resident(self) -> bool:
         """Whether all pixels are on the device, so that ``cut_at`` can cut batches there."""
-        return all(isinstance(source.pixels, ResidentPixels | ResidentFeatures) for source in self._sources)
+        return all(
+            isinstance(source.pixels, ResidentPixels | ResidentFeatures) for source in self._sources
+        )
 
     def plan_on_device(self, number: int) -> list[Tensor]:
         """The plan of an epoch on the device, for ``cut_at``: four tensors [batches, b] per source, then turns."""
@@ -113,7 +122,9 @@ class Batches:
 
     def cut_at(self, plan: Sequence[Tensor], at: Tensor) -> Batch:
         """The batch of step ``at`` [1] of a plan: on a GPU by one kernel per source, elsewhere by index arithmetic."""
-        crops, turns = (plan[:-1], plan[-1].index_select(0, at)[0]) if self._rotated else (plan, None)
+        crops, turns = (
+            (plan[:-1], plan[-1].index_select(0, at)[0]) if self._rotated else (plan, None)
+        )
         if at.is_cuda and AVAILABLE and isinstance(self._sources[0].pixels, ResidentPixels):
             batch = self._cut_by_kernel(crops, at)
         else:
@@ -127,7 +138,9 @@ class Batches:
         device = at.device
         shapes = {cast(ResidentPixels, source.pixels).shape for source in self._sources}
         if len(shapes) > 1:
-            raise InputError(f"images of a batch must have one size, got {', '.join(map(str, sorted(shapes)))}")
+            raise InputError(
+                f"images of a batch must have one size, got {', '.join(map(str, sorted(shapes)))}"
+            )
         (shape,) = shapes
         batch = (
             torch.empty((size, *shape), dtype=torch.uint8, device=device),
@@ -153,10 +166,14 @@ class Batches:
     def cut(self, plan: Sequence[Tensor]) -> Batch:
         """A batch from one row of each tensor of a plan [b]; only index arithmetic, nothing waits for the device."""
         sources = [(source, plan[4 * i : 4 * i + 4]) for i, source in enumerate(self._sources)]
-        pixels = [cast(ResidentPixels | ResidentFeatures, source.pixels).cut_one(*part) for source, part in sources]
+        pixels = [
+            cast(ResidentPixels | ResidentFeatures, source.pixels).cut_one(*part)
+            for source, part in sources
+        ]
         targets = [source.targets[part[0]] for source, part in sources]
         flags = [
-            torch.full_like(part[0], source.replay, dtype=torch.bool).chunk(self._views)[0] for source, part in sources
+            torch.full_like(part[0], source.replay, dtype=torch.bool).chunk(self._views)[0]
+            for source, part in sources
         ]
         return Batch(self._viewed(pixels), self._viewed(targets), torch.cat(flags * self._views))
 
@@ -164,7 +181,9 @@ class Batches:
         plans = []
         for position, (source, share) in enumerate(zip(self._sources, self._shares, strict=True)):
             rng = np.random.default_rng([self._seed, number, position])
-            index = _cyclic_order(len(source.pixels), self.per_epoch * share, rng).reshape(self.per_epoch, share)
+            index = _cyclic_order(len(source.pixels), self.per_epoch * share, rng).reshape(
+                self.per_epoch, share
+            )
             index = np.tile(index, self._views)  # [batches, views * share]
             shape = index.shape
             offsets = rng.integers(0, 2 * self._augmentation.crop_padding + 1, (2, *shape))
@@ -189,7 +208,9 @@ def _turned(batch: Batch, turns: Tensor) -> Batch:
         return batch._replace(pixels=batch.pixels[rows, both], turns=both)
     first, second = batch.pixels.chunk(2)
     if second.shape[2] != second.shape[3]:
-        raise InputError(f"only square images can be rotated, got {second.shape[2]} x {second.shape[3]} pixels")
+        raise InputError(
+            f"only square images can be rotated, got {second.shape[2]} x {second.shape[3]} pixels"
+        )
     k = turns[:, None, None, None]
     quarter = second.rot90(1, (2, 3))
     three = second.rot90(3, (2, 3))

@@ -29,22 +29,32 @@ IMAGE_EXTENSIONS = frozenset(
         *((".heic", ".heif") if READS_HEIC else ()),
     )
 )
-LABELS = ("top", "parent", "path")  # which parent folders give the label of an image: the first, the last, or all
+LABELS = (
+    "top",
+    "parent",
+    "path",
+)  # which parent folders give the label of an image: the first, the last, or all
 OMNIGLOT_PARTS = {"train": "images_background", "test": "images_evaluation"}
 
 _SHOWN = 10  # lines that an error lists
 _OTHER_IMAGES = {  # unsupported image formats, and what to do about them
     **dict.fromkeys((".heic", ".heif"), "HEIC needs pillow-heif (the extra heic)"),
     ".svg": "a drawing without pixels; convert it to PNG",
-    **dict.fromkeys((".eps", ".jp2", ".jxl", ".psd"), "this format is not supported; convert it to PNG or JPEG"),
-    **dict.fromkeys((".arw", ".cr2", ".cr3", ".dng", ".nef", ".orf", ".raf"), "a raw file; develop it to JPEG"),
+    **dict.fromkeys(
+        (".eps", ".jp2", ".jxl", ".psd"), "this format is not supported; convert it to PNG or JPEG"
+    ),
+    **dict.fromkeys(
+        (".arw", ".cr2", ".cr3", ".dng", ".nef", ".orf", ".raf"), "a raw file; develop it to JPEG"
+    ),
 }
 _SPLITS = ("test", "train", "val", "valid", "validation")
 _ACCEPTED = (
     "labelled images: a folder with one folder per class, a list (.csv with the columns path and label), or the folder "
     "of CIFAR, idx or Omniglot files"
 )
-_FOLDER_LAYOUT = "expected one folder per class with its images inside, such as {root}/shoes/0001.jpg"
+_FOLDER_LAYOUT = (
+    "expected one folder per class with its images inside, such as {root}/shoes/0001.jpg"
+)
 _CIFAR_PIXELS = 3 * 32 * 32
 _CIFAR10_BATCHES = tuple(f"data_batch_{i}.bin" for i in range(1, 6))
 _IDX_IMAGES = re.compile(r"(?P<prefix>.*?)(?P<split>train|t10k|test)-images[-.]idx3-ubyte(\.gz)?")
@@ -59,7 +69,9 @@ class _Layout(NamedTuple):
     by_folder: bool = False
 
 
-def open_images(path: str | Path, split: str = "train", label: str | None = None, text: str | None = None) -> ImageSet:
+def open_images(
+    path: str | Path, split: str = "train", label: str | None = None, text: str | None = None
+) -> ImageSet:
     """The labelled images or texts at ``path``, in any known layout; without splits there is only "train".
 
     ``text`` names the field of a file that holds the text, if it is not text.
@@ -68,7 +80,9 @@ def open_images(path: str | Path, split: str = "train", label: str | None = None
     if root.is_file() and has_texts(root, text):
         return _unsplit(partial(labelled_texts, text=text, label=label))(root, split)
     if text is not None:
-        raise InputError(f"{root} is not a file with a field {text!r}; give a .jsonl, .csv, .tsv or .parquet file")
+        raise InputError(
+            f"{root} is not a file with a field {text!r}; give a .jsonl, .csv, .tsv or .parquet file"
+        )
     if root.is_file() and root.suffix.lower() == ".csv":
         _refuse_label(root, label)
         return _unsplit(image_list)(root, split)
@@ -77,7 +91,9 @@ def open_images(path: str | Path, split: str = "train", label: str | None = None
         raise DataError(f"{root} {seen}; give {_ACCEPTED}")
     datasets = [name for name, layout in _DATASETS.items() if layout.recognise(root)]
     if len(datasets) > 1:
-        raise DataError(f"{root}: more than one dataset ({', '.join(datasets)}); give the folder of the one you mean")
+        raise DataError(
+            f"{root}: more than one dataset ({', '.join(datasets)}); give the folder of the one you mean"
+        )
     found = datasets or [name for name, layout in _GENERAL.items() if layout.recognise(root)]
     if not found and any(one.suffix.lower() in TEXT_EXTENSIONS for one in root.glob("*/**/*")):
         return _unsplit(partial(labelled_texts, label=label))(root, split)
@@ -99,10 +115,16 @@ def open_images(path: str | Path, split: str = "train", label: str | None = None
 def open_images_within(folder: str | Path) -> ImageSet:
     """The same for a folder with untrusted content: refused if a link, or a path in a list, points outside of it."""
     root = Path(folder).absolute()
-    outside = [Path(os.path.relpath(link, root)) for link in _links_out(root, os.path.realpath(root))]
+    outside = [
+        Path(os.path.relpath(link, root)) for link in _links_out(root, os.path.realpath(root))
+    ]
     if not outside:
         images = open_images(root)
-        outside = [source for source in images.images if isinstance(source, Path) and not _is_below(root, source)]
+        outside = [
+            source
+            for source in images.images
+            if isinstance(source, Path) and not _is_below(root, source)
+        ]
         if not outside:
             return images
     named = ", ".join(repr(str(path)) for path in outside[:3])
@@ -131,7 +153,9 @@ def _is_below(root: Path, source: Path) -> bool:
 
 def _refuse_label(path: Path, label: str | None) -> None:
     if label is not None:
-        raise DataError(f"{path} names the class of every image itself; label={label!r} is only for a folder of images")
+        raise DataError(
+            f"{path} names the class of every image itself; label={label!r} is only for a folder of images"
+        )
 
 
 def check_split(split: str) -> None:
@@ -143,7 +167,9 @@ def check_split(split: str) -> None:
 def _unsplit(read: Callable[..., ImageSet]) -> Callable[..., ImageSet]:
     def opened(path: Path, split: str, *label: str | None) -> ImageSet:
         if split != "train":
-            raise DataError(f"{path}: no split {split!r}, it is not divided; give another path or split='train'")
+            raise DataError(
+                f"{path}: no split {split!r}, it is not divided; give another path or split='train'"
+            )
         return read(path, *label)
 
     return opened
@@ -175,8 +201,14 @@ def image_folder(path: str | Path, label: str | None = "top") -> ImageSet:
     takes the top folder, but raises with the alternatives if another level could be intended.
     """
     root = _existing_folder(path)
-    if loose := [entry.name for entry in _visible(root) if _has_image_extension(entry.name) and entry.is_file()]:
-        raise DataError(f"{root}: images without a class folder:{_listed(loose)}\n{_FOLDER_LAYOUT.format(root=root)}")
+    if loose := [
+        entry.name
+        for entry in _visible(root)
+        if _has_image_extension(entry.name) and entry.is_file()
+    ]:
+        raise DataError(
+            f"{root}: images without a class folder:{_listed(loose)}\n{_FOLDER_LAYOUT.format(root=root)}"
+        )
     images, others = list_images(root)
     folders = [folder.name for folder in class_folders(root)]
     full = {below(root, image)[0] for image in images}
@@ -187,7 +219,9 @@ def image_folder(path: str | Path, label: str | None = "top") -> ImageSet:
             where = f" in any of its {len(empty)} class folders ({', '.join(empty[:10])})"
         raise DataError(f"{root}: no images{where}; {_FOLDER_LAYOUT.format(root=root)}")
     if empty:
-        warnings.warn(f"{root}: classes left out because they have no image:{_listed(empty)}", stacklevel=2)
+        warnings.warn(
+            f"{root}: classes left out because they have no image:{_listed(empty)}", stacklevel=2
+        )
     warn_skipped(root, others)
     if label is None and (seen := other_labels(root, images)):
         raise DataError(
@@ -227,7 +261,8 @@ def other_labels(root: Path, images: Sequence[Path]) -> str | None:
         return None
     kinds = {label: sorted({folder_label(found, label) for found in parts}) for label in LABELS}
     seen = "; ".join(
-        f"by {label} there are {len(names):,} labels ({_first_three(names)})" for label, names in kinds.items()
+        f"by {label} there are {len(names):,} labels ({_first_three(names)})"
+        for label, names in kinds.items()
     )
     return f"folders are nested, as in {'/'.join(nested[0])}: {seen}"
 
@@ -264,7 +299,9 @@ def _is_text(name: str) -> bool:
 
 def class_folders(root: Path) -> list[Path]:
     """The visible folders directly in ``root``, sorted by name. Links to parent folders are skipped."""
-    return [entry for entry in _visible(root) if entry.is_dir() and not _leads_up(entry, frozenset())]
+    return [
+        entry for entry in _visible(root) if entry.is_dir() and not _leads_up(entry, frozenset())
+    ]
 
 
 def find_images(folder: str | Path) -> list[Path]:
@@ -296,7 +333,9 @@ def warn_skipped(root: Path, others: Sequence[Path]) -> None:
         if why:
             lines.append(f"{'/'.join(below(root, path))}: {why}")
     if lines:
-        warnings.warn(f"{root}: {plural(len(lines), 'file')} left out:{_listed(lines)}", stacklevel=3)
+        warnings.warn(
+            f"{root}: {plural(len(lines), 'file')} left out:{_listed(lines)}", stacklevel=3
+        )
 
 
 def _is_image(path: Path) -> bool:
@@ -333,7 +372,9 @@ def _visible(root: Path) -> list[Path]:
         entries = list(root.iterdir())
     except OSError as error:
         raise DataError(f"{error.filename}: cannot be listed ({error.strerror})") from error
-    return sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
+    return sorted(
+        (entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name
+    )
 
 
 def _has_image_extension(name: str) -> bool:
@@ -388,7 +429,9 @@ def image_list(csv_path: str | Path, root: str | Path | None = None) -> ImageSet
         raise DataError(f"{source}: {len(wrong)} lines are wrong:{_listed(wrong)}")
     if not rows:
         raise DataError(f"{source}: no images are listed below the header")
-    files: dict[str, list[Path]] = {label: [] for label in sorted({row.cells[label_column] for row in rows})}
+    files: dict[str, list[Path]] = {
+        label: [] for label in sorted({row.cells[label_column] for row in rows})
+    }
     missing = []
     for line, cells in rows:
         path = root / cells[path_column]
@@ -396,7 +439,9 @@ def image_list(csv_path: str | Path, root: str | Path | None = None) -> ImageSet
         if not path.is_file():
             missing.append(f"line {line}: {path}")
     if missing:
-        raise DataError(f"{source}: {len(missing)} of {len(rows)} files are missing:{_listed(missing)}")
+        raise DataError(
+            f"{source}: {len(missing)} of {len(rows)} files are missing:{_listed(missing)}"
+        )
     return _labelled_files(files, source.stem)
 
 
@@ -407,15 +452,23 @@ def _rows(source: Path) -> list[_CsvRow]:
     except OSError as error:
         raise DataError(f"{source}: cannot be read ({error.strerror})") from error
     except UnicodeDecodeError as error:
-        raise DataError(f"{source}: not UTF-8 text ({error.reason} at byte {error.start})") from error
+        raise DataError(
+            f"{source}: not UTF-8 text ({error.reason} at byte {error.start})"
+        ) from error
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
-        return [_CsvRow(reader.line_num, [cell.strip() for cell in cells]) for cells in reader if any(cells)]
+        return [
+            _CsvRow(reader.line_num, [cell.strip() for cell in cells])
+            for cells in reader
+            if any(cells)
+        ]
     except csv.Error as error:
         raise DataError(f"{source}: line {reader.line_num}: {error}") from error
 
 
-def _wrong_rows(rows: list[_CsvRow], width: int, path_column: int, label_column: int) -> Iterator[str]:
+def _wrong_rows(
+    rows: list[_CsvRow], width: int, path_column: int, label_column: int
+) -> Iterator[str]:
     for line, cells in rows:
         if len(cells) != width:
             yield f"line {line}: {len(cells)} columns, but the header has {width}"
@@ -430,7 +483,9 @@ def _is_omniglot(root: Path) -> bool:
     """Whether a folder has Omniglot's two parts or, inside its alphabets, folders like character01."""
     if any((root / part).is_dir() for part in OMNIGLOT_PARTS.values()):
         return True
-    inner = (character for alphabet in class_folders(root)[:1] for character in class_folders(alphabet))
+    inner = (
+        character for alphabet in class_folders(root)[:1] for character in class_folders(alphabet)
+    )
     return any(_OMNIGLOT_CHARACTER.fullmatch(folder.name) for folder in inner)
 
 
@@ -467,7 +522,9 @@ def _find_cifar10(path: Path) -> Path | None:
 
 def _find_cifar100(path: Path) -> Path | None:
     folder = _folder_with(path, "cifar-100-binary", ("train.bin", "test.bin"))
-    certain = folder and (folder.name == "cifar-100-binary" or any(folder.glob("*_label_names.txt")))
+    certain = folder and (
+        folder.name == "cifar-100-binary" or any(folder.glob("*_label_names.txt"))
+    )
     if certain:
         return folder
     return None
@@ -475,14 +532,18 @@ def _find_cifar100(path: Path) -> Path | None:
 
 def _folder_with(path: Path, name: str, files: Sequence[str]) -> Path | None:
     """``path/name`` or ``path`` itself, if it holds one of these files."""
-    folders = (folder for folder in (path / name, path) if any((folder / file).is_file() for file in files))
+    folders = (
+        folder for folder in (path / name, path) if any((folder / file).is_file() for file in files)
+    )
     return next(folders, None)
 
 
 def cifar10(path: str | Path, split: str) -> ImageSet:
     """CIFAR-10, "train" or "test"; the training images are in the five official batches or in one data_batch.bin."""
     check_split(split)
-    folder = _find_cifar10(_existing_folder(path)) or _no_cifar(path, "CIFAR-10", "cifar-10-batches-bin")
+    folder = _find_cifar10(_existing_folder(path)) or _no_cifar(
+        path, "CIFAR-10", "cifar-10-batches-bin"
+    )
     classes = _cifar_names(folder / "batches.meta.txt", 10)
     whole = (folder / "data_batch.bin").is_file()
     if split == "test":
@@ -500,7 +561,9 @@ def cifar100(path: str | Path, split: str, labels: Literal["fine", "coarse"] = "
     check_split(split)
     if labels not in ("fine", "coarse"):
         raise UnknownNameError("CIFAR-100 labels", labels, ("coarse", "fine"))
-    folder = _find_cifar100(_existing_folder(path)) or _no_cifar(path, "CIFAR-100", "cifar-100-binary")
+    folder = _find_cifar100(_existing_folder(path)) or _no_cifar(
+        path, "CIFAR-100", "cifar-100-binary"
+    )
     count = 20
     column = 0
     if labels == "fine":
@@ -532,22 +595,30 @@ def _cifar_records(file: Path, label_bytes: int, which: int, classes: int) -> np
     length = label_bytes + _CIFAR_PIXELS
     size = file.stat().st_size
     if size == 0 or size % length:
-        raise DataError(f"{file}: {size} bytes are not a whole number of images of {length} bytes; copy the file again")
+        raise DataError(
+            f"{file}: {size} bytes are not a whole number of images of {length} bytes; copy the file again"
+        )
     records = np.fromfile(file, np.uint8).reshape(-1, length)
     wrong = np.flatnonzero(records[:, which] >= classes)
     if len(wrong):
         label = records[wrong[0], which]
-        raise DataError(f"{file}: image {wrong[0]} has label {label}, allowed are 0 to {classes - 1}; is it CIFAR?")
+        raise DataError(
+            f"{file}: image {wrong[0]} has label {label}, allowed are 0 to {classes - 1}; is it CIFAR?"
+        )
     return records
 
 
 def _cifar_names(file: Path, count: int) -> tuple[str, ...]:
     try:
-        names = tuple(line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip())
+        names = tuple(
+            line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()
+        )
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file}: the class names cannot be read ({error})") from error
     if len(names) != count or len(set(names)) != count:
-        raise DataError(f"{file}: expected {count} different class names, one per line, got {len(names)}")
+        raise DataError(
+            f"{file}: expected {count} different class names, one per line, got {len(names)}"
+        )
     return names
 
 
@@ -555,7 +626,9 @@ def _no_cifar(path: str | Path, name: str, folder: str) -> NoReturn:
     pickled = ("data_batch_1", "meta", "cifar-10-batches-py", "cifar-100-python")
     hint = "; the Python version found here is never unpickled, download the binary version"
     found = any((Path(path) / file).exists() for file in pickled)
-    raise DataError(f"{path}: no {name} in its binary layout, neither here nor in {folder}/{hint * found}")
+    raise DataError(
+        f"{path}: no {name} in its binary layout, neither here nor in {folder}/{hint * found}"
+    )
 
 
 # MNIST and its relatives (Fashion-MNIST, KMNIST, EMNIST) as idx files, compressed or not.
@@ -591,7 +664,13 @@ def _idx_stem(root: Path, split: str) -> tuple[str, str]:
     """The prefix ("emnist-letters-" or nothing) and the common start of the image and label files of a split."""
     wanted = ("train",) if split == "train" else ("t10k", "test")
     found = _find_idx(root)
-    stems = sorted({(match["prefix"], match["prefix"] + match["split"]) for match in found if match["split"] in wanted})
+    stems = sorted(
+        {
+            (match["prefix"], match["prefix"] + match["split"])
+            for match in found
+            if match["split"] in wanted
+        }
+    )
     if not stems:
         seen = ", ".join(match.string for match in found) or "none at all"
         raise DataError(
@@ -617,14 +696,18 @@ def _read_idx(file: Path, dimensions: int) -> npt.NDArray[np.uint8]:
         with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
             shape = _idx_shape(file, stream.read(4 + 4 * dimensions), dimensions)
             expected = int(np.prod(shape, dtype=object))
-            data = bytearray()  # read in chunks, so that memory is bounded by the file and not by its header
+            data = (
+                bytearray()
+            )  # read in chunks, so that memory is bounded by the file and not by its header
             while len(data) <= expected and (chunk := stream.read(_CHUNK)):
                 data += chunk
     except (EOFError, OSError, zlib.error) as error:
         raise DataError(f"{file}: damaged or truncated ({error})") from error
     if len(data) != expected:
         seen = f"only {len(data)}" if len(data) < expected else "more"
-        raise DataError(f"{file}: the header promises {expected} bytes for {list(shape)}, but there are {seen}")
+        raise DataError(
+            f"{file}: the header promises {expected} bytes for {list(shape)}, but there are {seen}"
+        )
     return np.frombuffer(data, np.uint8).reshape(shape)
 
 
@@ -642,22 +725,32 @@ def _idx_shape(file: Path, header: bytes, dimensions: int) -> tuple[int, ...]:
 
 
 _DATASETS = {
-    "cifar10": _Layout("CIFAR-10: cifar-10-batches-bin/data_batch_1.bin, ...", _find_cifar10, cifar10),
+    "cifar10": _Layout(
+        "CIFAR-10: cifar-10-batches-bin/data_batch_1.bin, ...", _find_cifar10, cifar10
+    ),
     "cifar100": _Layout("CIFAR-100: cifar-100-binary/train.bin, ...", _find_cifar100, cifar100),
     "idx": _Layout("MNIST and relatives: train-images-idx3-ubyte(.gz), ...", _find_idx, idx_images),
-    "omniglot": _Layout("Omniglot: images_background/alphabet/character01/*.png", _is_omniglot, _open_omniglot),
+    "omniglot": _Layout(
+        "Omniglot: images_background/alphabet/character01/*.png", _is_omniglot, _open_omniglot
+    ),
 }
 _GENERAL = {  # the first that matches
     "split lists": _Layout(
         "one CSV per split, columns path,label: train.csv",
         _split_lists,
-        lambda root, split: image_list(root / f"{_known_split(root, split, _split_lists(root))}.csv"),
+        lambda root, split: image_list(
+            root / f"{_known_split(root, split, _split_lists(root))}.csv"
+        ),
     ),
     "split folders": _Layout(
         "one folder per split: train/shoes/0001.jpg",
         _split_folders,
-        lambda root, split, label: image_folder(root / _known_split(root, split, _split_folders(root)), label),
+        lambda root, split, label: image_folder(
+            root / _known_split(root, split, _split_folders(root)), label
+        ),
         by_folder=True,
     ),
-    "folder": _Layout("one folder per class: shoes/0001.jpg", _has_images, _unsplit(image_folder), by_folder=True),
+    "folder": _Layout(
+        "one folder per class: shoes/0001.jpg", _has_images, _unsplit(image_folder), by_folder=True
+    ),
 }

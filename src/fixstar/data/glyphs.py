@@ -52,7 +52,11 @@ def _expand(ranges: str) -> list[str]:
     ['A', 'B', 'C', 'a']
     """
     bounds = (item.partition("-") for item in ranges.split())
-    return [chr(code) for first, _, last in bounds for code in range(int(first, 16), int(last or first, 16) + 1)]
+    return [
+        chr(code)
+        for first, _, last in bounds
+        for code in range(int(first, 16), int(last or first, 16) + 1)
+    ]
 
 
 _CONTENT = tomllib.loads(files("fixstar.data").joinpath("glyphs.toml").read_text(encoding="utf-8"))
@@ -69,14 +73,20 @@ SCRIPTS: dict[str, tuple[str, ...]] = {
 
 
 def glyph_pixels(
-    characters: Sequence[str], per_class: int, size: int = 32, seed: int = 0, workers: int | None = None
+    characters: Sequence[str],
+    per_class: int,
+    size: int = 32,
+    seed: int = 0,
+    workers: int | None = None,
 ) -> tuple[Bytes, NDArray[np.int64]]:
     """Images ``[N, size, size, 1]`` of dark ink on light paper, and labels ``[N]``, ordered by class.
 
     Image j of a character depends only on (seed, character, j, size).
     """
     workers = min(4, os.cpu_count() or 1) if workers is None else workers
-    _check(characters, per_class=(per_class, 1), size=(size, 8), seed=(seed, 0), workers=(workers, 1))
+    _check(
+        characters, per_class=(per_class, 1), size=(size, 8), seed=(seed, 0), workers=(workers, 1)
+    )
     fields = [_distance_field(character) for character in characters]
     images = np.empty((len(characters), per_class, size, size), np.uint8)
 
@@ -88,7 +98,9 @@ def glyph_pixels(
 
     with ThreadPoolExecutor(workers) as pool:
         list(pool.map(fill, range(len(characters))))
-    return images.reshape(-1, size, size, 1), np.repeat(np.arange(len(characters), dtype=np.int64), per_class)
+    return images.reshape(-1, size, size, 1), np.repeat(
+        np.arange(len(characters), dtype=np.int64), per_class
+    )
 
 
 def _check(characters: Sequence[str], **numbers: tuple[int, int]) -> None:
@@ -97,10 +109,14 @@ def _check(characters: Sequence[str], **numbers: tuple[int, int]) -> None:
         raise InputError("characters is empty; try SCRIPTS['greek']")
     for position, character in enumerate(characters):
         if len(character) != 1:
-            raise InputError(f"characters[{position}] is {character!r}; each class must be a single character")
+            raise InputError(
+                f"characters[{position}] is {character!r}; each class must be a single character"
+            )
     repeated = [character for character, times in Counter(characters).items() if times > 1]
     if repeated:
-        raise InputError(f"characters holds {', '.join(map(repr, repeated))} more than once; each class must be unique")
+        raise InputError(
+            f"characters holds {', '.join(map(repr, repeated))} more than once; each class must be unique"
+        )
     for name, (value, least) in numbers.items():
         if value < least:
             raise InputError(f"{name} is {value}; it must be at least {least}")
@@ -120,7 +136,9 @@ def _fonts() -> tuple[tuple[ImageFont.FreeTypeFont, frozenset[str]], ...]:
             covered = frozenset(map(chr, FT2Font(str(path)).get_charmap()))
             found.append((font, covered & _TEX_CHARACTERS if path.stem in _TEX_FONTS else covered))
     if not found:
-        raise DataError(f"no known font in {folder}; reinstall matplotlib from its wheel: pip install matplotlib")
+        raise DataError(
+            f"no known font in {folder}; reinstall matplotlib from its wheel: pip install matplotlib"
+        )
     return tuple(found)
 
 
@@ -149,7 +167,9 @@ def _distance_field(character: str) -> Bytes:
     drawn = (_draw(font, character) for font, covered in _fonts() if character in covered)
     glyphs = [glyph for glyph in drawn if glyph is not None]
     if not glyphs:
-        raise InputError(f"no font draws {character!r} (U+{ord(character):04X}); choose from SCRIPTS")
+        raise InputError(
+            f"no font draws {character!r} (U+{ord(character):04X}); choose from SCRIPTS"
+        )
     ink = np.stack(glyphs)
     layers = [ink, *_repeat(np.maximum, ink, _DILATIONS), *_repeat(np.minimum, ink, _EROSIONS)]
     return np.asarray(np.stack(layers).sum(axis=0, dtype=np.uint16) // len(layers), np.uint8)
@@ -178,9 +198,13 @@ def _photograph(fields: Bytes, draws: NDArray[np.uint64], size: int) -> Bytes:
     smooth: Floats = np.matmul(np.matmul(_basis(size), knots), _basis(size).T)  # [n, 3, size, size]
     bend_x, bend_y, texture = smooth.swapaxes(0, 1)
     depth = _sample(fields, p, bend_x, bend_y, size)
-    ink: Floats = np.clip((depth + (p["weight"] - 0.5 + p["wobble"] * texture)) * p["sharpness"] + 0.5, 0, 1)
+    ink: Floats = np.clip(
+        (depth + (p["weight"] - 0.5 + p["wobble"] * texture)) * p["sharpness"] + 0.5, 0, 1
+    )
     ink = _blur(_blur(ink, p["blur"]).swapaxes(1, 2), p["blur"]).swapaxes(1, 2)
-    ink *= p["contrast"] * (1 - p["fading"] * np.abs(texture[:, ::-1]))  # flipped: fading apart from shading
+    ink *= p["contrast"] * (
+        1 - p["fading"] * np.abs(texture[:, ::-1])
+    )  # flipped: fading apart from shading
     image: Floats = p["paper"] + p["shading"] * texture.swapaxes(1, 2) - ink + p["grain"] * grain
     return np.clip(image, 0, 255).astype(np.uint8)
 
@@ -189,9 +213,13 @@ def _unpack(draws: NDArray[np.uint64], size: int) -> tuple[dict[str, Floats], Fl
     """Random bits as the quantities of ``_VARIATION`` ``[n, 1, 1]``, knots of 3 smooth fields, and grain."""
     unit = (draws[:, : len(_VARIATION)] >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)
     columns = zip(_VARIATION.items(), unit.T[..., None, None], strict=True)
-    quantities: dict[str, Floats] = {name: low + (high - low) * column for (name, (low, high)), column in columns}
+    quantities: dict[str, Floats] = {
+        name: low + (high - low) * column for (name, (low, high)), column in columns
+    }
     octets = np.ascontiguousarray(draws[:, len(_VARIATION) :], "<u8").view(np.uint8)
-    knots, grain = np.split(octets[:, : 3 * _KNOTS**2 + size**2].astype(np.float32) - 127.5, [3 * _KNOTS**2], axis=1)
+    knots, grain = np.split(
+        octets[:, : 3 * _KNOTS**2 + size**2].astype(np.float32) - 127.5, [3 * _KNOTS**2], axis=1
+    )
     return quantities, (knots / 127.5).reshape(-1, 3, _KNOTS, _KNOTS), grain.reshape(-1, size, size)
 
 
@@ -205,7 +233,9 @@ def _basis(size: int) -> Floats:
     return blend
 
 
-def _sample(fields: Bytes, p: dict[str, Floats], bend_x: Floats, bend_y: Floats, size: int) -> Floats:
+def _sample(
+    fields: Bytes, p: dict[str, Floats], bend_x: Floats, bend_y: Floats, size: int
+) -> Floats:
     """Depth in [0, 1] under each pixel of the turned, slanted, stretched, shifted and bent glyph (bilinear)."""
     across = (np.arange(size, dtype=np.float32) + 0.5) / size - 0.5
     x = across[None, None, :] - p["right"]
@@ -216,7 +246,12 @@ def _sample(fields: Bytes, p: dict[str, Floats], bend_x: Floats, bend_y: Floats,
     wide = zoom * np.exp(p["aspect"])
     tall = zoom * np.exp(-p["aspect"])
     middle = np.float32(_FIELD / 2 - 0.5)
-    u = wide * (cosine - p["shear"] * sine) * x + wide * (sine + p["shear"] * cosine) * y + middle + _CRUMPLE * bend_x
+    u = (
+        wide * (cosine - p["shear"] * sine) * x
+        + wide * (sine + p["shear"] * cosine) * y
+        + middle
+        + _CRUMPLE * bend_x
+    )
     v = -tall * sine * x + tall * cosine * y + middle + _CRUMPLE * bend_y
     u, v = (np.clip(w, 0, _FIELD - 1.001) for w in (u, v))
     font = np.floor(p["font"] * len(fields))

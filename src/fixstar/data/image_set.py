@@ -51,7 +51,9 @@ class ReadImages(NamedTuple):
 class ImageSet:
     """Images or texts, an integer label for each, and the class names that the labels stand for."""
 
-    images: npt.NDArray[np.uint8] | tuple[Any, ...]  # [N, H, W, C], N files (Path), or N texts (str)
+    images: (
+        npt.NDArray[np.uint8] | tuple[Any, ...]
+    )  # [N, H, W, C], N files (Path), or N texts (str)
     labels: npt.NDArray[np.int64]  # [N]
     classes: tuple[str, ...]
     name: str = ""
@@ -59,7 +61,9 @@ class ImageSet:
     def __post_init__(self) -> None:
         mistakes = [*_image_mistakes(self.images), *_label_mistakes(self.labels, self.classes)]
         if not mistakes and len(self.images) != len(self.labels):
-            mistakes = [f"{plural(len(self.images), 'image')} but {plural(len(self.labels), 'label')}"]
+            mistakes = [
+                f"{plural(len(self.images), 'image')} but {plural(len(self.labels), 'label')}"
+            ]
         if mistakes:
             raise InputError(f"image set{self.name and ' ' + self.name}: {'; '.join(mistakes)}")
 
@@ -74,18 +78,28 @@ class ImageSet:
     @property
     def has_texts(self) -> bool:
         """Whether the items are texts."""
-        return isinstance(self.images, tuple) and bool(self.images) and isinstance(self.images[0], str)
+        return (
+            isinstance(self.images, tuple) and bool(self.images) and isinstance(self.images[0], str)
+        )
 
     def counts(self) -> dict[str, int]:
         """Images per class, zeros included."""
-        return dict(zip(self.classes, np.bincount(self.labels, minlength=len(self.classes)).tolist(), strict=True))
+        return dict(
+            zip(
+                self.classes,
+                np.bincount(self.labels, minlength=len(self.classes)).tolist(),
+                strict=True,
+            )
+        )
 
     def take(self, indices: Sequence[int] | npt.NDArray[Any]) -> ImageSet:
         """The chosen images (positions, or a mask) in the order given. All classes stay, even without images."""
         chosen = _positions(indices, len(self))
         if isinstance(self.images, np.ndarray):
             return ImageSet(self.images[chosen], self.labels[chosen], self.classes, self.name)
-        return ImageSet(tuple(self.images[i] for i in chosen), self.labels[chosen], self.classes, self.name)
+        return ImageSet(
+            tuple(self.images[i] for i in chosen), self.labels[chosen], self.classes, self.name
+        )
 
     def of_classes(self, names: Sequence[str]) -> ImageSet:
         """Only the images of these classes, relabelled 0, 1, ... in the order of ``names``."""
@@ -105,7 +119,9 @@ class ImageSet:
         kept = self.take(labels >= 0)
         return ImageSet(kept.images, labels[labels >= 0], tuple(names), self.name)
 
-    def load(self, inputs: Preprocessing | Prompts, bad: Bad = "refuse", progress: Advance = silent) -> ReadImages:
+    def load(
+        self, inputs: Preprocessing | Prompts, bad: Bad = "refuse", progress: Advance = silent
+    ) -> ReadImages:
         """All images in one array. If some are unreadable, ``bad="refuse"`` raises, ``"skip"`` returns the errors.
 
         Texts are not changed; those that cannot be embedded count as unreadable.
@@ -116,7 +132,9 @@ class ImageSet:
         if preprocessing is None:
             return self._checked_texts(bad, progress)
         if len(self) == 0:
-            raise DataError(f"image set{self.name and ' ' + self.name}: there are no images to load")
+            raise DataError(
+                f"image set{self.name and ' ' + self.name}: there are no images to load"
+            )
         shape = (len(self), *preprocessing.size, preprocessing.channels)
         if isinstance(self.images, np.ndarray) and self.images.shape == shape:
             progress(len(self))
@@ -124,9 +142,13 @@ class ImageSet:
         pixels = _allocate(shape)
         unreadable = self._decode(preprocessing, bad, progress, pixels)
         labels = np.delete(self.labels, [image.index for image in unreadable])
-        return ReadImages(ImageSet(pixels[: len(labels)], labels, self.classes, self.name), unreadable)
+        return ReadImages(
+            ImageSet(pixels[: len(labels)], labels, self.classes, self.name), unreadable
+        )
 
-    def readable(self, inputs: Preprocessing | Prompts, bad: Bad = "refuse", progress: Advance = silent) -> ReadImages:
+    def readable(
+        self, inputs: Preprocessing | Prompts, bad: Bad = "refuse", progress: Advance = silent
+    ) -> ReadImages:
         """The readable images, not loaded: a ``load`` for sets that do not fit into memory."""
         preprocessing = self._fitting(inputs)
         if preprocessing is None:
@@ -145,7 +167,9 @@ class ImageSet:
                 return None
             return inputs
         wanted, seen = ("texts", "images") if isinstance(inputs, Prompts) else ("images", "texts")
-        raise InputError(f"the model reads {wanted}, and{self.name and ' ' + self.name} holds {seen}; give {wanted}")
+        raise InputError(
+            f"the model reads {wanted}, and{self.name and ' ' + self.name} holds {seen}; give {wanted}"
+        )
 
     def _checked_texts(self, bad: str, progress: Advance) -> ReadImages:
         """The texts that can be embedded, and the errors of the others."""
@@ -163,7 +187,11 @@ class ImageSet:
         return ReadImages(self.take(kept), tuple(wrong))
 
     def _decode(
-        self, preprocessing: Preprocessing, bad: str, progress: Advance, out: npt.NDArray[np.uint8] | None = None
+        self,
+        preprocessing: Preprocessing,
+        bad: str,
+        progress: Advance,
+        out: npt.NDArray[np.uint8] | None = None,
     ) -> tuple[ItemError, ...]:
         """Decode all images into ``out``, one after the other; returns the errors of unreadable images."""
         unreadable: list[ItemError] = []
@@ -193,7 +221,9 @@ class ImageSet:
         return digest.hexdigest()
 
 
-def _content_bytes(images: npt.NDArray[np.uint8] | tuple[Path, ...] | tuple[str, ...], read: bool) -> Iterator[bytes]:
+def _content_bytes(
+    images: npt.NDArray[np.uint8] | tuple[Path, ...] | tuple[str, ...], read: bool
+) -> Iterator[bytes]:
     if isinstance(images, np.ndarray):
         return _pixel_bytes(images)
     if images and isinstance(images[0], str):
@@ -214,7 +244,9 @@ def _file_bytes(paths: tuple[Path, ...], read: bool) -> Iterator[bytes]:
     root = os.path.commonpath([path.parent for path in absolute]) if absolute else ""
     for path in absolute:
         try:
-            seen: int | str = hashlib.sha256(content(path)).hexdigest() if read else path.stat().st_size
+            seen: int | str = (
+                hashlib.sha256(content(path)).hexdigest() if read else path.stat().st_size
+            )
         except OSError:
             seen = "absent"  # reading it later raises with its name, or skips it
         yield f"\n{path.relative_to(root).as_posix()} {seen}".encode(errors="surrogateescape")
@@ -238,7 +270,9 @@ def from_arrays(
     if given.dtype == object and all(isinstance(label, str) for label in given.flat):
         given = given.astype(str)
     if given.ndim != 1 or given.dtype.kind not in "iuU":
-        raise InputError(f"labels must be a list of integers or strings, got {given.dtype} of shape {given.shape}")
+        raise InputError(
+            f"labels must be a list of integers or strings, got {given.dtype} of shape {given.shape}"
+        )
     if classes is None:
         values, indices = np.unique(given, return_inverse=True)
         return ImageSet(_as_pixels(images), indices.astype(np.int64), tuple(map(str, values)), name)
@@ -252,9 +286,13 @@ def concatenate(sets: Sequence[ImageSet]) -> ImageSet:
         raise InputError("the list of image sets to concatenate is empty")
     classes = tuple(dict.fromkeys(name for one in sets for name in one.classes))
     position = {name: i for i, name in enumerate(classes)}
-    labels = [np.array([position[name] for name in one.classes], np.int64)[one.labels] for one in sets]
+    labels = [
+        np.array([position[name] for name in one.classes], np.int64)[one.labels] for one in sets
+    ]
     names = dict.fromkeys(one.name for one in sets if one.name)
-    return ImageSet(_joined([one.images for one in sets]), np.concatenate(labels), classes, "+".join(names))
+    return ImageSet(
+        _joined([one.images for one in sets]), np.concatenate(labels), classes, "+".join(names)
+    )
 
 
 def _joined(parts: list[Any]) -> Any:
@@ -267,7 +305,9 @@ def _joined(parts: list[Any]) -> Any:
         raise InputError("files and pixels cannot be concatenated; load() the files first")
     shapes = {array.shape[1:] for array in arrays}
     if len(shapes) > 1:
-        raise InputError(f"images of different sizes cannot be concatenated: {sorted(shapes)}; load() them to one size")
+        raise InputError(
+            f"images of different sizes cannot be concatenated: {sorted(shapes)}; load() them to one size"
+        )
     if arrays:
         return np.concatenate(arrays)
     return tuple(path for part in files for path in part)
@@ -277,7 +317,10 @@ def _image_mistakes(images: Any) -> Iterator[str]:
     if isinstance(images, np.ndarray):
         if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] not in (1, 3):
             yield f"pixels must be uint8 [N, H, W, 1 or 3], got {images.dtype} {list(images.shape)}; see from_arrays"
-    elif not (isinstance(images, tuple) and any(all(isinstance(one, kind) for one in images) for kind in (Path, str))):
+    elif not (
+        isinstance(images, tuple)
+        and any(all(isinstance(one, kind) for one in images) for kind in (Path, str))
+    ):
         yield f"images must be a uint8 array, a tuple of texts or a tuple of Path, got {type(images).__name__}"
 
 
@@ -300,8 +343,15 @@ def _positions(indices: Sequence[int] | npt.NDArray[Any], count: int) -> npt.NDA
         return np.flatnonzero(chosen)
     if chosen.size == 0:
         return np.zeros(0, np.int64)
-    if chosen.ndim != 1 or chosen.dtype.kind not in "iu" or chosen.min() < 0 or chosen.max() >= count:
-        raise InputError(f"take needs positions from 0 to {count - 1} or a mask of length {count}, got {indices!r}")
+    if (
+        chosen.ndim != 1
+        or chosen.dtype.kind not in "iu"
+        or chosen.min() < 0
+        or chosen.max() >= count
+    ):
+        raise InputError(
+            f"take needs positions from 0 to {count - 1} or a mask of length {count}, got {indices!r}"
+        )
     return chosen.astype(np.int64)
 
 
@@ -317,11 +367,15 @@ def _as_pixels(images: Any) -> npt.NDArray[np.uint8]:
     array = np.asarray(images)
     array = array[..., None] if array.ndim == 3 else array
     if array.ndim != 4 or array.shape[-1] not in (1, 3, 4) or 0 in array.shape[1:]:
-        raise InputError(f"images must be [N, H, W] or [N, H, W, C] with 1, 3 or 4 channels, got {list(array.shape)}")
+        raise InputError(
+            f"images must be [N, H, W] or [N, H, W, C] with 1, 3 or 4 channels, got {list(array.shape)}"
+        )
     channels = 1 if array.shape[-1] == 1 else 3
     if array.dtype == np.uint8 and array.shape[-1] == channels:
         return array
-    same = Preprocessing(size=array.shape[1:3], channels=channels, mean=(0,) * channels, std=(1,) * channels)
+    same = Preprocessing(
+        size=array.shape[1:3], channels=channels, mean=(0,) * channels, std=(1,) * channels
+    )
     pixels = _allocate((*array.shape[:3], channels))
     for i, image in enumerate(array):
         pixels[i] = read_pixels(image, same, position=i)
@@ -345,5 +399,9 @@ def unreadable_error(unreadable: Sequence[ItemError], count: int) -> DataError:
     lines += [f"  ... and {len(unreadable) - _SHOWN} more"] if len(unreadable) > _SHOWN else []
     if len(unreadable) == count:
         return DataError("\n".join([*lines, "No image is left."]))
-    lines.append('Repair or remove them, or leave them out: bad="skip" (in training settings bad_images="skip").')
-    return DataError("\n".join(lines), NextStep("repeat", {"bad_images": "skip"}, "leave those images out"))
+    lines.append(
+        'Repair or remove them, or leave them out: bad="skip" (in training settings bad_images="skip").'
+    )
+    return DataError(
+        "\n".join(lines), NextStep("repeat", {"bad_images": "skip"}, "leave those images out")
+    )

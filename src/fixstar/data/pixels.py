@@ -35,7 +35,9 @@ class Augmentation:
 
     def __post_init__(self) -> None:
         if self.crop_padding < 0 or not 0 <= self.fill <= 255:
-            raise InputError(f"crop_padding must be >= 0 and fill in 0..255, got {self.crop_padding} and {self.fill}")
+            raise InputError(
+                f"crop_padding must be >= 0 and fill in 0..255, got {self.crop_padding} and {self.fill}"
+            )
 
 
 class Crops(NamedTuple):
@@ -75,23 +77,38 @@ class ResidentPixels:
             padded = self.padded.numpy()
             for index, down, right, flip in zip(*crops, strict=True):
                 yield torch.from_numpy(
-                    _cut_numpy(padded=padded, index=index, down=down, right=right, flip=flip, size=self.shape[1:])
+                    _cut_numpy(
+                        padded=padded,
+                        index=index,
+                        down=down,
+                        right=right,
+                        flip=flip,
+                        size=self.shape[1:],
+                    )
                 )
             return
-        on_device = [torch.from_numpy(part).to(self.padded.device) for part in crops]  # one copy per epoch
+        on_device = [
+            torch.from_numpy(part).to(self.padded.device) for part in crops
+        ]  # one copy per epoch
         for part in zip(*on_device, strict=True):
             yield self.cut_one(*part)
 
     def cut_one(self, index: Tensor, down: Tensor, right: Tensor, flip: Tensor) -> Tensor:
         """The crops of one batch, by tensors on the device."""
-        return _cut_torch(padded=self.padded, index=index, down=down, right=right, flip=flip, size=self.shape[1:])
+        return _cut_torch(
+            padded=self.padded, index=index, down=down, right=right, flip=flip, size=self.shape[1:]
+        )
 
 
 class StreamedPixels:
     """Images decoded from their files in threads, before they are needed."""
 
     def __init__(
-        self, images: ImageSet, preprocessing: Preprocessing, augmentation: Augmentation, device: torch.device
+        self,
+        images: ImageSet,
+        preprocessing: Preprocessing,
+        augmentation: Augmentation,
+        device: torch.device,
     ) -> None:
         self._images = images
         self._preprocessing = preprocessing
@@ -130,7 +147,9 @@ class ResidentFeatures:
 
     def cut(self, crops: Crops) -> Iterator[Tensor]:
         """See ``PixelSource``."""
-        for part in zip(*(torch.from_numpy(part).to(self.table.device) for part in crops), strict=True):
+        for part in zip(
+            *(torch.from_numpy(part).to(self.table.device) for part in crops), strict=True
+        ):
             yield self.cut_one(*part)
 
     def cut_one(self, index: Tensor, _down: Tensor, _right: Tensor, flip: Tensor) -> Tensor:
@@ -148,14 +167,18 @@ def augmented_views(images: Array, augmentation: Augmentation, count: int, seed:
     for view in views:
         down, right = rng.integers(0, 2 * augmentation.crop_padding + 1, (2, n))
         flip = rng.random(n) < 0.5 if augmentation.flip else np.zeros(n, bool)
-        cut = _cut_numpy(padded=padded, index=every, down=down, right=right, flip=flip, size=images.shape[1:3])
+        cut = _cut_numpy(
+            padded=padded, index=every, down=down, right=right, flip=flip, size=images.shape[1:3]
+        )
         view[:] = cut.transpose(0, 2, 3, 1)
     return views.reshape(count * n, *images.shape[1:])
 
 
 def _readable(item: Array | ImageError) -> Array:
     if isinstance(item, ImageError):
-        raise DataError(f"{item.name} was readable before but is not now: {item.reason}. Repair it and train again")
+        raise DataError(
+            f"{item.name} was readable before but is not now: {item.reason}. Repair it and train again"
+        )
     return item
 
 
@@ -168,8 +191,12 @@ def _padded(images: Array, augmentation: Augmentation) -> Array:
     return out
 
 
-def _cut_numpy(padded: Array, index: Array, down: Array, right: Array, flip: Array, size: tuple[int, ...]) -> Array:
-    windows = np.lib.stride_tricks.sliding_window_view(padded, size[:2], axis=(2, 3))  # [N, C, down, right, H, W]
+def _cut_numpy(
+    padded: Array, index: Array, down: Array, right: Array, flip: Array, size: tuple[int, ...]
+) -> Array:
+    windows = np.lib.stride_tricks.sliding_window_view(
+        padded, size[:2], axis=(2, 3)
+    )  # [N, C, down, right, H, W]
     out: Array = windows[index, :, down, right]
     out[flip] = out[flip, :, :, ::-1]
     return out
@@ -184,7 +211,10 @@ def _cut_torch(
     columns = right[:, None] + torch.where(flip[:, None], width - 1 - columns, columns)  # [B, W]
     channels = torch.arange(padded.shape[1], device=padded.device)
     return padded[
-        index[:, None, None, None], channels[:, None, None], rows[:, None, :, None], columns[:, None, None, :]
+        index[:, None, None, None],
+        channels[:, None, None],
+        rows[:, None, :, None],
+        columns[:, None, None, :],
     ]
 
 
@@ -204,7 +234,9 @@ def available_memory() -> int:
 def _free_memory() -> int:
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+        return next(
+            int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")
+        )
     except (OSError, StopIteration, ValueError):
         pass
     try:
@@ -235,7 +267,9 @@ def pixel_source(
     needed = len(images) * preprocessing.channels * height * width
     fits = needed <= (resident_budget(device) if budget is None else budget)
     look = images.load if fits else images.readable
-    with progress_bar("reading images", len(images), "images", show_progress and not images.resident) as advance:
+    with progress_bar(
+        "reading images", len(images), "images", show_progress and not images.resident
+    ) as advance:
         loaded: ReadImages = look(preprocessing, bad, advance)
     for image in loaded.bad:
         warnings.warn(f"left out {image.name}: {image.reason}", stacklevel=2)

@@ -42,13 +42,19 @@ class HeldOut(NamedTuple):
 
 
 def hold_out(
-    images: ImageSet, memory: ImageSet | None, share: float, seed: int, load: Callable[[ImageSet], ImageSet]
+    images: ImageSet,
+    memory: ImageSet | None,
+    share: float,
+    seed: int,
+    load: Callable[[ImageSet], ImageSet],
 ) -> HeldOut:
     """Hold out ``share`` of each remembered class, and as many images of each new class; never the last of a class."""
     if not share or memory is None or not len(memory):
         return HeldOut(images, memory, None)
     remembered = {name: count for name, count in memory.counts().items() if count}
-    new = {name: count for name, count in images.counts().items() if count and name not in remembered}
+    new = {
+        name: count for name, count in images.counts().items() if count and name not in remembered
+    }
     scarcest = min([*remembered.values(), *new.values()])
     count = min(max(1, round(share * max(remembered.values()))), scarcest - 1)
     if count < 1:
@@ -60,7 +66,9 @@ def hold_out(
     return HeldOut(kept_images, kept_memory, concatenate(held))
 
 
-def _divided(images: ImageSet, names: Iterable[str], count: int, rng: np.random.Generator) -> tuple[ImageSet, ImageSet]:
+def _divided(
+    images: ImageSet, names: Iterable[str], count: int, rng: np.random.Generator
+) -> tuple[ImageSet, ImageSet]:
     """Split off ``count`` images of each class in ``names``: the rest, and the images split off."""
     order = rng.permutation(len(images))
     held = np.zeros(len(images), bool)
@@ -95,7 +103,9 @@ class ReplayMemory:
     ) -> ReplayMemory:
         """The memory with images of missing classes added; ``herding`` needs ``features`` -> [N, d]."""
         if selection not in ("random", "herding") or (selection == "herding" and features is None):
-            raise InputError(f"selection={selection!r} must be random, or herding with a features function")
+            raise InputError(
+                f"selection={selection!r} must be random, or herding with a features function"
+            )
         held = self.images.counts() if self.images is not None else {}
         shown = images.counts()
         new = [name for name in images.classes if shown[name] and not held.get(name)]

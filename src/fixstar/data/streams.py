@@ -31,7 +31,9 @@ class TaskStream:
     @classmethod
     def of(cls, sets: Iterable[ImageSet], order: Iterable[str]) -> TaskStream:
         """One task per set of new images."""
-        return cls(tuple(Task(number, images) for number, images in enumerate(sets, start=1)), tuple(order))
+        return cls(
+            tuple(Task(number, images) for number, images in enumerate(sets, start=1)), tuple(order)
+        )
 
     def __len__(self) -> int:
         return len(self.tasks)
@@ -55,7 +57,9 @@ def class_order(classes: Sequence[str], seed: int | None) -> tuple[str, ...]:
     return tuple(classes[i] for i in order.tolist())
 
 
-def class_stream(images: ImageSet, initial: int, increment: int = 0, order_seed: int | None = None) -> TaskStream:
+def class_stream(
+    images: ImageSet, initial: int, increment: int = 0, order_seed: int | None = None
+) -> TaskStream:
     """New classes in every task: ``initial`` first, then ``increment``; CIFAR-100 in 7 tasks is (images, 10, 15)."""
     order = class_order(images.classes, order_seed)
     rest = len(order) - initial
@@ -75,20 +79,28 @@ def class_stream(images: ImageSet, initial: int, increment: int = 0, order_seed:
 def sample_stream(images: ImageSet, fractions: Sequence[float], seed: int = 0) -> TaskStream:
     """All classes from the first task; each task adds a fraction of every class's images (CoReS 6.8, old classes)."""
     if not fractions or min(fractions) <= 0 or sum(fractions) > 1 + 1e-9:
-        raise InputError(f"fractions must be positive and add up to at most 1, got {list(fractions)}")
+        raise InputError(
+            f"fractions must be positive and add up to at most 1, got {list(fractions)}"
+        )
     parts = _split_samples(images, fractions, seed)
     return TaskStream.of([images.take(part) for part in parts], images.classes)
 
 
 def class_and_sample_stream(
-    images: ImageSet, initial: int, fraction: float = 0.5, order_seed: int | None = None, seed: int = 0
+    images: ImageSet,
+    initial: int,
+    fraction: float = 0.5,
+    order_seed: int | None = None,
+    seed: int = 0,
 ) -> TaskStream:
     """Two tasks: ``fraction`` of the samples of the first ``initial`` classes, then everything else (CoReS 6.8,
     old and new classes).
     """
     order = class_order(images.classes, order_seed)
     if not 1 <= initial < len(order) or not 0 < fraction < 1:
-        raise InputError(f"need 1 <= initial < {len(order)} and 0 < fraction < 1, got {initial} and {fraction}")
+        raise InputError(
+            f"need 1 <= initial < {len(order)} and 0 < fraction < 1, got {initial} and {fraction}"
+        )
     old = images.of_classes(order[:initial])
     new = images.of_classes(order[initial:])
     first, rest = _split_samples(old, [fraction, 1 - fraction], seed)
@@ -110,5 +122,7 @@ def _split_samples(
         for part, a, b in zip(parts, cuts, cuts[1:], strict=False):
             part.extend(rows[a:b].tolist())
     if empty := [i + 1 for i, part in enumerate(parts) if not part]:
-        raise InputError(f"task {empty[0]} would have no image: too few images per class for {list(fractions)}")
+        raise InputError(
+            f"task {empty[0]} would have no image: too few images per class for {list(fractions)}"
+        )
     return [np.sort(np.array(part, np.int64)) for part in parts]

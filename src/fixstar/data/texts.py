@@ -28,7 +28,9 @@ LABEL = "label"
 TEXT_EXTENSIONS = frozenset({".txt", ".md"})
 TABLES = frozenset({".jsonl", ".csv", ".tsv", ".parquet"})
 
-_ACCEPTED = "a .jsonl, .csv, .tsv or .parquet file, a folder of .txt and .md files, or one such file"
+_ACCEPTED = (
+    "a .jsonl, .csv, .tsv or .parquet file, a folder of .txt and .md files, or one such file"
+)
 _LONGEST_LINE = 64 << 20  # bytes of a row of JSON lines
 _LONGEST_CELL = (1 << 31) - 1  # characters; the module csv allows 131,072 otherwise
 _MOST_COUNTED = 1 << 30  # bytes of a file that are read to say how long its text is
@@ -81,7 +83,9 @@ def text_rows(
     return _checked(path, _READERS[suffix](path), text or TEXT, key, on_bad)
 
 
-def labelled_texts(source: str | Path, text: str | None = None, label: str | None = None) -> ImageSet:
+def labelled_texts(
+    source: str | Path, text: str | None = None, label: str | None = None
+) -> ImageSet:
     """Texts with a label each, as a labelled set."""
     named = label or LABEL
     rows = text_rows(source, text)
@@ -128,7 +132,11 @@ def _refuse_fields(path: Path, text: str | None, key: str | None) -> None:
 
 
 def _folder(folder: Path, on_bad: OnBad | None) -> list[TextRow]:
-    found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in TEXT_EXTENSIONS and path.is_file())
+    found = sorted(
+        path
+        for path in folder.rglob("*")
+        if path.suffix.lower() in TEXT_EXTENSIONS and path.is_file()
+    )
     rows: list[TextRow] = []
     broken: list[DataError] = []
     for path in found:
@@ -167,7 +175,9 @@ def _content(path: Path) -> str:
             file.seek(0)
             characters, whole = _counted(file)
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: it is not UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8") from error
+        raise DataError(
+            f"{path}: it is not UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8"
+        ) from error
     except OSError as error:
         raise DataError(f"{path}: it cannot be read: {error.strerror or error}") from error
     raise DataError(f"{path}: {too_long(characters, at_least=not whole)}")
@@ -191,7 +201,9 @@ def _refuse_other_encoding(path: Path) -> None:
         first = file.read(4)
     for mark, encoding in _BYTE_ORDER_MARKS.items():
         if first.startswith(mark):
-            raise DataError(f"{path}: it is {encoding}, not UTF-8, by its first bytes; save it as UTF-8")
+            raise DataError(
+                f"{path}: it is {encoding}, not UTF-8, by its first bytes; save it as UTF-8"
+            )
 
 
 # --- tables
@@ -231,14 +243,22 @@ def _checked(
 def _row(path: Path, line: int, fields: Mapping[str, Any], text: str, key: str | None) -> TextRow:
     if text not in fields:
         there = ", ".join(sorted(fields)) or "nothing"
-        raise DataError(f"{path}, line {line}: no field {text!r}; it has {there}. Say which field is the text")
+        raise DataError(
+            f"{path}, line {line}: no field {text!r}; it has {there}. Say which field is the text"
+        )
     item = _id(path, line, fields, key)
     content = fields[text]
     if not isinstance(content, str):
         raise DataError(f"{path}, line {line}: {text} is {content!r}, not a text")
-    others = {field: value for field, value in fields.items() if field not in (text, key or ID) and value is not None}
+    others = {
+        field: value
+        for field, value in fields.items()
+        if field not in (text, key or ID) and value is not None
+    }
     if TEXT in others:
-        raise DataError(f"{path}, line {line}: the field {TEXT} is where the text is kept; give yours another name")
+        raise DataError(
+            f"{path}, line {line}: the field {TEXT} is where the text is kept; give yours another name"
+        )
     return TextRow(item, content, others)
 
 
@@ -259,7 +279,9 @@ def _jsonl(path: Path) -> Iterator[Row | DataError]:
             if len(line) > _LONGEST_LINE:
                 while line and not line.endswith(b"\n"):
                     line = file.readline(_LONGEST_LINE)
-                yield DataError(f"{path}, line {number}: it is longer than {_LONGEST_LINE >> 20} MB")
+                yield DataError(
+                    f"{path}, line {number}: it is longer than {_LONGEST_LINE >> 20} MB"
+                )
             elif line.strip():
                 yield _json_row(path, number, line)
 
@@ -269,7 +291,9 @@ def _json_row(path: Path, number: int, line: bytes) -> Row | DataError:
     try:
         row = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
     except UnicodeDecodeError as error:
-        return DataError(f"{path}, line {number}: it is not UTF-8 ({error.reason}); save it as UTF-8")
+        return DataError(
+            f"{path}, line {number}: it is not UTF-8 ({error.reason}); save it as UTF-8"
+        )
     except (ValueError, RecursionError) as error:
         return DataError(f"{path}, line {number}: it is not JSON: {error}")
     if not isinstance(row, dict):
@@ -296,7 +320,9 @@ class _Lines:
 
 
 def _separated(path: Path, by: str) -> Iterator[Row | DataError]:
-    csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_CELL))  # of the whole process: csv has no other
+    csv.field_size_limit(
+        max(csv.field_size_limit(), _LONGEST_CELL)
+    )  # of the whole process: csv has no other
     with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
         lines = _Lines(file)
         rows = csv.DictReader(lines, delimiter=by)

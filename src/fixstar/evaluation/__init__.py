@@ -18,7 +18,13 @@ from fixstar.evaluation.compatibility import (
     update_gain,
 )
 from fixstar.evaluation.cross_test import MEASURES, CrossTest, cross_test, cross_test_scores
-from fixstar.evaluation.curves import accuracy_curves, accuracy_panels, backfill_curves, metric_curve, roc_curves
+from fixstar.evaluation.curves import (
+    accuracy_curves,
+    accuracy_panels,
+    backfill_curves,
+    metric_curve,
+    roc_curves,
+)
 from fixstar.evaluation.evidence import (
     Difference,
     Flips,
@@ -30,12 +36,29 @@ from fixstar.evaluation.evidence import (
     verdicts,
 )
 from fixstar.evaluation.features import VersionFeatures
-from fixstar.evaluation.mixed import BackfillCurve, backfill_curve, mixed_gallery_search, mixed_nearest
-from fixstar.evaluation.pictures import HitPicture, compatibility_heat_map, contact_sheet, side_by_side
+from fixstar.evaluation.mixed import (
+    BackfillCurve,
+    backfill_curve,
+    mixed_gallery_search,
+    mixed_nearest,
+)
+from fixstar.evaluation.pictures import (
+    HitPicture,
+    compatibility_heat_map,
+    contact_sheet,
+    side_by_side,
+)
 from fixstar.evaluation.relevance import Relevant, matched, read_relevance
 from fixstar.evaluation.report import RateTable, Report, Thumbnails, lost_queries
 from fixstar.evaluation.retrieval import ndcg, recall, reciprocal_rank, retrieval_measure, top_1
-from fixstar.evaluation.search import PROTOCOLS, cmc, mean_average_precision, nearest, store_search, templates
+from fixstar.evaluation.search import (
+    PROTOCOLS,
+    cmc,
+    mean_average_precision,
+    nearest,
+    store_search,
+    templates,
+)
 from fixstar.evaluation.verification import (
     Split,
     VerificationPairs,

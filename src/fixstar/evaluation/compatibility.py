@@ -46,7 +46,9 @@ def average_accuracy(C: ArrayLike, *, up_to: int | None = None) -> float:
     return float(matrix[np.tril_indices(len(matrix))].mean())
 
 
-def average_compatibility_accuracy(C: ArrayLike, *, up_to: int | None = None, ties: bool = False) -> float:
+def average_compatibility_accuracy(
+    C: ArrayLike, *, up_to: int | None = None, ties: bool = False
+) -> float:
     """ACA: the mean accuracy of cross-tests, incompatible ones counting as zero (section 5.1 of HOC).
 
     2 / (T(T-1)) * sum of C[t, k] where C[t, k] > C[k, k]. The printed formula lacks the factor C[t, k] and
@@ -201,7 +203,9 @@ def summarise_matrices(matrices: Sequence[ArrayLike]) -> MatrixSpread:
     stack = np.stack(arrays)
     missing = np.isnan(stack)
     if partly := np.argwhere(missing.any(axis=0) & ~missing.all(axis=0)).tolist():
-        raise InputError(f"cell {partly[0]} was measured in only some of the {len(stack)} runs; leave out the others")
+        raise InputError(
+            f"cell {partly[0]} was measured in only some of the {len(stack)} runs; leave out the others"
+        )
     deviation = stack.std(axis=0, ddof=1) if len(stack) > 1 else None
     return MatrixSpread(stack.mean(axis=0), deviation, len(stack))
 
@@ -229,7 +233,9 @@ def _lower_triangle(C: ArrayLike, up_to: int | None = None) -> Matrix:
         raise InputError(f"a compatibility matrix has T rows of T numbers; got {C!r}") from error
     T = matrix.shape[0] if matrix.ndim else 0
     if T == 0 or matrix.shape != (T, T):
-        raise InputError(f"a compatibility matrix is square, [T, T] with T >= 1; got shape {matrix.shape}")
+        raise InputError(
+            f"a compatibility matrix is square, [T, T] with T >= 1; got shape {matrix.shape}"
+        )
     if up_to is not None:
         tau = operator.index(up_to)
         if not 1 <= tau <= T:
@@ -247,20 +253,30 @@ def _with_cross_tests(C: ArrayLike, up_to: int | None = None) -> Matrix:
     """``_lower_triangle``, with at least one cell below the diagonal."""
     matrix = _lower_triangle(C, up_to)
     if len(matrix) < 2:
-        raise InputError("compatibility needs at least two versions; one version has only its self-test")
+        raise InputError(
+            "compatibility needs at least two versions; one version has only its self-test"
+        )
     return matrix
 
 
 def _require_fractions(values: NDArray[Any]) -> None:
     if np.isnan(values).any():
-        raise InputError("a self-test or cross-test is NaN (not measured); up_to=tau uses the first tau versions only")
+        raise InputError(
+            "a self-test or cross-test is NaN (not measured); up_to=tau uses the first tau versions only"
+        )
     outside = values[(values < 0) | (values > 1)]
     if outside.size:
-        raise InputError(f"accuracies are fractions from 0 to 1, got {outside[0]:g}. Divide percentages by 100")
+        raise InputError(
+            f"accuracies are fractions from 0 to 1, got {outside[0]:g}. Divide percentages by 100"
+        )
 
 
 def _spread(name: str, values: Sequence[float]) -> Spread:
-    if wrong := [number for number, value in enumerate(values) if value is None or not math.isfinite(value)]:
-        raise InputError(f"{name} of run {wrong[0]} is {values[wrong[0]]}: not measured. Leave out that run")
+    if wrong := [
+        number for number, value in enumerate(values) if value is None or not math.isfinite(value)
+    ]:
+        raise InputError(
+            f"{name} of run {wrong[0]} is {values[wrong[0]]}: not measured. Leave out that run"
+        )
     deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
     return Spread(float(np.mean(values)), deviation, len(values))

@@ -112,7 +112,9 @@ def cross_test(
     if takes_pairs(protocol) and pairs is None:
         raise InputError(f"{protocol} needs pairs; draw them with sample_pairs(labels)")
     # Every gallery is prepared once, and discarded when an ``adapt`` has moved it.
-    searches: WeakKeyDictionary[VersionFeatures, Callable[[Floats, Labels], Outcomes]] = WeakKeyDictionary()
+    searches: WeakKeyDictionary[VersionFeatures, Callable[[Floats, Labels], Outcomes]] = (
+        WeakKeyDictionary()
+    )
     T = len(versions)
     total = T * T if upper else T * (T + 1) // 2
     matrix = np.full((T, T), np.nan)
@@ -149,7 +151,9 @@ def cross_test(
     return CrossTest(tuple(version.name for version in versions), protocol, matrix, hits)
 
 
-def cross_test_scores(versions: Sequence[VersionFeatures], pairs: VerificationPairs) -> dict[Cell, NDArray[np.float64]]:
+def cross_test_scores(
+    versions: Sequence[VersionFeatures], pairs: VerificationPairs
+) -> dict[Cell, NDArray[np.float64]]:
     """The cosine of every pair, [pairs], by cell (t, k), t >= k: first image by version t, second by k."""
     return {cell: _pair_cosines(query, gallery, pairs) for cell, query, gallery in _cells(versions)}
 
@@ -182,11 +186,15 @@ def _parse(protocol: str) -> tuple[str, float]:
     if protocol in PROTOCOLS:
         return protocol, 0
     found = re.fullmatch(
-        r"(verification|map)|(rank|knn|map)([1-9][0-9]*)|(TAR@FAR|TPIR@FPIR)=(1|0?\.[0-9]+|[0-9]e-[0-9]+)", protocol
+        r"(verification|map)|(rank|knn|map)([1-9][0-9]*)|(TAR@FAR|TPIR@FPIR)=(1|0?\.[0-9]+|[0-9]e-[0-9]+)",
+        protocol,
     )
     if found is None:
         raise UnknownNameError(
-            "protocol", protocol, MEASURES, "K is a number, as in rank5, F a fraction, as in TAR@FAR=1e-4"
+            "protocol",
+            protocol,
+            MEASURES,
+            "K is a number, as in rank5, F a fraction, as in TAR@FAR=1e-4",
         )
     if found[4]:
         return found[4], float(found[5])
@@ -204,9 +212,13 @@ def _cells(
             yield (t, k), versions[t], gallery
 
 
-def _pair_cosines(query: VersionFeatures, gallery: VersionFeatures, pairs: VerificationPairs) -> NDArray[np.float64]:
+def _pair_cosines(
+    query: VersionFeatures, gallery: VersionFeatures, pairs: VerificationPairs
+) -> NDArray[np.float64]:
     queries = query.queries_in(gallery)
-    lengths = np.linalg.norm(queries, axis=1)  # of the part in the old space; pair_scores divides by it
+    lengths = np.linalg.norm(
+        queries, axis=1
+    )  # of the part in the old space; pair_scores divides by it
     return np.asarray(pair_scores(queries, gallery.gallery, pairs) * lengths[pairs.first])
 
 
@@ -226,7 +238,9 @@ def _answers(
     if kind == "knn":
         return knn_hits(queries, truth, gallery, labels, K)
     if kind == "TPIR@FPIR":
-        values = open_set_hits(queries, truth, gallery, labels, number, lengths=np.linalg.norm(queries, axis=1))
+        values = open_set_hits(
+            queries, truth, gallery, labels, number, lengths=np.linalg.norm(queries, axis=1)
+        )
     elif relevant is not None:
         values = listed_precisions(queries, gallery, relevant, at=K or None)
     else:
@@ -236,8 +250,12 @@ def _answers(
             views = {"query_cameras": cameras[0], "gallery_cameras": cameras[1]}
         values = average_precisions(queries, truth, gallery, labels, at=K or None, **views)
     if np.isnan(values).all():
-        raise InputError(f"none of the {len(values)} queries has an image of its class in the gallery")
-    return values[~np.isnan(values)]  # the same queries in every cell, as this depends only on the labels
+        raise InputError(
+            f"none of the {len(values)} queries has an image of its class in the gallery"
+        )
+    return values[
+        ~np.isnan(values)
+    ]  # the same queries in every cell, as this depends only on the labels
 
 
 def _check(versions: Sequence[VersionFeatures], upper: bool) -> None:

@@ -56,7 +56,9 @@ def metric_curve(C: ArrayLike, metric: str = "AA") -> Floats:
         raise UnknownNameError("metric", metric, METRICS)
     T = len(np.asarray(C))
     first = 1 if metric == "AA" else 2
-    return np.array([METRICS[metric](C, up_to=tau) if tau >= first else np.nan for tau in range(1, T + 1)])
+    return np.array(
+        [METRICS[metric](C, up_to=tau) if tau >= first else np.nan for tau in range(1, T + 1)]
+    )
 
 
 def accuracy_curves(
@@ -73,13 +75,17 @@ def accuracy_curves(
     """
     lines = {name: _checked_series(name, values) for name, values in series.items()}
     if not lines:
-        raise InputError("accuracy_curves needs at least one method: {name: one fraction per version}")
+        raise InputError(
+            "accuracy_curves needs at least one method: {name: one fraction per version}"
+        )
     T = max(map(len, lines.values()))
     if outside := [version for version in replacements if not 1 <= version <= T]:
         raise InputError(f"replacements are version numbers, 1 to {T} here; got {outside[0]}")
     figure, axes = _figure(title, "version", f"{metric} (%)", len(lines))
     for version in replacements:
-        axes.axvline(version, color=GREY, linewidth=1.0, linestyle=(0, (4, 3)), zorder=1, gid="replacement")
+        axes.axvline(
+            version, color=GREY, linewidth=1.0, linestyle=(0, (4, 3)), zorder=1, gid="replacement"
+        )
     for number, (name, values) in enumerate(lines.items()):
         _draw_curve(axes, np.arange(1, len(values) + 1), 100 * values, name, number)
     axes.set_xlim(0.6, T + 0.4)
@@ -110,16 +116,30 @@ def backfill_curves(
         shares = 100 * curve.shares[order]
         runs = 100 * curve.runs[:, order]
         if len(runs) > 1:
-            axes.fill_between(shares, runs.min(axis=0), runs.max(axis=0), color=colour, alpha=0.15, linewidth=0)
+            axes.fill_between(
+                shares, runs.min(axis=0), runs.max(axis=0), color=colour, alpha=0.15, linewidth=0
+            )
         for accuracy, style in zip(tests.get(name, ()), ((0, (1, 2)), (0, (6, 3))), strict=False):
-            axes.axhline(100 * accuracy, color=colour, linewidth=1.2, linestyle=style, zorder=1, gid="self-test")
+            axes.axhline(
+                100 * accuracy,
+                color=colour,
+                linewidth=1.2,
+                linestyle=style,
+                zorder=1,
+                gid="self-test",
+            )
         _draw_curve(axes, shares, 100 * curve.accuracy[order], name, number)
     axes.set_xlim(-2, 102)
-    return _finished(figure, axes, path, "dotted: old self-test   dashed: new self-test" if tests else "")
+    return _finished(
+        figure, axes, path, "dotted: old self-test   dashed: new self-test" if tests else ""
+    )
 
 
 def roc_curves(
-    curves: Mapping[str, tuple[ArrayLike, ArrayLike]], path: str | Path | None = None, *, title: str = ""
+    curves: Mapping[str, tuple[ArrayLike, ArrayLike]],
+    path: str | Path | None = None,
+    *,
+    title: str = "",
 ) -> Figure:
     """Draw TAR over FAR as a staircase, name -> (far, tar) of ``roc``. FAR is logarithmic; 0 is left out."""
     if not curves:
@@ -129,11 +149,15 @@ def roc_curves(
     for number, (name, (far, tar)) in enumerate(curves.items()):
         x, y = (_checked_series(name, values) for values in (far, tar))
         if x.shape != y.shape:
-            raise InputError(f"the ROC of {name!r} needs as many FAR as TAR values; got {len(x)} and {len(y)}")
+            raise InputError(
+                f"the ROC of {name!r} needs as many FAR as TAR values; got {len(x)} and {len(y)}"
+            )
         shown = x >= LOWEST_FAR
         lowest = min(lowest, float(x[shown].min(initial=1.0)))
         marks = max(1, int(shown.sum()) // 6)
-        _draw_curve(axes, x[shown], 100 * y[shown], name, number, drawstyle="steps-post", markevery=marks)
+        _draw_curve(
+            axes, x[shown], 100 * y[shown], name, number, drawstyle="steps-post", markevery=marks
+        )
     axes.set(xscale="log", xlim=(lowest * 0.9, 1.1))
     axes.minorticks_off()
     return _finished(figure, axes, path, "")
@@ -147,9 +171,14 @@ def accuracy_panels(
     title: str = "",
 ) -> Figure:
     """Draw a value at each version, group -> name -> fractions [T]: one panel per group. NaN leaves a gap."""
-    series = {group: {name: _checked_series(name, v) for name, v in of.items()} for group, of in groups.items()}
+    series = {
+        group: {name: _checked_series(name, v) for name, v in of.items()}
+        for group, of in groups.items()
+    }
     if not series or not all(series.values()):
-        raise InputError("accuracy_panels needs a curve per group: {method: {name: one fraction per version}}")
+        raise InputError(
+            "accuracy_panels needs a curve per group: {method: {name: one fraction per version}}"
+        )
     columns = min(COLUMNS, len(series))
     rows = -(-len(series) // columns)
     longest = max(len(name) for of in series.values() for name in of)
@@ -177,11 +206,22 @@ def _draw_panel(axes: Axes, group: str, series: Mapping[str, Mapping[str, Floats
     axes.set_xlim(0.6, max(len(values) for of in series.values() for values in of.values()) + 0.4)
     axes.locator_params(axis="x", integer=True, steps=[1, 2, 5, 10])
     axes.set_title(group, loc="left", size=TEXT + 1, color=INK, weight="bold").set_parse_math(False)
-    for values in (values for other, of in series.items() if other != group for values in of.values()):
-        axes.plot(np.arange(1, len(values) + 1), 100 * values, color=BEHIND, linewidth=1.0, zorder=1, gid="other")
+    for values in (
+        values for other, of in series.items() if other != group for values in of.values()
+    ):
+        axes.plot(
+            np.arange(1, len(values) + 1),
+            100 * values,
+            color=BEHIND,
+            linewidth=1.0,
+            zorder=1,
+            gid="other",
+        )
     for number, (name, values) in enumerate(series[group].items()):
         _draw_curve(axes, np.arange(1, len(values) + 1), 100 * values, name, number)
-    _draw_legend(axes, axes, bbox_to_anchor=(0, -0.25), loc="upper left", borderaxespad=0, labelspacing=0.25)
+    _draw_legend(
+        axes, axes, bbox_to_anchor=(0, -0.25), loc="upper left", borderaxespad=0, labelspacing=0.25
+    )
 
 
 def _checked_series(name: str, values: ArrayLike) -> Floats:
@@ -190,7 +230,9 @@ def _checked_series(name: str, values: ArrayLike) -> Floats:
     if array.ndim != 1 or not len(array):
         raise InputError(f"{name!r} needs a non-empty list of fractions; got shape {array.shape}")
     if (np.abs(array[~np.isnan(array)]) > 1).any():
-        raise InputError(f"{name!r} has values outside -1 to 1; curves take fractions. Divide percentages by 100")
+        raise InputError(
+            f"{name!r} has values outside -1 to 1; curves take fractions. Divide percentages by 100"
+        )
     return array
 
 
@@ -207,7 +249,9 @@ def _figure(title: str, x: str, y: str, lines: int) -> tuple[Figure, Axes]:
 
 def _draw_title(figure: Figure, title: str) -> None:
     left = 0.22 / figure.get_size_inches()[0]
-    figure.suptitle(title, x=left, ha="left", size=TITLE, color=INK, weight="bold").set_parse_math(False)
+    figure.suptitle(title, x=left, ha="left", size=TITLE, color=INK, weight="bold").set_parse_math(
+        False
+    )
 
 
 def _style_axes(axes: Axes) -> None:
@@ -219,7 +263,9 @@ def _style_axes(axes: Axes) -> None:
     axes.tick_params(length=0, labelsize=TEXT, labelcolor=GREY)
 
 
-def _draw_curve(axes: Axes, x: NDArray[Any], y: Floats, name: str, number: int, **style: Any) -> None:
+def _draw_curve(
+    axes: Axes, x: NDArray[Any], y: Floats, name: str, number: int, **style: Any
+) -> None:
     """Draw a curve with the colour and marker of its number; dashed when the colours repeat."""
     again = number >= len(COLOURS)
     look: dict[str, Any] = {"linewidth": 1.8, "markersize": 4.5, "markeredgewidth": 0}

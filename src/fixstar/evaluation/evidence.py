@@ -88,7 +88,9 @@ def paired_bootstrap(
     enough = needed_resamples(confidence, fewest=1)
     resamples = needed_resamples(confidence) if resamples is None else resamples
     if resamples < enough:
-        raise InputError(f"{resamples} resamples are too few for confidence {confidence:g}; pass at least {enough}")
+        raise InputError(
+            f"{resamples} resamples are too few for confidence {confidence:g}; pass at least {enough}"
+        )
     rng = np.random.default_rng(seed)
     if clusters is None:
         units = len(differences)
@@ -122,9 +124,15 @@ def verdicts(
     if not cells:
         raise InputError("verdicts need the hits of at least two versions; run cross_test on them")
     shared = len(cells) if family == "matrix" else 1
-    ways: dict[str, Any] = {"confidence": 1 - (1 - confidence) / shared, "seed": seed, "clusters": clusters}
+    ways: dict[str, Any] = {
+        "confidence": 1 - (1 - confidence) / shared,
+        "seed": seed,
+        "clusters": clusters,
+    }
     ways["resamples"] = shared * needed_resamples(confidence)
-    return {(t, k): paired_bootstrap(result.hits[t, k], result.hits[k, k], **ways) for t, k in cells}
+    return {
+        (t, k): paired_bootstrap(result.hits[t, k], result.hits[k, k], **ways) for t, k in cells
+    }
 
 
 def cell_evidence(cells: Mapping[tuple[int, int], Difference]) -> CellEvidence:
@@ -136,7 +144,9 @@ def cell_evidence(cells: Mapping[tuple[int, int], Difference]) -> CellEvidence:
     CellEvidence(compatible=2, incompatible=0, not_decided=1)
     """
     if not cells:
-        raise InputError("there is no cross-test to count; compatibility needs at least two versions")
+        raise InputError(
+            "there is no cross-test to count; compatibility needs at least two versions"
+        )
     count = Counter(cell.verdict for cell in cells.values())
     return CellEvidence(count["compatible"], count["incompatible"], count["not decided"])
 
@@ -144,7 +154,9 @@ def cell_evidence(cells: Mapping[tuple[int, int], Difference]) -> CellEvidence:
 def needed_resamples(confidence: float, fewest: int = 2000) -> int:
     """The number of resamples for an interval of this confidence: 2,000, or more for a high confidence."""
     if not 0 < confidence < 1:
-        raise InputError(f"confidence is a fraction between 0 and 1, such as 0.95; got {confidence:g}")
+        raise InputError(
+            f"confidence is a fraction between 0 and 1, such as 0.95; got {confidence:g}"
+        )
     return max(fewest, math.ceil(2 * _BEYOND / (1 - confidence) - 1e-6))
 
 
@@ -209,7 +221,11 @@ def flips(before: Hits, after: Hits, labels: Labels) -> Flips:
     lost = old & ~new
     won = new & ~old
     names, inverse, counts = np.unique(classes, return_inverse=True, return_counts=True)
-    columns = (names, counts, *(np.bincount(inverse[which], minlength=len(names)) for which in (lost, won)))
+    columns = (
+        names,
+        counts,
+        *(np.bincount(inverse[which], minlength=len(names)) for which in (lost, won)),
+    )
     table = (ClassFlips(*row) for row in zip(*(column.tolist() for column in columns), strict=True))
     ranked = sorted(table, key=lambda row: (row.net, -row.negative, row.label))
     return Flips(len(old), np.flatnonzero(lost), np.flatnonzero(won), tuple(ranked))
@@ -230,7 +246,9 @@ def found_before_after(
     for version in (old, new):
         if rows.min() < 0 or rows.max() >= len(version.queries):
             seen = f"{rows.min()} to {rows.max()}"
-            raise InputError(f"version {version.name!r} has queries 0 to {len(version.queries) - 1}; got {seen}")
+            raise InputError(
+                f"version {version.name!r} has queries 0 to {len(version.queries) - 1}; got {seen}"
+            )
     chosen = replace(new.take(rows), adapt=None)
     stored = stored_galleries([old, new])[0]
     after = nearest(chosen.queries_in(stored), stored.gallery, k)[0]
@@ -257,13 +275,19 @@ def _outcomes(values: ArrayLike, name: str) -> NDArray[Any]:
             f"outcomes of the {name} are one bool or fraction per query, [N]; got {outcomes.dtype} {outcomes.shape}"
         )
     if not len(outcomes):
-        raise InputError(f"the {name} has no queries; a difference needs at least one, a verdict at least six")
+        raise InputError(
+            f"the {name} has no queries; a difference needs at least one, a verdict at least six"
+        )
     if outcomes.dtype.kind != "b":
         if np.isnan(outcomes).any():
-            raise InputError(f"the {name} is NaN at query {int(np.isnan(outcomes).argmax())}; leave it out of both")
+            raise InputError(
+                f"the {name} is NaN at query {int(np.isnan(outcomes).argmax())}; leave it out of both"
+            )
         outside = outcomes[(outcomes < 0) | (outcomes > 1)]
         if outside.size:
-            raise InputError(f"outcomes are fractions from 0 to 1, got {outside[0]:g}. Divide percentages by 100")
+            raise InputError(
+                f"outcomes are fractions from 0 to 1, got {outside[0]:g}. Divide percentages by 100"
+            )
     return outcomes
 
 
@@ -271,24 +295,32 @@ def _cluster_sums(differences: NDArray[Any], clusters: ArrayLike) -> tuple[Float
     """The sum of differences and the number of queries of each cluster, [G] and [G]."""
     labels = np.asarray(clusters)
     if labels.shape != differences.shape:
-        raise InputError(f"clusters are one label per query, {differences.shape}; got shape {labels.shape}")
+        raise InputError(
+            f"clusters are one label per query, {differences.shape}; got shape {labels.shape}"
+        )
     inverse = np.unique(labels, return_inverse=True)[1]
     sums: Floats = np.bincount(inverse, weights=differences).astype(np.float64)
     return sums, np.bincount(inverse).astype(np.float64)
 
 
-def _means_over_queries(differences: NDArray[Any], resamples: int, rng: np.random.Generator) -> Floats:
+def _means_over_queries(
+    differences: NDArray[Any], resamples: int, rng: np.random.Generator
+) -> Floats:
     """The mean differences [resamples] of N queries drawn with replacement."""
     N = len(differences)
     values, counts = np.unique(differences, return_counts=True)
     if len(values) > _FEW_VALUES:
         return _means_over_clusters(differences, np.ones(N), resamples, rng)
-    drawn = rng.multinomial(N, counts / N, size=resamples)  # counts of each value, [resamples, values]
+    drawn = rng.multinomial(
+        N, counts / N, size=resamples
+    )  # counts of each value, [resamples, values]
     means: Floats = drawn @ values.astype(np.float64) / N
     return means
 
 
-def _means_over_clusters(sums: Floats, sizes: Floats, resamples: int, rng: np.random.Generator) -> Floats:
+def _means_over_clusters(
+    sums: Floats, sizes: Floats, resamples: int, rng: np.random.Generator
+) -> Floats:
     """The mean differences [resamples] over the queries of G clusters drawn with replacement."""
     G = len(sums)
     means = np.empty(resamples)
@@ -303,7 +335,9 @@ def _interval(means: Floats, units: int, confidence: float) -> tuple[float, floa
     if units == 1:
         return -1.0, 1.0
     tail = _tail(units, confidence)
-    return float(np.quantile(means, tail, method="lower")), float(np.quantile(means, 1 - tail, method="higher"))
+    return float(np.quantile(means, tail, method="lower")), float(
+        np.quantile(means, 1 - tail, method="higher")
+    )
 
 
 def _tail(units: int, confidence: float) -> float:
@@ -324,7 +358,9 @@ def _student_quantile(z: float, freedom: int) -> float:
         (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
         (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
     )
-    return z + math.fsum(term / float(freedom) ** power for power, term in enumerate(terms, start=1))
+    return z + math.fsum(
+        term / float(freedom) ** power for power, term in enumerate(terms, start=1)
+    )
 
 
 def _verdict(low: float, high: float, differing: int, confidence: float) -> Verdict:

@@ -65,16 +65,24 @@ class VersionFeatures:
             _check_vectors(getattr(self, side), f"{side} of version {self.name!r}")
         if self.queries.shape[1] != self.gallery.shape[1]:
             seen = f"queries {self.queries.shape}, gallery {self.gallery.shape}"
-            raise InputError(f"version {self.name!r} needs queries and gallery of the same width; got {seen}")
-        if self.projection is not None and not (self.projection.ndim == 2 and np.isfinite(self.projection).all()):
-            raise InputError(f"version {self.name!r}: a projection is a matrix [d, m] of finite numbers")
+            raise InputError(
+                f"version {self.name!r} needs queries and gallery of the same width; got {seen}"
+            )
+        if self.projection is not None and not (
+            self.projection.ndim == 2 and np.isfinite(self.projection).all()
+        ):
+            raise InputError(
+                f"version {self.name!r}: a projection is a matrix [d, m] of finite numbers"
+            )
         if self.projection is not None and min(self.projection.shape) != self.queries.shape[1]:
             raise InputError(
                 f"version {self.name!r}: a projection {self.projection.shape} has short forms of "
                 f"{min(self.projection.shape)} components, got {self.queries.shape[1]}. Pass plain features without it"
             )
         if self.parts and sum(self.parts) != self.width:
-            raise InputError(f"version {self.name!r}: parts {self.parts} do not add up to the width {self.width}")
+            raise InputError(
+                f"version {self.name!r}: parts {self.parts} do not add up to the width {self.width}"
+            )
 
     @property
     def width(self) -> int:
@@ -93,7 +101,9 @@ class VersionFeatures:
         if other.name in self.asked:
             return True
         shared = min(len(self.parts), len(other.parts))
-        return self.width == other.width or (shared > 0 and self.parts[:shared] == other.parts[:shared])
+        return self.width == other.width or (
+            shared > 0 and self.parts[:shared] == other.parts[:shared]
+        )
 
     def carry(self, queries: Floats, to: VersionFeatures) -> Floats:
         """Queries [n, s] of this version in the space in which version ``to`` is stored."""
@@ -107,7 +117,9 @@ class VersionFeatures:
         """The unit queries in the space of another version, [N, s]; shorter than 1 if they do not fully lie in it."""
         if to.name in self.asked:
             return self.asked[to.name]
-        return self.carry(geometry.unit(np.asarray(self.queries).astype(np.float32, copy=False)), to)
+        return self.carry(
+            geometry.unit(np.asarray(self.queries).astype(np.float32, copy=False)), to
+        )
 
     def searching(self, to: VersionFeatures) -> Floats:
         """The queries, of any length, that search the gallery of a version, [N, s]."""
@@ -177,7 +189,12 @@ def version_features(
     projection = encoder.projection_matrix()
     parts = encoder.classifier.parts
     return VersionFeatures(
-        name=name, queries=vectors[0], gallery=vectors[-1], projection=projection, adapt=adapt, parts=parts
+        name=name,
+        queries=vectors[0],
+        gallery=vectors[-1],
+        projection=projection,
+        adapt=adapt,
+        parts=parts,
     )
 
 
@@ -217,11 +234,15 @@ def _moved(older: VersionFeatures, version: VersionFeatures) -> VersionFeatures:
     return replace(version, name=older.name, gallery=version.adapted(older.gallery), adapt=None)
 
 
-def check_images(versions: Sequence[VersionFeatures], query_labels: Labels, gallery_labels: Labels) -> None:
+def check_images(
+    versions: Sequence[VersionFeatures], query_labels: Labels, gallery_labels: Labels
+) -> None:
     """Raise unless all versions embedded the same labelled images."""
     for labels, side in ((query_labels, "query"), (gallery_labels, "gallery")):
         if labels.ndim != 1 or labels.dtype.kind not in "iu" or not len(labels):
-            raise InputError(f"{side} labels are one integer per image, not empty; got {labels.dtype} {labels.shape}")
+            raise InputError(
+                f"{side} labels are one integer per image, not empty; got {labels.dtype} {labels.shape}"
+            )
     expected = len(query_labels), len(gallery_labels)
     for version in versions:
         seen = len(version.queries), len(version.gallery)
@@ -267,17 +288,23 @@ def read_labels(files: str) -> LabelFile:
             )
     classes = {}
     if any(array.dtype.kind == "U" for array in pair):
-        names, numbers = np.unique(np.concatenate([array.astype(str) for array in pair]), return_inverse=True)
+        names, numbers = np.unique(
+            np.concatenate([array.astype(str) for array in pair]), return_inverse=True
+        )
         pair = [numbers[: len(pair[0])], numbers[len(pair[0]) :]]
         classes = dict(enumerate(names.tolist()))
     queries, gallery = (array.astype(np.int64) for array in pair)
     return LabelFile(queries, gallery, classes)
 
 
-def read_labelled_vectors(file: str) -> tuple[NDArray[np.float32], NDArray[np.int64], tuple[str, ...]]:
+def read_labelled_vectors(
+    file: str,
+) -> tuple[NDArray[np.float32], NDArray[np.int64], tuple[str, ...]]:
     """Stored vectors [N, d], the class number of each [N], and the class names."""
     if not file.endswith(".npz"):
-        raise InputError(f"{file!r} is not an .npz file; save np.savez(FILE, vectors=..., classes=...)")
+        raise InputError(
+            f"{file!r} is not an .npz file; save np.savez(FILE, vectors=..., classes=...)"
+        )
     arrays = _read(file, ("vectors", "classes"))
     vectors = arrays["vectors"]
     names = arrays["classes"]
@@ -325,17 +352,23 @@ def save_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
     replace_file(path, write)
 
 
-def _read(files: str, names: Sequence[str], optional: Sequence[str] | None = ()) -> dict[str, Array]:
+def _read(
+    files: str, names: Sequence[str], optional: Sequence[str] | None = ()
+) -> dict[str, Array]:
     """The named arrays of one .npz file, which may hold ``optional`` ones (None: any), or of one .npy file each."""
     if files.endswith(".npz"):
         arrays = load_arrays(Path(files))
         if not isinstance(arrays, dict):
-            raise DataError(f"{files} holds one bare array; save it with np.savez, or rename it to .npy")
+            raise DataError(
+                f"{files} holds one bare array; save it with np.savez, or rename it to .npy"
+            )
         unknown = set() if optional is None else arrays.keys() - {*names, *optional}
         if unknown or not arrays.keys() >= set(names):
             steps = []
             if "query_labels" in names:
-                steps.append(NextStep("repeat", {"labels": ...}, "if the labels are in another file"))
+                steps.append(
+                    NextStep("repeat", {"labels": ...}, "if the labels are in another file")
+                )
             raise DataError(
                 f"{files} holds {', '.join(arrays) or 'nothing'}; it needs {' and '.join(names)}",
                 *steps,
@@ -348,5 +381,7 @@ def _read(files: str, names: Sequence[str], optional: Sequence[str] | None = ())
     loaded = {name: load_arrays(Path(path)) for name, path in zip(names, paths, strict=True)}
     found = {name: array for name, array in loaded.items() if not isinstance(array, dict)}
     if len(found) < len(loaded):
-        raise DataError(f"{files}: an .npy file holds one array, but the content of one of these is an .npz file")
+        raise DataError(
+            f"{files}: an .npy file holds one array, but the content of one of these is an .npz file"
+        )
     return found

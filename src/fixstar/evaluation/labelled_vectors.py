@@ -18,7 +18,14 @@ from fixstar.evaluation.features import VersionFeatures
 from fixstar.evaluation.mixed import BackfillCurve, backfill_curve
 from fixstar.evaluation.report import RateTable, Report, Thumbnails, lost_queries
 from fixstar.evaluation.search import PROTOCOLS, Labels
-from fixstar.evaluation.verification import Split, VerificationPairs, gallery_query_split, roc, sample_pairs, tar_at_far
+from fixstar.evaluation.verification import (
+    Split,
+    VerificationPairs,
+    gallery_query_split,
+    roc,
+    sample_pairs,
+    tar_at_far,
+)
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -81,7 +88,8 @@ class LabelledVectors:
         details = self._upgrade_details(result, curve)
         return Report(
             result,
-            title=f"{newest} over " + (" and ".join(older) if len(older) < 3 else f"{len(older)} older versions"),
+            title=f"{newest} over "
+            + (" and ".join(older) if len(older) < 3 else f"{len(older)} older versions"),
             query_labels=self.answered(result.protocol),
             classes=self.classes,
             confidence=confidence,
@@ -95,14 +103,22 @@ class LabelledVectors:
     def _upgrade_details(self, result: CrossTest, curve: BackfillCurve | None) -> dict[str, Any]:
         """For the newest version over its predecessor: lost queries, backfill and Rank-k; for verification the ROC."""
         old, new = last = self.versions[-2:]
-        names = {(t, k): f"queries by {last[t].name}, gallery by {last[k].name}" for t, k in ((0, 0), (1, 0), (1, 1))}
+        names = {
+            (t, k): f"queries by {last[t].name}, gallery by {last[k].name}"
+            for t, k in ((0, 0), (1, 0), (1, 1))
+        }
         if self.pairs is not None:
             scores = cross_test_scores(last, self.pairs)
             same = self.pairs.same
-            rates = {name: tuple(tar_at_far(scores[cell], same, far) for far in FARS) for cell, name in names.items()}
+            rates = {
+                name: tuple(tar_at_far(scores[cell], same, far) for far in FARS)
+                for cell, name in names.items()
+            }
             return {
                 "rocs": {name: roc(scores[cell], same)[:2] for cell, name in names.items()},
-                "tables": [RateTable("True accept rate at", tuple(f"FAR {far:g}" for far in FARS), rates)],
+                "tables": [
+                    RateTable("True accept rate at", tuple(f"FAR {far:g}" for far in FARS), rates)
+                ],
             }
         if result.protocol not in PROTOCOLS:
             return {}
@@ -110,13 +126,21 @@ class LabelledVectors:
         by_rank = cross_test_cmc(last, *labels, RANKS)
         ranks = {name: tuple(by_rank[cell].values()) for cell, name in names.items()}
         newest = len(result.names) - 1
-        found = flips(result.hits[newest - 1, newest - 1], result.hits[newest, newest - 1], self.query_labels)
+        found = flips(
+            result.hits[newest - 1, newest - 1], result.hits[newest, newest - 1], self.query_labels
+        )
         if curve is None:
             curve = backfill_curve(old, new, *labels, SHARES, orders=3, protocol=result.protocol)
         return {
             "lost": {"": lost_queries(found, self.query_labels, old, new)},
             "backfill": {"": curve},
-            "tables": [RateTable("The class is among the nearest images", tuple(f"Rank-{k}" for k in RANKS), ranks)],
+            "tables": [
+                RateTable(
+                    "The class is among the nearest images",
+                    tuple(f"Rank-{k}" for k in RANKS),
+                    ranks,
+                )
+            ],
         }
 
 
@@ -148,7 +172,9 @@ def vectors_of_images(
     gallery = images.take(split.gallery)
     facts = {"Gallery": counted(gallery.labels), "Split": how}
     shown = None if images.has_texts else Thumbnails(_by_row(queries), _by_row(gallery))
-    return LabelledVectors(features(queries, gallery), queries.labels, gallery.labels, classes, facts, thumbnails=shown)
+    return LabelledVectors(
+        features(queries, gallery), queries.labels, gallery.labels, classes, facts, thumbnails=shown
+    )
 
 
 def searchable(images: ImageSet, inputs: Preprocessing | Prompts, bad_images: str) -> ImageSet:
@@ -167,7 +193,9 @@ def searchable(images: ImageSet, inputs: Preprocessing | Prompts, bad_images: st
             stacklevel=2,
         )
     if len(single) == len(kept.classes):
-        raise InputError("every class has fewer than two images; search needs one in the gallery and one as a query")
+        raise InputError(
+            "every class has fewer than two images; search needs one in the gallery and one as a query"
+        )
     return kept.of_classes([name for name in kept.classes if counts[name] >= 2])
 
 
@@ -209,15 +237,22 @@ def kept_pairs(labels: Labels, path: Path | None, seed: int) -> tuple[Verificati
     pairs = VerificationPairs.load(path)
     _check_rows(path, np.concatenate([pairs.first, pairs.second]), len(labels))
     if not np.array_equal(labels[pairs.first] == labels[pairs.second], pairs.same):
-        raise DataError(f"{path} was drawn from other images: its genuine pairs are not of one class here")
-    return pairs, f"{pairs.same.sum():,} genuine and {(~pairs.same).sum():,} impostor, from {path.name}"
+        raise DataError(
+            f"{path} was drawn from other images: its genuine pairs are not of one class here"
+        )
+    return (
+        pairs,
+        f"{pairs.same.sum():,} genuine and {(~pairs.same).sum():,} impostor, from {path.name}",
+    )
 
 
 def _pair_count(labels: Labels) -> int:
     """Pairs of each kind: as many as in CoReS, at most half the images (or they repeat), a multiple of the folds."""
     counts = np.unique(labels, return_counts=True)[1]
     genuine = int((counts * (counts - 1) // 2).sum())
-    count = min(PAIRS, max(FOLDS, len(labels) // 2), genuine, len(labels) * (len(labels) - 1) // 2 - genuine)
+    count = min(
+        PAIRS, max(FOLDS, len(labels) // 2), genuine, len(labels) * (len(labels) - 1) // 2 - genuine
+    )
     if count < FOLDS:
         raise InputError(
             f"verification needs {FOLDS} pairs of one class and {FOLDS} of two; these images allow {count} of a kind"
@@ -227,7 +262,9 @@ def _pair_count(labels: Labels) -> int:
 
 def _check_rows(path: Path, rows: NDArray[np.int64], images: int) -> None:
     if rows.max() >= images:
-        raise DataError(f"{path} refers to image {rows.max()}, but there are {images}: it was made for other images")
+        raise DataError(
+            f"{path} refers to image {rows.max()}, but there are {images}: it was made for other images"
+        )
 
 
 def _checked_seed(seed: int) -> int:

@@ -26,7 +26,16 @@ from fixstar.evaluation.features import (
     check_images,
     stored_galleries,
 )
-from fixstar.evaluation.search import BLOCK, PROTOCOLS, Floats, Hits, Indices, Labels, blocks, nearest
+from fixstar.evaluation.search import (
+    BLOCK,
+    PROTOCOLS,
+    Floats,
+    Hits,
+    Indices,
+    Labels,
+    blocks,
+    nearest,
+)
 
 Best = tuple[Indices, Floats]  # for each query the best gallery row and its cosine or score
 Scores = Mapping[str, tuple[float, float]]
@@ -61,23 +70,31 @@ def mixed_gallery_search(
     if protocol == "image":
         return np.equal(labels[mixed_nearest(versions, held, scores=scores)[0]], truth)
     if scores is not None:
-        raise InputError("scores by version apply to protocol 'image' only; a template mixes several versions")
+        raise InputError(
+            "scores by version apply to protocol 'image' only; a template mixes several versions"
+        )
     stored = stored_galleries(versions)
     classes, sums = _template_sums(stored, _checked_held(held, len(labels), len(stored)), labels)
     queries = [stored[-1].queries_in(stored[v]) for v in sums]
     winners: list[Indices] = []
     for rows in blocks(len(truth), BLOCK):
-        dots: Floats = reduce(np.add, (q[rows] @ s.T for q, s in zip(queries, sums.values(), strict=True)))
+        dots: Floats = reduce(
+            np.add, (q[rows] @ s.T for q, s in zip(queries, sums.values(), strict=True))
+        )
         winners.append(dots.argmax(axis=1))  # ties go to the first
     return np.equal(classes[np.concatenate(winners)], truth)
 
 
-def mixed_nearest(versions: Sequence[VersionFeatures], held: Labels, *, scores: Scores | None = None) -> Best:
+def mixed_nearest(
+    versions: Sequence[VersionFeatures], held: Labels, *, scores: Scores | None = None
+) -> Best:
     """The nearest gallery image of each query, [N], and its cosine or score, [N]. Ties go to the lowest index."""
     stored = stored_galleries(versions)
     held = _checked_held(held, len(stored[-1].gallery), len(stored))
     found = (
-        _nearest_of_rows(stored[-1].queries_in(stored[v]), stored[v], np.flatnonzero(held == v), scores)
+        _nearest_of_rows(
+            stored[-1].queries_in(stored[v]), stored[v], np.flatnonzero(held == v), scores
+        )
         for v in np.unique(held).tolist()
     )
     return reduce(_better_of, found)
@@ -123,7 +140,9 @@ def backfill_curve(
     if protocol not in PROTOCOLS:
         raise UnknownNameError("protocol", protocol, PROTOCOLS)
     if new.asked and protocol != "image":
-        raise InputError("a translated gallery is re-embedded by protocol 'image' only; a template mixes versions")
+        raise InputError(
+            "a translated gallery is re-embedded by protocol 'image' only; a template mixes versions"
+        )
     truth = np.asarray(query_labels)
     labels = np.asarray(gallery_labels)
     check_images([old, new], truth, labels)
@@ -136,7 +155,9 @@ def backfill_curve(
         else:
             mixtures = ((steps < count).astype(np.int64) for count in done)
             ways: dict[str, Any] = {"protocol": protocol, "scores": scores}
-            outcomes.append([mixed_gallery_search([old, new], held, truth, labels, **ways) for held in mixtures])
+            outcomes.append(
+                [mixed_gallery_search([old, new], held, truth, labels, **ways) for held in mixtures]
+            )
     hits: Hits = np.array(outcomes)
     return BackfillCurve(shares, hits.mean(axis=2), hits)
 
@@ -157,18 +178,28 @@ def _found_along(
     to_old = new.queries_in(old)
     place = np.searchsorted(stops, steps, side="right")
     pieces = [np.flatnonzero(place == number) for number in range(len(stops) + 1)]
-    by_new = accumulate((_nearest_of_rows(to_new, new, rows, scores) for rows in pieces[:-1]), _better_of)
-    by_old = accumulate((_nearest_of_rows(to_old, old, rows, scores) for rows in pieces[:0:-1]), _better_of)
+    by_new = accumulate(
+        (_nearest_of_rows(to_new, new, rows, scores) for rows in pieces[:-1]), _better_of
+    )
+    by_old = accumulate(
+        (_nearest_of_rows(to_old, old, rows, scores) for rows in pieces[:0:-1]), _better_of
+    )
     halves = zip(stops.tolist(), by_new, list(by_old)[::-1], strict=True)
     return {stop: _better_of(one, other)[0] for stop, one, other in halves}
 
 
-def _nearest_of_rows(queries: Floats, version: VersionFeatures, rows: Indices, scores: Scores | None) -> Best:
+def _nearest_of_rows(
+    queries: Floats, version: VersionFeatures, rows: Indices, scores: Scores | None
+) -> Best:
     """The nearest among some gallery rows of a version, [N], and its cosine or score, [N]; -inf without rows."""
     if scores is not None and not (version.name in scores and scores[version.name][0] > 0):
-        raise InputError(f"scores need a positive slope and an offset for {version.name!r}; got {dict(scores)}")
+        raise InputError(
+            f"scores need a positive slope and an offset for {version.name!r}; got {dict(scores)}"
+        )
     if not len(rows):
-        return np.full(len(queries), np.iinfo(np.int64).max), np.full(len(queries), -np.inf, np.float32)
+        return np.full(len(queries), np.iinfo(np.int64).max), np.full(
+            len(queries), -np.inf, np.float32
+        )
     found, cosines = nearest(queries, version.gallery[rows])
     lengths = np.linalg.norm(queries, axis=1).astype(np.float32)  # ``nearest`` has divided by them
     values: Floats = cosines[:, 0] * lengths
@@ -190,17 +221,26 @@ def _steps(order: Order | Labels, labels: Labels, orders: int, seed: int) -> Ite
         if order not in ORDERS:
             raise UnknownNameError("order", order, ORDERS)
         if orders < 1:
-            raise InputError(f"orders is the number of random orders to average, at least 1; got {orders}")
+            raise InputError(
+                f"orders is the number of random orders to average, at least 1; got {orders}"
+            )
         if order == "images":
             units = np.arange(len(labels))
         else:
             units = np.unique(labels, return_inverse=True)[1]
-        return (np.random.default_rng(seed + i).permutation(units.max() + 1)[units] for i in range(orders))
+        return (
+            np.random.default_rng(seed + i).permutation(units.max() + 1)[units]
+            for i in range(orders)
+        )
     rows = np.asarray(order)
     if rows.shape != labels.shape or not np.array_equal(np.sort(rows), np.arange(len(labels))):
-        raise InputError(f"an order lists each of the {len(labels)} gallery rows once, from 0; got {rows!r}")
+        raise InputError(
+            f"an order lists each of the {len(labels)} gallery rows once, from 0; got {rows!r}"
+        )
     if orders != 1:
-        raise InputError(f"{orders} runs of one given order would be equal; pass order='images' for random orders")
+        raise InputError(
+            f"{orders} runs of one given order would be equal; pass order='images' for random orders"
+        )
     return iter([np.argsort(rows)])
 
 
@@ -210,7 +250,9 @@ def _checked_shares(shares: ArrayLike) -> NDArray[np.float64]:
         raise InputError(f"shares are a non-empty list of fractions; got shape {values.shape}")
     outside = values[~((values >= 0) & (values <= 1))]
     if outside.size:
-        raise InputError(f"shares are fractions from 0 to 1, got {outside[0]:g}. Divide percentages by 100")
+        raise InputError(
+            f"shares are fractions from 0 to 1, got {outside[0]:g}. Divide percentages by 100"
+        )
     return values
 
 
@@ -221,7 +263,9 @@ def _checked_held(held: Labels, images: int, versions: int) -> Labels:
             f"held is one version number for each of {images} gallery images; got {numbers.dtype} {numbers.shape}"
         )
     if numbers.min() < 0 or numbers.max() >= versions:
-        raise InputError(f"held holds version numbers, 0 to {versions - 1}; got {numbers.min()} to {numbers.max()}")
+        raise InputError(
+            f"held holds version numbers, 0 to {versions - 1}; got {numbers.min()} to {numbers.max()}"
+        )
     return numbers
 
 
@@ -235,7 +279,9 @@ def _template_sums(
         rows = np.flatnonzero(held == v)
         rows = rows[np.argsort(inverse[rows], kind="stable")]
         present, starts = np.unique(inverse[rows], return_index=True)
-        gallery = geometry.unit(np.asarray(versions[v].gallery[rows]).astype(np.float32, copy=False))
+        gallery = geometry.unit(
+            np.asarray(versions[v].gallery[rows]).astype(np.float32, copy=False)
+        )
         sums[v] = np.zeros((len(classes), gallery.shape[1]))
         sums[v][present] = np.add.reduceat(gallery, starts, axis=0, dtype=np.float64)
     squares = np.zeros(len(classes))

@@ -74,7 +74,9 @@ class _Spread(NamedTuple):
     products: NDArray[np.float64]
     lengths: NDArray[np.float64]
     sizes: NDArray[np.int64]
-    own: NDArray[np.float64]  # [k]: products of a vector with itself, which carry no information about axes
+    own: NDArray[
+        np.float64
+    ]  # [k]: products of a vector with itself, which carry no information about axes
     width: int
 
     @classmethod

@@ -97,7 +97,9 @@ def side_by_side(
     _draw_legend(figure, shown)
     lay_out(figure)  # marks and numbers need cells of a known size
     for axes, (title, C) in zip(planes, panels.items(), strict=True):
-        _draw_cells(axes, C, kinds[title], scale, axes.get_window_extent().width / figure.dpi / len(C))
+        _draw_cells(
+            axes, C, kinds[title], scale, axes.get_window_extent().width / figure.dpi / len(C)
+        )
     if path is not None:
         figure.savefig(path, dpi=DPI)
     return figure
@@ -215,16 +217,30 @@ def _frame(axes: Axes, title: str, C: Matrix, names: Sequence[str], side: float)
         for text in axes.get_xticklabels():
             text.set(rotation=45, ha="right", rotation_mode="anchor")
     axes.set_xlabel("gallery by", size=TEXT, color=GREY, labelpad=5)
-    line = f"AC {values['AC']:.2f}    AA {100 * values['AA']:.1f} %    ACA {100 * values['ACA']:.1f} %"
+    line = (
+        f"AC {values['AC']:.2f}    AA {100 * values['AA']:.1f} %    ACA {100 * values['ACA']:.1f} %"
+    )
     axes.set_title(line, loc="left", size=TEXT, color=GREY, pad=10)
-    look: dict[str, Any] = {"size": TITLE, "color": INK, "weight": "bold", "va": "bottom", "annotation_clip": False}
-    above: dict[str, Any] = {"xytext": (0, 26), "xycoords": "axes fraction", "textcoords": "offset points"}
+    look: dict[str, Any] = {
+        "size": TITLE,
+        "color": INK,
+        "weight": "bold",
+        "va": "bottom",
+        "annotation_clip": False,
+    }
+    above: dict[str, Any] = {
+        "xytext": (0, 26),
+        "xycoords": "axes fraction",
+        "textcoords": "offset points",
+    }
     head = axes.annotate("\n".join(_wrapped(title, side)), (0, 1), **above, **look)
     for text in (head, *axes.get_xticklabels(), *axes.get_yticklabels()):
         text.set_parse_math(False)  # a dollar in a name is no formula
 
 
-def _draw_cells(axes: Axes, C: Matrix, kinds: Mapping[Cell, str], scale: _Scale, cell: float) -> None:
+def _draw_cells(
+    axes: Axes, C: Matrix, kinds: Mapping[Cell, str], scale: _Scale, cell: float
+) -> None:
     """One square per test, ``cell`` inches wide."""
     size = min(11.0, 72 * cell * 0.285)
     numbered = size >= SMALLEST_NUMBER
@@ -232,10 +248,18 @@ def _draw_cells(axes: Axes, C: Matrix, kinds: Mapping[Cell, str], scale: _Scale,
         value = float(C[t, k])
         _square(axes=axes, x=k, y=t, colour=scale.colour(value, kind), cell=cell, kind=kind)
         if numbered:
-            text = axes.text(k + 0.5, t + 0.5, f"{100 * value:.1f}", ha="center", va="center_baseline", size=size)
+            text = axes.text(
+                k + 0.5, t + 0.5, f"{100 * value:.1f}", ha="center", va="center_baseline", size=size
+            )
             text.set(color=scale.ink(value, kind), weight="bold" if t == k else "normal")
     for kind in MARKS:
-        _mark(axes, [place for place, seen in kinds.items() if seen == kind], kind, cell, corner=numbered)
+        _mark(
+            axes,
+            [place for place, seen in kinds.items() if seen == kind],
+            kind,
+            cell,
+            corner=numbered,
+        )
 
 
 def _square(axes: Axes, x: float, y: float, colour: Colour, cell: float, kind: str) -> None:
@@ -244,13 +268,25 @@ def _square(axes: Axes, x: float, y: float, colour: Colour, cell: float, kind: s
 
     framed = kind == "self-test"
     line = float(np.clip(2.6 * cell, 0.8, 1.6)) if framed else 0.0
-    inset = float(np.clip(0.018 / cell, 0.01, 0.035)) + line / 144 / cell  # white between squares, outside the frame
+    inset = (
+        float(np.clip(0.018 / cell, 0.01, 0.035)) + line / 144 / cell
+    )  # white between squares, outside the frame
     width = 1 - 2 * inset
-    square = Rectangle((x + inset, y + inset), width, width, facecolor=colour, edgecolor=INK, linewidth=line, gid=kind)
+    square = Rectangle(
+        (x + inset, y + inset),
+        width,
+        width,
+        facecolor=colour,
+        edgecolor=INK,
+        linewidth=line,
+        gid=kind,
+    )
     axes.add_artist(square)  # add_patch would also rescale the axes, 500 times
 
 
-def _mark(axes: Axes, cells: Sequence[tuple[float, float]], kind: str, cell: float, *, corner: bool) -> None:
+def _mark(
+    axes: Axes, cells: Sequence[tuple[float, float]], kind: str, cell: float, *, corner: bool
+) -> None:
     """Mark (row, column) cells without colour: in the corner beside a number, else in the middle."""
     shift = (0.5, 0.5)
     size = 0.36
@@ -295,12 +331,29 @@ def _draw_legend(figure: Figure, kinds: Sequence[str]) -> None:
     handles = list[Any]()
     for kind in kinds:
         marker, colour, _ = MARKS.get(kind, ("none", INK, ""))
-        square = Patch(facecolor=RAMPS[kind][2 if kind in MARKS else 1], edgecolor=INK, linewidth=kind == "self-test")
-        handles.append((square, Line2D([], [], linestyle="none", marker=marker, color=colour, markersize=5)))
+        square = Patch(
+            facecolor=RAMPS[kind][2 if kind in MARKS else 1],
+            edgecolor=INK,
+            linewidth=kind == "self-test",
+        )
+        handles.append(
+            (square, Line2D([], [], linestyle="none", marker=marker, color=colour, markersize=5))
+        )
     words = ["not compatible" if kind == "fails" else kind for kind in kinds]
-    look: dict[str, Any] = {"frameon": False, "fontsize": TEXT - 0.5, "labelcolor": GREY, "ncols": len(kinds)}
+    look: dict[str, Any] = {
+        "frameon": False,
+        "fontsize": TEXT - 0.5,
+        "labelcolor": GREY,
+        "ncols": len(kinds),
+    }
     look |= {"handlelength": 1.2, "handleheight": 1.2, "columnspacing": 1.2, "handletextpad": 0.5}
-    figure.legend(handles, words, handler_map={tuple: HandlerTuple(ndivide=1)}, loc="outside lower left", **look)
+    figure.legend(
+        handles,
+        words,
+        handler_map={tuple: HandlerTuple(ndivide=1)},
+        loc="outside lower left",
+        **look,
+    )
 
 
 class HitPicture(NamedTuple):
@@ -328,9 +381,13 @@ def contact_sheet(
     height = 2 * HEAD + len(queries) * step
     figure = Figure(figsize=(width, height), dpi=DPI, facecolor="white")
 
-    def put(pixels: NDArray[Any], left: float, row: int, colour: str, line: float, tick: str = "") -> None:
+    def put(
+        pixels: NDArray[Any], left: float, row: int, colour: str, line: float, tick: str = ""
+    ) -> None:
         top = HEAD + 0.28 + row * step
-        axes = figure.add_axes((left / width, 1 - (top + IMAGE) / height, IMAGE / width, IMAGE / height))
+        axes = figure.add_axes(
+            (left / width, 1 - (top + IMAGE) / height, IMAGE / width, IMAGE / height)
+        )
         axes.imshow(pixels.squeeze(), cmap="gray", vmin=0, vmax=255, interpolation="nearest")
         axes.set_xticks([])
         axes.set_yticks([])
@@ -338,10 +395,29 @@ def contact_sheet(
             spine.set_color(colour)
             spine.set_linewidth(line)
         if tick:
-            axes.text(0.97, 0.03, tick, transform=axes.transAxes, ha="right", va="bottom", fontsize=9, color=colour)
+            axes.text(
+                0.97,
+                0.03,
+                tick,
+                transform=axes.transAxes,
+                ha="right",
+                va="bottom",
+                fontsize=9,
+                color=colour,
+            )
 
-    def write(text: str, left: float, top: float, size: float, colour: str, weight: str = "normal") -> None:
-        figure.text(left / width, 1 - top / height, text, fontsize=size, color=colour, weight=weight, va="top")
+    def write(
+        text: str, left: float, top: float, size: float, colour: str, weight: str = "normal"
+    ) -> None:
+        figure.text(
+            left / width,
+            1 - top / height,
+            text,
+            fontsize=size,
+            color=colour,
+            weight=weight,
+            va="top",
+        )
 
     write(title, BAND, 0.16, 11, INK, "bold")
     write("query", BAND, HEAD, 9, GREY)

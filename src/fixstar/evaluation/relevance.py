@@ -51,9 +51,13 @@ def read_relevance(relevant: Relevance) -> Grades:
         graded = dict.fromkeys(judged, 1.0)
         if isinstance(judged, Mapping):
             graded = dict(judged)
-        found[str(query)] = {str(item): _grade(value, f"query {query!r}") for item, value in graded.items()}
+        found[str(query)] = {
+            str(item): _grade(value, f"query {query!r}") for item, value in graded.items()
+        }
     if not found:
-        raise InputError("there is no query with relevant items; each needs at least one to judge a search")
+        raise InputError(
+            "there is no query with relevant items; each needs at least one to judge a search"
+        )
     return found
 
 
@@ -107,14 +111,18 @@ def _read_queries(place: Path) -> dict[str, dict[str, Any]]:
         try:
             record = json.loads(line)
         except ValueError as error:
-            raise DataError(f"{place}, line {number}: looks like JSON but does not parse: {error}") from error
+            raise DataError(
+                f"{place}, line {number}: looks like JSON but does not parse: {error}"
+            ) from error
         known = record.get("_id", record.get("id")) if isinstance(record, dict) else None
         if not isinstance(known, (str, int)) or known == "":
             raise DataError(
                 f'{place}, line {number}: a query is {{"_id": "q1", "text": "..."}}; got {line.strip()[:80]}'
             )
         if str(known) in first:
-            raise DataError(f"{place}, line {number}: duplicate id {known!r} (first used on line {first[str(known)]})")
+            raise DataError(
+                f"{place}, line {number}: duplicate id {known!r} (first used on line {first[str(known)]})"
+            )
         first[str(known)] = number
         found[str(known)] = record
     if not first:
@@ -174,11 +182,18 @@ def matched(wanted: Grades, queries: Sequence[str], gallery: Sequence[str]) -> R
     if not rows:
         raise InputError(_nothing_matches(wanted, queries, gallery, unknown))
     return Relevant(
-        queries=np.array(rows, np.int64), items=items, grades=grades, unknown=unknown, alone=alone, missing=missing
+        queries=np.array(rows, np.int64),
+        items=items,
+        grades=grades,
+        unknown=unknown,
+        alone=alone,
+        missing=missing,
     )
 
 
-def _nothing_matches(wanted: Grades, queries: Sequence[str], gallery: Sequence[str], unknown: int) -> str:
+def _nothing_matches(
+    wanted: Grades, queries: Sequence[str], gallery: Sequence[str], unknown: int
+) -> str:
     judged = f"{plural(len(wanted), 'query')} with known relevant items"
     if unknown == len(wanted):
         return (
@@ -262,7 +277,9 @@ def _cells(path: Path, number: int, line: str, parted: str | None) -> list[str]:
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """Numbered lines of a text that are not empty."""
     if path.is_dir():
-        raise InputError(f"{path} is a folder; name the file in it, in BEIR's layout {path / 'qrels' / 'test.tsv'}")
+        raise InputError(
+            f"{path} is a folder; name the file in it, in BEIR's layout {path / 'qrels' / 'test.tsv'}"
+        )
     try:
         require_regular_file(path)
         with path.open(newline="", encoding="utf-8-sig") as file:
@@ -287,5 +304,7 @@ def _grade(value: Any, where: str) -> float:
     except (TypeError, ValueError):
         grade = math.nan
     if not math.isfinite(grade):
-        raise DataError(f"{where}: a grade is a number, 0 for not relevant, 1 or more for relevant; got {value!r}")
+        raise DataError(
+            f"{where}: a grade is a number, 0 for not relevant, 1 or more for relevant; got {value!r}"
+        )
     return grade

@@ -84,7 +84,9 @@ class RateTable:
     def __post_init__(self) -> None:
         for name, values in self.rows.items():
             if len(values) != len(self.columns):
-                raise InputError(f"row {name!r} has {len(values)} values for the columns {', '.join(self.columns)}")
+                raise InputError(
+                    f"row {name!r} has {len(values)} values for the columns {', '.join(self.columns)}"
+                )
 
 
 class Report:
@@ -156,10 +158,13 @@ class Report:
         if max(map(len, matrices.values())) > 2:
             for metric in ("AA", "BC"):
                 series = {name or metric: metric_curve(C, metric) for name, C in matrices.items()}
-                drawn[f"{metric}.png"] = accuracy_curves(series, None, self.replacements, metric=metric)
+                drawn[f"{metric}.png"] = accuracy_curves(
+                    series, None, self.replacements, metric=metric
+                )
         if self.backfill:
             shown = {
-                name: name or "{1} over {0}'s gallery".format(*self.tests[name].names[-2:]) for name in self.backfill
+                name: name or "{1} over {0}'s gallery".format(*self.tests[name].names[-2:])
+                for name in self.backfill
             }
             ends = {shown[name]: matrices[name].diagonal()[-2:].tolist() for name in self.backfill}
             curves = {shown[name]: curve for name, curve in self.backfill.items()}
@@ -173,7 +178,9 @@ class Report:
         folder = Path(folder)
         if folder.exists() and not folder.is_dir():
             raise InputError(f"{folder} is a file; a report is a folder. Choose another name")
-        pictures = {name: _png(figure.savefig, dpi=figure.dpi) for name, figure in self.figures().items()}
+        pictures = {
+            name: _png(figure.savefig, dpi=figure.dpi) for name, figure in self.figures().items()
+        }
         for name, content in {"report.html": _page(self, pictures).encode(), **pictures}.items():
             replace_file(folder / name, partial(Path.write_bytes, data=content))
         replace_json(folder / "report.json", _numbers(self))
@@ -181,7 +188,11 @@ class Report:
 
 
 def lost_queries(
-    found: Flips, query_labels: Labels, old: VersionFeatures, new: VersionFeatures, shown: int = SHOWN
+    found: Flips,
+    query_labels: Labels,
+    old: VersionFeatures,
+    new: VersionFeatures,
+    shown: int = SHOWN,
 ) -> list[LostQuery]:
     """Up to ``shown`` negative flips with what was found: one of each class in turn, largest net loss first."""
     labels = np.asarray(query_labels)[found.negative]
@@ -201,20 +212,31 @@ def _check(tests: Mapping[str, CrossTest], query_labels: Labels | None, by_class
     if not tests:
         raise InputError("a report needs at least one cross-test: {method: cross_test(...)}")
     if len(protocols := {test.protocol for test in tests.values()}) > 1:
-        raise InputError(f"a report compares methods by one protocol, got {', '.join(sorted(protocols))}")
+        raise InputError(
+            f"a report compares methods by one protocol, got {', '.join(sorted(protocols))}"
+        )
     if by_class and query_labels is None:
         raise InputError("by_class bootstraps over classes; pass query_labels")
     for name, test in tests.items():
         if len(test.names) < 2:
-            raise InputError(f"a report needs at least two versions; {name or 'the cross-test'} has {len(test.names)}")
+            raise InputError(
+                f"a report needs at least two versions; {name or 'the cross-test'} has {len(test.names)}"
+            )
 
 
 def _newest_flips(test: CrossTest, query_labels: Labels | None) -> dict[Cell, Flips]:
     """The flips of the newest version on every older gallery, for measures with right and wrong answers."""
     newest = len(test.names) - 1
-    if query_labels is None or takes_pairs(test.protocol) or test.hits[newest, newest].dtype != np.bool_:
+    if (
+        query_labels is None
+        or takes_pairs(test.protocol)
+        or test.hits[newest, newest].dtype != np.bool_
+    ):
         return {}
-    return {(newest, k): flips(test.hits[k, k], test.hits[newest, k], query_labels) for k in range(newest)}
+    return {
+        (newest, k): flips(test.hits[k, k], test.hits[newest, k], query_labels)
+        for k in range(newest)
+    }
 
 
 # Sentences
@@ -227,7 +249,9 @@ class Sentence(NamedTuple):
     text: str
 
 
-def verdict_sentences(test: CrossTest, evidence: CellDifferences, confidence: float) -> list[Sentence]:
+def verdict_sentences(
+    test: CrossTest, evidence: CellDifferences, confidence: float
+) -> list[Sentence]:
     """One sentence per verdict on the newest version: over which galleries it can be deployed, and over which not."""
     newest = len(test.names) - 1
     by_verdict = {
@@ -241,7 +265,13 @@ def verdict_sentences(test: CrossTest, evidence: CellDifferences, confidence: fl
     ]
 
 
-def _sentence(verdict: str, test: CrossTest, evidence: CellDifferences, older: Sequence[int], confidence: float) -> str:
+def _sentence(
+    verdict: str,
+    test: CrossTest,
+    evidence: CellDifferences,
+    older: Sequence[int],
+    confidence: float,
+) -> str:
     newest = len(test.names) - 1
     name = test.names[newest]
     noun = "gallery" if len(older) == 1 else "galleries"
@@ -299,11 +329,15 @@ def _listed(names: Sequence[str]) -> str:
 def _template() -> Template:
     from jinja2 import Environment, StrictUndefined
 
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
     environment.filters |= {"percent": percent, "points": points, "count": "{:,}".format}
     environment.filters["net"] = lambda count: f"{count:+,}".replace("-", MINUS)
     environment.globals |= {"marks": MARKS, "few_classes": FEW_CLASSES}
-    return environment.from_string(files("fixstar.evaluation").joinpath("report.html").read_text(encoding="utf-8"))
+    return environment.from_string(
+        files("fixstar.evaluation").joinpath("report.html").read_text(encoding="utf-8")
+    )
 
 
 def _page(report: Report, pictures: Mapping[str, bytes]) -> str:
@@ -333,7 +367,9 @@ def _method_parts(report: Report, name: str) -> dict[str, Any]:
     evidence = report.evidence[name]
     found = report.flips[name]
     newest = len(test.names) - 1
-    marks = {cell: f"{MARKS[difference.verdict]} ".lstrip() for cell, difference in evidence.items()}
+    marks = {
+        cell: f"{MARKS[difference.verdict]} ".lstrip() for cell, difference in evidence.items()
+    }
     return {
         "name": name,
         "old": test.names[-2],
@@ -343,13 +379,24 @@ def _method_parts(report: Report, name: str) -> dict[str, Any]:
         "ac_range": cell_evidence(evidence).ac_range,
         "sentences": verdict_sentences(test, evidence, report.confidence),
         "matrix": [
-            [marks.get((t, k), "") + percent(test.matrix[t, k]) if k <= t else "" for k in range(newest + 1)]
+            [
+                marks.get((t, k), "") + percent(test.matrix[t, k]) if k <= t else ""
+                for k in range(newest + 1)
+            ]
             for t in range(newest + 1)
         ],
         "evidence": evidence,
-        "shown": {cell: d for cell, d in evidence.items() if cell[0] == newest or len(evidence) <= FEW_CELLS},
+        "shown": {
+            cell: d
+            for cell, d in evidence.items()
+            if cell[0] == newest or len(evidence) <= FEW_CELLS
+        },
         "flips": found,
-        "changed": [row for row in found[newest, newest - 1].classes if row.negative or row.positive] if found else [],
+        "changed": [
+            row for row in found[newest, newest - 1].classes if row.negative or row.positive
+        ]
+        if found
+        else [],
         "lost": _lost_images(report, name, test),
     }
 
@@ -360,7 +407,10 @@ def _lost_images(report: Report, name: str, test: CrossTest) -> list[list[tuple[
         return []
     query, gallery = report.thumbnails
     captions = ["query", *(f"nearest image to {version}'s query" for version in test.names[-2:])]
-    images = [(query(lost.query), gallery(lost.before), gallery(lost.after)) for lost in report.lost.get(name, ())]
+    images = [
+        (query(lost.query), gallery(lost.before), gallery(lost.after))
+        for lost in report.lost.get(name, ())
+    ]
     return [list(zip(captions, map(_thumbnail, three), strict=True)) for three in images]
 
 
@@ -431,7 +481,10 @@ def _numbers(report: Report) -> dict[str, Any]:
             name: {key: _plain(getattr(curve, key)) for key in ("shares", "accuracy", "runs")}
             for name, curve in report.backfill.items()
         },
-        "roc": {name: {"far": _plain(far), "tar": _plain(tar)} for name, (far, tar) in report.rocs.items()},
+        "roc": {
+            name: {"far": _plain(far), "tar": _plain(tar)}
+            for name, (far, tar) in report.rocs.items()
+        },
         "tables": [asdict(table) for table in report.tables],
         "replacements": list(report.replacements),
         "facts": dict(report.facts),
@@ -449,8 +502,13 @@ def _method_numbers(report: Report, name: str) -> dict[str, Any]:
         "summary": test.summary(),
         "evidence": {**counted._asdict(), "ac_range": list(counted.ac_range)},
         "cells": evidence_numbers(test, evidence),
-        "curves": {metric: _plain(metric_curve(test.matrix, metric)) for metric in ("AA", "AC", "ACA", "BC")},
-        "flips": [_flip_numbers(report, test, cell, found) for cell, found in report.flips[name].items()],
+        "curves": {
+            metric: _plain(metric_curve(test.matrix, metric))
+            for metric in ("AA", "AC", "ACA", "BC")
+        },
+        "flips": [
+            _flip_numbers(report, test, cell, found) for cell, found in report.flips[name].items()
+        ],
         "lost": [lost._asdict() for lost in report.lost.get(name, ())],
     }
 
@@ -464,7 +522,10 @@ def _flip_numbers(report: Report, test: CrossTest, cell: Cell, found: Flips) -> 
         "positive": found.positive.tolist(),
         "negative_rate": found.negative_rate,
         "positive_rate": found.positive_rate,
-        "classes": [{"name": report.class_name(row.label), **row._asdict(), "net": row.net} for row in found.classes],
+        "classes": [
+            {"name": report.class_name(row.label), **row._asdict(), "net": row.net}
+            for row in found.classes
+        ],
     }
 
 

@@ -50,7 +50,9 @@ def retrieval_measure(name: str) -> RetrievalMeasure:
         return reciprocal_rank
     found = _NAMED.fullmatch(asked)
     if found is None:
-        raise InputError(f"a measure is nDCG@K, Recall@K, MRR, MRR@K or top-1, such as nDCG@10; got {name!r}")
+        raise InputError(
+            f"a measure is nDCG@K, Recall@K, MRR, MRR@K or top-1, such as nDCG@10; got {name!r}"
+        )
     measures = {"ndcg": ndcg, "recall": recall, "mrr": reciprocal_rank}
     return partial(measures[found["what"]], k=int(found["places"]))
 
@@ -65,7 +67,10 @@ def ndcg(scores: Floats, grades: Floats, k: int = 10) -> Fractions:
     found = np.take_along_axis(gains, first_places(scores, k), axis=1)
     best = -np.sort(-gains, axis=1)[:, :k]
     discounts = np.log2(np.arange(found.shape[1]) + 2)
-    return _share((found / discounts).sum(axis=1, dtype=np.float64), (best / discounts).sum(axis=1, dtype=np.float64))
+    return _share(
+        (found / discounts).sum(axis=1, dtype=np.float64),
+        (best / discounts).sum(axis=1, dtype=np.float64),
+    )
 
 
 def recall(scores: Floats, grades: Floats, k: int = 10) -> Fractions:

@@ -34,7 +34,11 @@ _TILE = 64
 
 
 def image_search(
-    queries: Floats, query_labels: Labels, gallery: Floats, gallery_labels: Labels, block: int = BLOCK
+    queries: Floats,
+    query_labels: Labels,
+    gallery: Floats,
+    gallery_labels: Labels,
+    block: int = BLOCK,
 ) -> Hits:
     """[N] bool: whether the nearest gallery image has the query's class, as in a search service.
 
@@ -46,7 +50,11 @@ def image_search(
 
 
 def template_search(
-    queries: Floats, query_labels: Labels, gallery: Floats, gallery_labels: Labels, block: int = BLOCK
+    queries: Floats,
+    query_labels: Labels,
+    gallery: Floats,
+    gallery_labels: Labels,
+    block: int = BLOCK,
 ) -> Hits:
     """[N] bool: whether the nearest class template has the query's class (the tables of HOC)."""
     return image_search(queries, query_labels, *templates(gallery, gallery_labels), block)
@@ -56,7 +64,9 @@ PROTOCOLS: dict[str, Callable[..., Hits]] = {"template": template_search, "image
 """1:N search by name: ``PROTOCOLS[name](queries, query_labels, gallery, gallery_labels)`` -> [N] bool."""
 
 
-def templates(gallery: Floats, labels: Labels, media: Labels | None = None) -> tuple[NDArray[np.float32], Labels]:
+def templates(
+    gallery: Floats, labels: Labels, media: Labels | None = None
+) -> tuple[NDArray[np.float32], Labels]:
     """One unit vector per class, the mean of its unit features, and the classes in ascending order.
 
     With ``media`` (IJB-C) the frames of one medium are averaged first: a long video weighs as much as a photograph.
@@ -74,11 +84,15 @@ def templates(gallery: Floats, labels: Labels, media: Labels | None = None) -> t
         _, medium, frames = np.unique(keys, axis=1, return_inverse=True, return_counts=True)
         by_class = by_class / frames[medium.ravel()][order, None]
     starts = np.cumsum(counts) - counts
-    sums = np.add.reduceat(by_class, starts, axis=0, dtype=np.float64)  # normalised below, so sums are as good as means
+    sums = np.add.reduceat(
+        by_class, starts, axis=0, dtype=np.float64
+    )  # normalised below, so sums are as good as means
     return geometry.unit(sums).astype(np.float32), classes
 
 
-def gallery_entries(gallery: Floats, gallery_labels: Labels, protocol: str) -> tuple[Floats, Labels]:
+def gallery_entries(
+    gallery: Floats, gallery_labels: Labels, protocol: str
+) -> tuple[Floats, Labels]:
     """The entries that a protocol searches (images or class templates), and their classes."""
     if protocol not in PROTOCOLS:
         raise UnknownNameError("protocol", protocol, PROTOCOLS)
@@ -87,7 +101,9 @@ def gallery_entries(gallery: Floats, gallery_labels: Labels, protocol: str) -> t
     return gallery, checked_labels(gallery_labels, gallery, "gallery")
 
 
-def nearest(queries: Floats, gallery: Floats, k: int = 1, block: int = BLOCK) -> tuple[Indices, NDArray[np.float32]]:
+def nearest(
+    queries: Floats, gallery: Floats, k: int = 1, block: int = BLOCK
+) -> tuple[Indices, NDArray[np.float32]]:
     """The k nearest gallery entries of each query: indices [N, k] and cosines [N, k], best first.
 
     >>> indices, cosines = nearest(np.array([[1.0, 0.1]]), np.array([[0.0, 1.0], [5.0, 0.0], [1.0, 1.0]]), k=2)
@@ -113,7 +129,9 @@ def rankings(queries: Floats, gallery: Floats, depth: int) -> Iterator[tuple[sli
     """
     features = np.asarray(queries)
     at_once = min(BLOCK, max(64, RANKED // max(depth, 1)))
-    for rows in blocks(max(len(features), 1), at_once):  # without queries ``nearest`` raises the error
+    for rows in blocks(
+        max(len(features), 1), at_once
+    ):  # without queries ``nearest`` raises the error
         yield rows, nearest(features[rows], gallery, depth, block=max(BLOCK, depth))[0]
 
 
@@ -130,13 +148,17 @@ def searcher(
     """
     if protocol in ("image", "template"):
         return _Searcher(*gallery_entries(gallery, gallery_labels, protocol), device=device)
-    return lambda queries, query_labels: PROTOCOLS[protocol](queries, query_labels, gallery, gallery_labels)
+    return lambda queries, query_labels: PROTOCOLS[protocol](
+        queries, query_labels, gallery, gallery_labels
+    )
 
 
 class _Searcher:
     """Top-1 search in a gallery that is normalised, and moved to the device, once."""
 
-    def __init__(self, gallery: Floats, labels: Labels, block: int = BLOCK, device: str | None = None) -> None:
+    def __init__(
+        self, gallery: Floats, labels: Labels, block: int = BLOCK, device: str | None = None
+    ) -> None:
         self.labels = checked_labels(labels, gallery, "gallery")
         self.block = block
         self.gallery = unit_features(gallery, "gallery")
@@ -210,20 +232,34 @@ def cmc(
     """
     if not len(ranks) or min(ranks) < 1:
         raise InputError(f"ranks count gallery entries, starting at 1; got {list(ranks)}")
-    places = _first_hits(queries, query_labels, *gallery_entries(gallery, gallery_labels, protocol), depth=max(ranks))
+    places = _first_hits(
+        queries, query_labels, *gallery_entries(gallery, gallery_labels, protocol), depth=max(ranks)
+    )
     return {k: float((places <= k).mean()) for k in ranks}
 
 
 def rank_hits(
-    queries: Floats, query_labels: Labels, gallery: Floats, gallery_labels: Labels, k: int, protocol: str = "image"
+    queries: Floats,
+    query_labels: Labels,
+    gallery: Floats,
+    gallery_labels: Labels,
+    k: int,
+    protocol: str = "image",
 ) -> Hits:
     """[N] bool: whether one of the k nearest gallery entries (or of all, if fewer) has the query's class."""
     if k < 1:
         raise InputError(f"k counts gallery entries, starting at 1; got {k}")
-    return _first_hits(queries, query_labels, *gallery_entries(gallery, gallery_labels, protocol), depth=k) <= k
+    return (
+        _first_hits(
+            queries, query_labels, *gallery_entries(gallery, gallery_labels, protocol), depth=k
+        )
+        <= k
+    )
 
 
-def _first_hits(queries: Floats, query_labels: Labels, entries: Floats, classes: Labels, depth: int) -> Indices:
+def _first_hits(
+    queries: Floats, query_labels: Labels, entries: Floats, classes: Labels, depth: int
+) -> Indices:
     """[N]: the place of the first entry of the query's class, from 1; depth + 1 if it is not among the first."""
     truth = checked_labels(query_labels, queries, "query")
     places = np.empty(len(truth), dtype=np.int64)
@@ -236,7 +272,9 @@ def _first_hits(queries: Floats, query_labels: Labels, entries: Floats, classes:
 # kNN
 
 
-def knn_hits(queries: Floats, query_labels: Labels, gallery: Floats, gallery_labels: Labels, k: int) -> Hits:
+def knn_hits(
+    queries: Floats, query_labels: Labels, gallery: Floats, gallery_labels: Labels, k: int
+) -> Hits:
     """[N] bool: whether ``knn_classes`` is the query's class; their mean is the accuracy.
 
     >>> gallery, labels = np.array([[1.0, 0.0], [0.8, 0.6], [0.6, 0.8]]), np.array([7, 8, 8])
@@ -289,7 +327,9 @@ def mean_average_precision(
     values = average_precisions(queries, query_labels, gallery, gallery_labels, at=at, **cameras)
     counted = int((~np.isnan(values)).sum())
     if not counted:
-        raise InputError(f"none of the {len(values)} queries has an image of its class in the gallery: no mean exists")
+        raise InputError(
+            f"none of the {len(values)} queries has an image of its class in the gallery: no mean exists"
+        )
     return MeanAveragePrecision(float(np.nanmean(values)), counted, len(values) - counted)
 
 
@@ -335,11 +375,15 @@ def listed_precisions(
     array([0.8333])
     """
     if len(relevant) != len(queries):
-        raise InputError(f"{len(queries)} queries need as many lists of gallery rows, got {len(relevant)}")
+        raise InputError(
+            f"{len(queries)} queries need as many lists of gallery rows, got {len(relevant)}"
+        )
     sums = np.empty(len(queries))
     for rows, indices in rankings(queries, gallery, min(len(gallery), at or len(gallery))):
         wanted = relevant[rows]
-        right = np.stack([np.isin(found, listed) for found, listed in zip(indices, wanted, strict=True)])
+        right = np.stack(
+            [np.isin(found, listed) for found, listed in zip(indices, wanted, strict=True)]
+        )
         sums[rows] = _precision_sums(np.ones_like(right), right, at)
     return _divided(sums, np.array([len(listed) for listed in relevant]), at)
 
@@ -347,7 +391,12 @@ def listed_precisions(
 def _divided(sums: NDArray[np.float64], positives: Indices, at: int | None) -> NDArray[np.float64]:
     """[N]: the average precisions, NaN without a positive."""
     values = np.full(len(sums), np.nan)
-    np.divide(sums, positives if at is None else np.minimum(positives, at), out=values, where=positives > 0)
+    np.divide(
+        sums,
+        positives if at is None else np.minimum(positives, at),
+        out=values,
+        where=positives > 0,
+    )
     return values
 
 
@@ -376,7 +425,10 @@ def _views(
         return np.full(len(truth), -1), np.zeros(len(labels), dtype=np.int64)
     if query_cameras is None or gallery_cameras is None:
         raise InputError("pass cameras for both the queries and the gallery, or for neither")
-    for cameras, images, side in ((query_cameras, truth, "query"), (gallery_cameras, labels, "gallery")):
+    for cameras, images, side in (
+        (query_cameras, truth, "query"),
+        (gallery_cameras, labels, "gallery"),
+    ):
         array = np.asarray(cameras)
         if array.shape != images.shape or array.dtype.kind not in "iu":
             seen = f"{array.dtype} of shape {array.shape} for {len(images)} images"
@@ -414,10 +466,14 @@ def _flip_negative(bits: NDArray[np.int32]) -> NDArray[np.int32]:
 
 def _top_ranks(q: NDArray[np.float32], g: NDArray[np.float32], k: int, block: int) -> Indices:
     """The k highest ranks of each query over the whole gallery, [N, k], descending."""
-    return np.concatenate([_top_ranks_of_block(q[rows], g, k, block) for rows in blocks(len(q), block)])
+    return np.concatenate(
+        [_top_ranks_of_block(q[rows], g, k, block) for rows in blocks(len(q), block)]
+    )
 
 
-def _top_ranks_of_block(q: NDArray[np.float32], g: NDArray[np.float32], k: int, block: int) -> Indices:
+def _top_ranks_of_block(
+    q: NDArray[np.float32], g: NDArray[np.float32], k: int, block: int
+) -> Indices:
     best = np.empty((len(q), 0), dtype=np.int64)
     for rows in blocks(len(g), block):
         cosines = _product(q, g[rows])
@@ -477,12 +533,16 @@ def unit_features(features: Floats, name: str) -> NDArray[np.float32]:
     """[N, d] float32 of unit length, checked to be a matrix of finite numbers."""
     array = np.asarray(features)
     if array.ndim != 2 or 0 in array.shape:
-        raise InputError(f"{name} features are a non-empty matrix [images, components]; got shape {array.shape}")
+        raise InputError(
+            f"{name} features are a non-empty matrix [images, components]; got shape {array.shape}"
+        )
     if array.dtype.kind not in "fiu":
         raise InputError(f"{name} features must be real numbers, got {array.dtype}")
     array = array.astype(np.float32, copy=False)
     if not np.isfinite(array).all():
-        raise InputError(f"{name} features contain NaN or infinity; the model that made them is broken")
+        raise InputError(
+            f"{name} features contain NaN or infinity; the model that made them is broken"
+        )
     return geometry.unit(array)
 
 
@@ -490,13 +550,19 @@ def checked_labels(labels: Labels, features: Floats, name: str) -> Labels:
     """[N] integers, one for each row of ``features``."""
     array = np.asarray(labels)
     if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise InputError(f"{name} labels are one integer per image, got {array.dtype} of shape {array.shape}")
+        raise InputError(
+            f"{name} labels are one integer per image, got {array.dtype} of shape {array.shape}"
+        )
     if len(array) != len(features):
-        raise InputError(f"{plural(len(array), f'{name} label')} for {plural(len(features), f'{name} image')}")
+        raise InputError(
+            f"{plural(len(array), f'{name} label')} for {plural(len(features), f'{name} image')}"
+        )
     return array
 
 
 def check_widths(q: Floats, g: Floats) -> None:
     """Raise unless both have the same number of components."""
     if q.shape[1] != g.shape[1]:
-        raise InputError(f"queries have {q.shape[1]} components and the gallery {g.shape[1]}: they must share a space")
+        raise InputError(
+            f"queries have {q.shape[1]} components and the gallery {g.shape[1]}: they must share a space"
+        )

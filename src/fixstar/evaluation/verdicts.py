@@ -39,20 +39,28 @@ class GateRules:
 
     def __post_init__(self) -> None:
         if not 0 < self.confidence < 1:
-            raise InputError(f"confidence is a fraction between 0 and 1, such as 0.95; got {self.confidence:g}")
+            raise InputError(
+                f"confidence is a fraction between 0 and 1, such as 0.95; got {self.confidence:g}"
+            )
         if not 0 <= self.tolerance < 1:
-            raise InputError(f"tolerance is a fraction from 0 to 1, such as 0.01 for a point; got {self.tolerance:g}")
+            raise InputError(
+                f"tolerance is a fraction from 0 to 1, such as 0.01 for a point; got {self.tolerance:g}"
+            )
         if self.seed < 0:
             raise InputError(f"seed must be at least 0, got {self.seed}")
         if self.weight is not None and not 0 <= self.weight <= 1:
-            raise InputError(f"the weight of a translation lies between 0 and 1; got {self.weight:g}")
+            raise InputError(
+                f"the weight of a translation lies between 0 and 1; got {self.weight:g}"
+            )
 
     def shared(self, cells: int) -> float:
         """The confidence of each of several intervals that must hold together (Bonferroni)."""
         return 1 - (1 - self.confidence) / max(cells, 1)
 
 
-def judged_difference(after: Outcomes, before: Outcomes, confidence: float, rules: GateRules) -> Difference:
+def judged_difference(
+    after: Outcomes, before: Outcomes, confidence: float, rules: GateRules
+) -> Difference:
     """The difference between two searches of the same queries [N], its interval, and the verdict by the tolerance.
 
     If few queries differ, the interval is at least that of the flips alone (Clopper and Pearson, 1934).
@@ -79,7 +87,9 @@ def highest_rate(seen: int, of: int, confidence: float) -> float:
     high = 1.0
     for _ in range(60):
         rate = (low + high) / 2
-        this_rarely = math.fsum(math.comb(of, i) * rate**i * (1 - rate) ** (of - i) for i in range(seen + 1))
+        this_rarely = math.fsum(
+            math.comb(of, i) * rate**i * (1 - rate) ** (of - i) for i in range(seen + 1)
+        )
         if this_rarely > (1 - confidence) / 2:
             low = rate
         else:
@@ -102,7 +112,9 @@ def least_differing(confidence: float) -> int:
     return math.ceil(1 - math.log2(1 - confidence) - 1e-9)
 
 
-def needed_queries(found: Difference, queries: int, confidence: float, tolerance: float = 0.0) -> int | None:
+def needed_queries(
+    found: Difference, queries: int, confidence: float, tolerance: float = 0.0
+) -> int | None:
     """The approximate number of queries for a decision at the same difference, rounded up to two digits.
 
     An interval narrows with the square root of the queries: n (half width / distance from -tolerance)^2; if almost none
@@ -170,7 +182,9 @@ def missing_evidence(
         asked = plural(queries, "query")
         told = [f"All {asked} have the same outcome as before, so there is no gain to show"]
         if judged.differing:
-            told = [f"Among {asked} as many are lost as won: if it stays like this, more images would not show a gain"]
+            told = [
+                f"Among {asked} as many are lost as won: if it stays like this, more images would not show a gain"
+            ]
         steps = []
     else:
         told = [
@@ -183,7 +197,9 @@ def missing_evidence(
         return told, steps
     allowed, queries_for_it = achievable
     loss = f"If a loss of less than {in_points(allowed)} points is acceptable"
-    arguments = {name: value for name, value in more.arguments.items() if value is not ... or queries_for_it}
+    arguments = {
+        name: value for name, value in more.arguments.items() if value is not ... or queries_for_it
+    }
     if queries_for_it is None:
         told.append(f"{loss}, these queries show that")
         note = f"accept a loss of less than {in_points(allowed)} points"

@@ -61,7 +61,10 @@ class _RowFile:
             raise DataError(f"{path} holds one bare array, not {cls.content}", remake)
         if arrays.keys() != cls._names():  # never suggest deleting a valid file of another kind
             steps = [cls._evaluate(..., "with another file; a missing file is created")]
-            other = next((kind for kind in (VerificationPairs, Split) if arrays.keys() == kind._names()), None)
+            other = next(
+                (kind for kind in (VerificationPairs, Split) if arrays.keys() == kind._names()),
+                None,
+            )
             found = ", ".join(sorted(arrays)) or "nothing"
             if other is not None:
                 found = other.content
@@ -97,7 +100,9 @@ class VerificationPairs(_RowFile):
         _check_rows(self.first, "first")
         _check_rows(self.second, "second")
         if self.same.ndim != 1 or self.same.dtype != np.bool_:
-            raise InputError(f"same is one bool per pair, got {self.same.dtype} of shape {self.same.shape}")
+            raise InputError(
+                f"same is one bool per pair, got {self.same.dtype} of shape {self.same.shape}"
+            )
         if not len(self.first) == len(self.second) == len(self.same):
             seen = f"{len(self.first)} first, {len(self.second)} second and {len(self.same)} same"
             raise InputError(f"first, second and same must have the same length; got {seen}")
@@ -121,10 +126,14 @@ class Split(_RowFile):
         _check_rows(self.queries, "queries")
         rows = np.concatenate([self.gallery, self.queries])
         if len(np.unique(rows)) < len(rows):
-            raise InputError("each image appears once, in the gallery or among the queries; this split repeats one")
+            raise InputError(
+                "each image appears once, in the gallery or among the queries; this split repeats one"
+            )
 
 
-def sample_pairs(labels: Labels, genuine: int = 3000, impostor: int = 3000, seed: int = 0) -> VerificationPairs:
+def sample_pairs(
+    labels: Labels, genuine: int = 3000, impostor: int = 3000, seed: int = 0
+) -> VerificationPairs:
     """Draw pairs of images, the genuine ones first; CoReS takes 3,000 + 3,000 from the CIFAR-10 test images.
 
     Uniform over all pairs of a kind. No image is paired with itself, and no pair occurs twice, in either order. The
@@ -138,7 +147,9 @@ def sample_pairs(labels: Labels, genuine: int = 3000, impostor: int = 3000, seed
     classes = _classes(labels)
     order = np.argsort(classes, kind="stable")
     position = np.arange(len(order))
-    end = np.searchsorted(classes[order], classes[order], side="right")  # the end of the class of each position
+    end = np.searchsorted(
+        classes[order], classes[order], side="right"
+    )  # the end of the class of each position
     rng = np.random.default_rng(seed)
     drawn = [
         # The later images of the same class, and all images of later classes: every pair has one number.
@@ -166,7 +177,9 @@ def _draw_pairs(start: Rows, stop: Rows, count: int, kind: str, rng: np.random.G
     return np.stack([p, stop[p] - (ends[p] - numbers)])
 
 
-def draw_pairs(labels: Labels, genuine: int = 3000, impostor: int = 3000, seed: int = 0) -> VerificationPairs:
+def draw_pairs(
+    labels: Labels, genuine: int = 3000, impostor: int = 3000, seed: int = 0
+) -> VerificationPairs:
     """Draw two images at a time until there are enough pairs of both kinds, as the code of CoReS and CL2R does.
 
     Pairs stay in the order of drawing, so unstratified folds give numbers comparable with theirs.
@@ -176,7 +189,9 @@ def draw_pairs(labels: Labels, genuine: int = 3000, impostor: int = 3000, seed: 
     """
     classes = _classes(labels)
     if min(genuine, impostor) < 1:
-        raise InputError(f"ask for at least one pair of each kind, got {genuine} genuine and {impostor} impostors")
+        raise InputError(
+            f"ask for at least one pair of each kind, got {genuine} genuine and {impostor} impostors"
+        )
     if len(np.unique(classes)) < 2:
         raise InputError("impostor pairs need images of two classes; there is only one class")
     rng = np.random.default_rng(seed)
@@ -204,16 +219,22 @@ def gallery_query_split(labels: Labels, share: float = 0.5, seed: int = 0) -> Sp
     """
     classes = _classes(labels)
     if not 0 < share < 1:
-        raise InputError(f"share is the gallery's share of each class, between 0 and 1; got {share:g}")
+        raise InputError(
+            f"share is the gallery's share of each class, between 0 and 1; got {share:g}"
+        )
     rng = np.random.default_rng(seed)
     shuffled = rng.permutation(len(classes))
-    order = shuffled[np.argsort(classes[shuffled], kind="stable")]  # class by class, in random order within it
+    order = shuffled[
+        np.argsort(classes[shuffled], kind="stable")
+    ]  # class by class, in random order within it
     _, starts, counts = np.unique(classes[order], return_index=True, return_counts=True)
     wanted = np.clip(np.floor(share * counts + 0.5), 1, np.maximum(counts - 1, 1))
     place = np.arange(len(order)) - np.repeat(starts, counts)
     chosen = place < np.repeat(wanted, counts)
     if chosen.all():
-        raise InputError(f"no class has two images ({plural(counts.size, 'class')}): nothing is left to query with")
+        raise InputError(
+            f"no class has two images ({plural(counts.size, 'class')}): nothing is left to query with"
+        )
     return Split(np.sort(order[chosen]), np.sort(order[~chosen]))
 
 
@@ -249,14 +270,18 @@ def pair_scores(first: Floats, second: Floats, pairs: VerificationPairs) -> Scor
     check_widths(a, b)
     for rows, features, name in ((pairs.first, a, "first"), (pairs.second, b, "second")):
         if rows.max() >= len(features):
-            raise InputError(f"a pair uses row {rows.max()} of the {name} features, which have {len(features)} rows")
+            raise InputError(
+                f"a pair uses row {rows.max()} of the {name} features, which have {len(features)} rows"
+            )
     scores = np.empty(len(pairs))
     for part in blocks(len(pairs), BLOCK):
         scores[part] = (a[pairs.first[part]] * b[pairs.second[part]]).sum(axis=1, dtype=np.float64)
     return scores
 
 
-def kfold_accuracy(scores: Floats, same: Same, folds: int = 10, *, stratified: bool = True) -> FoldAccuracy:
+def kfold_accuracy(
+    scores: Floats, same: Same, folds: int = 10, *, stratified: bool = True
+) -> FoldAccuracy:
     """Accuracy of each fold at the threshold that is best on the other folds; ties go to the highest.
 
     Genuine pairs and impostors are each split into ``folds`` consecutive parts, so LFW's list gives LFW's folds. With
@@ -270,14 +295,20 @@ def kfold_accuracy(scores: Floats, same: Same, folds: int = 10, *, stratified: b
     fewest = min(genuine.sum(), (~genuine).sum()) if stratified else len(values)
     if not 2 <= folds <= fewest:
         needs = "a genuine and an impostor pair" if stratified else "a pair"
-        raise InputError(f"each fold needs {needs}: 2 to {fewest} folds here, got {folds}. Draw more pairs")
+        raise InputError(
+            f"each fold needs {needs}: 2 to {fewest} folds here, got {folds}. Draw more pairs"
+        )
     fold = np.empty(len(values), dtype=np.int64)
     for kind in (genuine, ~genuine) if stratified else (np.ones_like(genuine),):
         count = int(kind.sum())
         fold[kind] = np.arange(count) * folds // count
-    thresholds = np.array([_best_threshold(values[fold != f], genuine[fold != f]) for f in range(folds)])
+    thresholds = np.array(
+        [_best_threshold(values[fold != f], genuine[fold != f]) for f in range(folds)]
+    )
     right = (values >= thresholds[fold]) == genuine
-    return FoldAccuracy(np.array([right[fold == f].mean() for f in range(folds)]), thresholds, right)
+    return FoldAccuracy(
+        np.array([right[fold == f].mean() for f in range(folds)]), thresholds, right
+    )
 
 
 def roc(scores: Floats, same: Same) -> tuple[Scores, Scores, Scores]:
@@ -295,7 +326,9 @@ def threshold_at_far(scores: Floats, same: Same, far: float) -> float:
     """The lowest threshold (accepted: score >= it) whose FAR does not exceed ``far``; -inf where that is 1."""
     values, genuine = _checked(scores, same)
     if not 0 <= far <= 1:
-        raise InputError(f"a false accept rate is a fraction from 0 to 1, got {far:g}. Divide percentages by 100")
+        raise InputError(
+            f"a false accept rate is a fraction from 0 to 1, got {far:g}. Divide percentages by 100"
+        )
     impostors = np.sort(values[~genuine])[::-1]
     allowed = int((np.arange(1, len(impostors) + 1) / len(impostors) <= far).sum())
     if allowed == len(impostors):
@@ -316,7 +349,12 @@ def tar_at_far(scores: Floats, same: Same, far: float) -> float:
 
 
 def tpir_at_fpir(
-    queries: Floats, query_labels: Labels, gallery: Floats, gallery_labels: Labels, fpir: float, protocol: str = "image"
+    queries: Floats,
+    query_labels: Labels,
+    gallery: Floats,
+    gallery_labels: Labels,
+    fpir: float,
+    protocol: str = "image",
 ) -> float:
     """The largest TPIR whose measured FPIR does not exceed ``fpir`` (tables 1c, 3c and 4c of BCT, at 1e-2).
 
@@ -408,12 +446,16 @@ def _checked(scores: Floats, same: Same) -> tuple[Scores, Same]:
 def _classes(labels: Labels) -> Labels:
     array = np.asarray(labels)
     if array.ndim != 1 or array.dtype.kind not in "iu" or not len(array):
-        raise InputError(f"labels are one integer per image, not empty; got {array.dtype} of shape {array.shape}")
+        raise InputError(
+            f"labels are one integer per image, not empty; got {array.dtype} of shape {array.shape}"
+        )
     return array
 
 
 def _check_rows(rows: Rows, name: str) -> None:
     if rows.ndim != 1 or rows.dtype != np.int64 or not len(rows):
-        raise InputError(f"{name} holds row numbers, int64 and not empty; got {rows.dtype} of shape {rows.shape}")
+        raise InputError(
+            f"{name} holds row numbers, int64 and not empty; got {rows.dtype} of shape {rows.shape}"
+        )
     if rows.min() < 0:
         raise InputError(f"{name} holds row numbers, starting at 0; got {rows.min()}")

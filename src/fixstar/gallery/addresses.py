@@ -36,7 +36,15 @@ from fixstar.errors import GalleryError
 _DEFAULT_SCHEMA = "fixstar"
 _LONGEST = 63  # bytes of a name in PostgreSQL
 _RESERVED = ("pg_", "$user")  # reserved prefixes of schema names
-_SECRET = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key", "api_key", "token")
+_SECRET = (
+    "password",
+    "sslpassword",
+    "oauth_client_secret",
+    "scram_client_key",
+    "scram_server_key",
+    "api_key",
+    "token",
+)
 _HIDDEN = "***"
 MILVUS_SCHEMES = {"milvus": "http", "milvus+https": "https"}
 QDRANT_SCHEMES = {"qdrant": "http", "qdrant+https": "https"}
@@ -112,14 +120,18 @@ def parse_postgres_address(url: str) -> PostgresAddress:
     """Parse a URL; the server is not contacted."""
     head, _, query = url.partition("?")
     parts = [part for part in query.split("&") if part]
-    names = [unquote(part.removeprefix("gallery=")) for part in parts if part.startswith("gallery=")]
+    names = [
+        unquote(part.removeprefix("gallery=")) for part in parts if part.startswith("gallery=")
+    ]
     rest = [part for part in parts if not part.startswith("gallery=")]
     schema = _checked_schema(names[-1] if names else _DEFAULT_SCHEMA)
     if "@" not in query:  # otherwise it may be part of the password
         _check_names([unquote(part.partition("=")[0]) for part in rest])
     settings = _settings(head + ("?" + "&".join(rest) if rest else ""))
     host, port, database = (settings.get(name, "") for name in ("host", "port", "dbname"))
-    place = f"{host or 'the default host'}{port and ':' + port}/{database or 'the default database'}"
+    place = (
+        f"{host or 'the default host'}{port and ':' + port}/{database or 'the default database'}"
+    )
     return PostgresAddress(
         conninfo=_conninfo(settings),
         schema=schema,
@@ -134,7 +146,9 @@ def _check_names(names: Sequence[str]) -> None:
 
     known = ["gallery", *sorted(option.keyword.decode() for option in Conninfo.get_defaults())]
     for name in names:
-        if name not in known and name != "ssl":  # ssl=true is JDBC's sslmode=require, which libpq accepts too
+        if (
+            name not in known and name != "ssl"
+        ):  # ssl=true is JDBC's sslmode=require, which libpq accepts too
             close = difflib.get_close_matches(name, known, n=1)
             guess = f"; did you mean {close[0]!r}?" if close else "."
             raise GalleryError(
@@ -149,12 +163,16 @@ def _settings(url: str) -> dict[str, str]:
     from psycopg.conninfo import conninfo_to_dict
 
     try:
-        settings = {name: str(value) for name, value in conninfo_to_dict(url).items() if value is not None}
+        settings = {
+            name: str(value) for name, value in conninfo_to_dict(url).items() if value is not None
+        }
     except (ProgrammingError, ValueError):
         raise GalleryError(_NOT_UNDERSTOOD) from None
     port = settings.get("port", "")
     places = settings.get("host", "") + settings.get("dbname", "")
-    if "@" in places or (port and not port.replace(",", "").isdigit()):  # a password with @ or / was split
+    if "@" in places or (
+        port and not port.replace(",", "").isdigit()
+    ):  # a password with @ or / was split
         raise GalleryError(_NOT_UNDERSTOOD)
     return settings
 
@@ -211,7 +229,11 @@ def parse_qdrant_address(url: str) -> QdrantAddress:
         raise GalleryError(f"{shown}: no option {sorted(unknown)[0]!r}; known: {', '.join(known)}")
     numbers = {name: _number(shown, name, given[name]) for name in _NUMBERS if name in given}
     place = f"[{host}]" if ":" in host else host
-    return QdrantAddress(f"{QDRANT_SCHEMES[parts.scheme]}://{place}:{port}", _key(given.get("api_key_env")), **numbers)
+    return QdrantAddress(
+        f"{QDRANT_SCHEMES[parts.scheme]}://{place}:{port}",
+        _key(given.get("api_key_env")),
+        **numbers,
+    )
 
 
 @dataclass(frozen=True)
@@ -267,10 +289,14 @@ def parse_milvus_server(url: str) -> MilvusServerAddress:
     >>> parse_milvus_server("milvus+https://search.example:443/shop").url
     'https://search.example:443'
     """
-    return _milvus_server(url, ("timeout", "token_env"), "write {}://host:19530/database?collection=NAME")[0]
+    return _milvus_server(
+        url, ("timeout", "token_env"), "write {}://host:19530/database?collection=NAME"
+    )[0]
 
 
-def _milvus_server(url: str, options: Sequence[str], form: str) -> tuple[MilvusServerAddress, dict[str, str]]:
+def _milvus_server(
+    url: str, options: Sequence[str], form: str
+) -> tuple[MilvusServerAddress, dict[str, str]]:
     """The server, and the other options."""
     parts = urlsplit(url)
     place = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
@@ -281,7 +307,9 @@ def _milvus_server(url: str, options: Sequence[str], form: str) -> tuple[MilvusS
             f"a token must not be part of an address: put it into the environment variable {_MILVUS_TOKEN}, and {form}"
         )
     if unknown := given.keys() - set(options):
-        raise GalleryError(f"{place}: no option {sorted(unknown)[0]!r}; known: {', '.join(options)}")
+        raise GalleryError(
+            f"{place}: no option {sorted(unknown)[0]!r}; known: {', '.join(options)}"
+        )
     try:
         host = parts.hostname
         port = parts.port or 19530
@@ -302,7 +330,9 @@ def _milvus_server(url: str, options: Sequence[str], form: str) -> tuple[MilvusS
 
 def _items_address(place: str, items: str, form: str) -> str:
     if not items:
-        raise GalleryError(f"{place} does not say where the items are: Milvus has no transactions; {form}")
+        raise GalleryError(
+            f"{place} does not say where the items are: Milvus has no transactions; {form}"
+        )
     if has_secret(items):
         raise GalleryError(
             f"{place}: the address of the items holds a password; put it into PGPASSWORD or a password file of libpq"
@@ -361,7 +391,9 @@ tenant='shop', database='default_database')
             f"a token must not be part of an address: put it into the environment variable {_CHROMA_KEY}, and {form}"
         )
     if unknown := given.keys() - {"api_key_env", "tenant", "database"}:
-        raise GalleryError(f"{shown}: no option {sorted(unknown)[0]!r}; known: api_key_env, database, tenant")
+        raise GalleryError(
+            f"{shown}: no option {sorted(unknown)[0]!r}; known: api_key_env, database, tenant"
+        )
     try:
         host = parts.hostname
         port = parts.port or (443 if parts.scheme == "chroma+https" else 8000)
@@ -406,5 +438,7 @@ def _number(shown: str, name: str, text: str) -> int:
 def _key(variable: str | None, usual: str = _KEY) -> str | None:
     key = os.environ.get(variable or usual)
     if variable is not None and not key:
-        raise GalleryError(f"the environment variable {variable} holds no API key; set it, or leave api_key_env out")
+        raise GalleryError(
+            f"the environment variable {variable} holds no API key; set it, or leave api_key_env out"
+        )
     return key or None

@@ -34,7 +34,9 @@ MOST_HITS = 250  # with more, too many rows of each block are in doubt
 NUMBERS = 1 << 21  # of a block
 _NEAREST = 100  # rows that a block tells, at least,
 _PER_HIT = 4  # and so many for each hit
-_USELESS = 0.5  # of the searches were in doubt about a block: reading its codes costs more than it saves
+_USELESS = (
+    0.5  # of the searches were in doubt about a block: reading its codes costs more than it saves
+)
 _MEMORY = 0.1  # how much one search counts in that share
 
 
@@ -70,7 +72,9 @@ class CodedBlock:
         width = vectors.shape[1]
         self._mean = vectors.mean(axis=0)
         rest = vectors - self._mean
-        self._index = self._faiss.IndexScalarQuantizer(width, kind, self._faiss.METRIC_INNER_PRODUCT)
+        self._index = self._faiss.IndexScalarQuantizer(
+            width, kind, self._faiss.METRIC_INNER_PRODUCT
+        )
         threads = self._faiss.omp_get_max_threads()
         self._faiss.omp_set_num_threads(1)  # of this thread
         self._index.train(rest)
@@ -80,8 +84,12 @@ class CodedBlock:
         self._faiss.omp_set_num_threads(threads)
         off = vectors.astype(np.float64) - self._mean - codes
         self.error = float(np.sqrt(np.einsum("ij,ij->i", off, off).max()))
-        self._rounding = 1e-6 + max(64, width) * 2.0**-22  # of sums in float32 and of scores: more than enough
-        self._in_doubt = 0.0  # the share of searches that were in doubt about it, in the mean over the last ones
+        self._rounding = (
+            1e-6 + max(64, width) * 2.0**-22
+        )  # of sums in float32 and of scores: more than enough
+        self._in_doubt = (
+            0.0  # the share of searches that were in doubt about it, in the mean over the last ones
+        )
         if (np.abs(scores[0] - codes[places[0]] @ vectors[0]) > self._rounding).any():
             raise GalleryError(
                 f"FAISS {self._faiss.__version__} rounds the queries that it multiplies codes with, so nothing can be "
@@ -104,7 +112,9 @@ class CodedBlock:
         scores = found[0].astype(np.float64) + wide @ self._mean
         length = float(np.sqrt(wide @ wide))
         doubt = length * self.error + max(1.0, length) * self._rounding
-        return Nearest(places=places[0], scores=scores, doubt=doubt, highest_other=float(scores[-1]) + doubt)
+        return Nearest(
+            places=places[0], scores=scores, doubt=doubt, highest_other=float(scores[-1]) + doubt
+        )
 
     def note(self, in_doubt: bool) -> None:
         """Take in whether a search was in doubt about this block."""
@@ -118,11 +128,15 @@ def candidates_by_codes(
     used = [(codes, block) for codes, block in coded if codes.helps]
     left = [*others, *(block for codes, block in coded if not codes.helps)]
     told = on_threads(lambda one: one[0].nearest(query[0], k), used, ranking.THREADS)
-    found: list[tuple[Indices, NDArray[np.float64]]] = []  # of each block, rows that may be found, and their scores
+    found: list[
+        tuple[Indices, NDArray[np.float64]]
+    ] = []  # of each block, rows that may be found, and their scores
     for (_, block), one in zip(used, told, strict=True):
         may_be_found = slice(None) if block.allowed is None else block.allowed[one.places]
         found.append((block.rows(one.places[may_be_found]), one.scores[may_be_found]))
-    low = np.concatenate([scores - one.doubt for (_, scores), one in zip(found, told, strict=True)] or [np.empty(0)])
+    low = np.concatenate(
+        [scores - one.doubt for (_, scores), one in zip(found, told, strict=True)] or [np.empty(0)]
+    )
     least = np.partition(low, -k)[-k] if len(low) >= k else -np.inf  # k rows reach it
     rows: list[Indices] = []
     for (codes, block), one, (row, scores) in zip(used, told, found, strict=True):

@@ -47,7 +47,9 @@ def payload_test(where: Where) -> Callable[[Payload], bool]:
     (True, False, False)
     """
     if not isinstance(where, Mapping) or not all(isinstance(field, str) for field in where):
-        raise GalleryError(f'a filter maps payload fields to conditions, such as {{"shop": "paris"}}; got {where!r}')
+        raise GalleryError(
+            f'a filter maps payload fields to conditions, such as {{"shop": "paris"}}; got {where!r}'
+        )
     wanted = conditions(where)
     if len(wanted) > _MAX_CONDITIONS:
         raise GalleryError(f"a filter has up to {_MAX_CONDITIONS} conditions, got {len(wanted)}")
@@ -81,18 +83,28 @@ def filter_key(where: Where) -> str:
     try:
         return json.dumps(where, sort_keys=True, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise GalleryError(f"a filter holds strings, numbers, true, false, null and lists of them: {error}") from error
+        raise GalleryError(
+            f"a filter holds strings, numbers, true, false, null and lists of them: {error}"
+        ) from error
 
 
 def conditions(where: Where) -> list[tuple[str, str, Any]]:
     """(field, condition, operand) of a filter; a plain value is a condition "eq"."""
-    named = {field: cond if isinstance(cond, Mapping) else {"eq": cond} for field, cond in where.items()}
-    return [(field, name, operand) for field, condition in named.items() for name, operand in condition.items()]
+    named = {
+        field: cond if isinstance(cond, Mapping) else {"eq": cond} for field, cond in where.items()
+    }
+    return [
+        (field, name, operand)
+        for field, condition in named.items()
+        for name, operand in condition.items()
+    ]
 
 
 def _operation(field: str, name: str, operand: Any) -> _Test:
     if name not in _CONDITIONS:
-        raise GalleryError(f"field {field!r}: no condition {name!r}; use one of {', '.join(_CONDITIONS)}")
+        raise GalleryError(
+            f"field {field!r}: no condition {name!r}; use one of {', '.join(_CONDITIONS)}"
+        )
     if name == "exists":
         if not isinstance(operand, bool):
             raise GalleryError(f"field {field!r}: 'exists' takes True or False, got {operand!r}")

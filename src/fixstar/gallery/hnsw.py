@@ -145,7 +145,9 @@ class HnswIndex:
     ``digests`` identify the vectors it was built from; ``recall`` was measured then.
     """
 
-    def __init__(self, graph: Any, numbers: Numbers, digests: Digests, codes: Codes, recall: float | None) -> None:
+    def __init__(
+        self, graph: Any, numbers: Numbers, digests: Digests, codes: Codes, recall: float | None
+    ) -> None:
         self.graph = graph
         self.numbers = numbers
         self.digests = digests
@@ -157,13 +159,23 @@ class HnswIndex:
         use_large_pages(int(stored.data()), stored.size())
         use_large_pages(int(links.data()), 4 * links.size())
         self._lock = threading.Lock()
-        self._places: tuple[int, Indices] | None = None  # the layout, and the rows of the nodes in it
+        self._places: tuple[int, Indices] | None = (
+            None  # the layout, and the rows of the nodes in it
+        )
         self._chosen: tuple[int, Allowed | None, _Choice] | None = None
-        self._whole: tuple[weakref.ref[Rows], Indices, int] | None = None  # rows with all nodes; the first new one
+        self._whole: tuple[weakref.ref[Rows], Indices, int] | None = (
+            None  # rows with all nodes; the first new one
+        )
 
-    def candidates(self, rows: Rows, queries: Floats, k: int, allowed: Allowed | None) -> tuple[Indices, Indices]:
+    def candidates(
+        self, rows: Rows, queries: Floats, k: int, allowed: Allowed | None
+    ) -> tuple[Indices, Indices]:
         """Pairs (query, row) that include most of the k nearest of each query [N, width]."""
-        if len(queries) == 1 and allowed is None and (row := self._likely(rows, queries, k)) is not None:
+        if (
+            len(queries) == 1
+            and allowed is None
+            and (row := self._likely(rows, queries, k)) is not None
+        ):
             return np.zeros(len(row), np.intp), row
         place, choice = self._look(rows, allowed)
         if max(k, _LEAST) * _LEAST > choice.size or choice.size * _LEAST < len(self.numbers):
@@ -236,7 +248,11 @@ class HnswIndex:
                 self._places = (rows.layout, rows.find(self.numbers))
                 self._chosen = None
             place = self._places[1]
-            if self._chosen is None or self._chosen[0] != rows.layout or self._chosen[1] is not allowed:
+            if (
+                self._chosen is None
+                or self._chosen[0] != rows.layout
+                or self._chosen[1] is not allowed
+            ):
                 self._chosen = rows.layout, allowed, _choice(place, allowed)
             return place, self._chosen[2]
 
@@ -260,7 +276,9 @@ def engine() -> Any:
     try:
         return importlib.import_module("faiss")
     except ImportError as error:
-        raise MissingExtraError("faiss-cpu", "index", "an approximate index of an embedded gallery") from error
+        raise MissingExtraError(
+            "faiss-cpu", "index", "an approximate index of an embedded gallery"
+        ) from error
 
 
 def build_hnsw(
@@ -276,7 +294,9 @@ def build_hnsw(
         kind = faiss.ScalarQuantizer.QT_8bit_direct_signed
         graph = faiss.IndexHNSWSQ(rows.width, kind, LINKS, faiss.METRIC_L2)
         graph.hnsw.efConstruction = BREADTH_BUILDING
-        first_look, second_look = ((vectors for _, vectors in rows.pages(0, _PAGE)) for _ in range(2))
+        first_look, second_look = (
+            (vectors for _, vectors in rows.pages(0, _PAGE)) for _ in range(2)
+        )
         codes = fitted_codes(first_look, second_look, rows.width)
         numbers = []
         digests = []
@@ -296,7 +316,11 @@ def build_hnsw(
         digests.append(row_digests(vectors))
     _measure_by(graph, faiss.METRIC_INNER_PRODUCT)
     index = HnswIndex(
-        graph=graph, numbers=np.concatenate(numbers), digests=np.concatenate(digests), codes=codes, recall=None
+        graph=graph,
+        numbers=np.concatenate(numbers),
+        digests=np.concatenate(digests),
+        codes=codes,
+        recall=None,
     )
     index.recall = _recall(index, rows, keep_going)
     return None if index.recall is None else index
@@ -315,7 +339,9 @@ def _measure_by(graph: Any, metric: int) -> None:
 def row_digests(vectors: Floats) -> Digests:
     """[n]: a hash of every vector [n, width]."""
     random = np.random.default_rng(0).integers(1 << 31, size=vectors.shape[1], dtype=np.uint32)
-    digests: Digests = np.ascontiguousarray(vectors, "<f4").view("<u4") @ (random * np.uint32(2) + np.uint32(1))
+    digests: Digests = np.ascontiguousarray(vectors, "<f4").view("<u4") @ (
+        random * np.uint32(2) + np.uint32(1)
+    )
     return digests
 
 
@@ -341,7 +367,9 @@ def _recall(index: HnswIndex, rows: Rows, keep_going: Callable[[], bool]) -> flo
 def _nearest(rows: Rows, query: Floats, pairs: tuple[Indices, Indices]) -> set[int]:
     row = np.sort(pairs[1])
     cosine = exact_cosines(rows.vectors(row), query.astype(np.float64), pairs[0])
-    return set(row[first_of_each(pairs[0], rank=cosine, number=rows.numbers(row), k=_NEAREST)].tolist())
+    return set(
+        row[first_of_each(pairs[0], rank=cosine, number=rows.numbers(row), k=_NEAREST)].tolist()
+    )
 
 
 def index_path(folder: Path, version: str) -> Path:
@@ -351,8 +379,17 @@ def index_path(folder: Path, version: str) -> Path:
 
 def save_hnsw(path: Path, index: HnswIndex, version: str) -> None:
     """Write an index atomically."""
-    codes = {"mean": index.codes.mean.tolist(), "scale": index.codes.scale, "length": index.codes.length}
-    header = {"version": version, "rows": len(index.numbers), "codes": codes, "recall": index.recall}
+    codes = {
+        "mean": index.codes.mean.tolist(),
+        "scale": index.codes.scale,
+        "length": index.codes.length,
+    }
+    header = {
+        "version": version,
+        "rows": len(index.numbers),
+        "codes": codes,
+        "recall": index.recall,
+    }
     replace_file(path, lambda partial: _write(partial, header, index))
 
 
@@ -401,7 +438,9 @@ def _read(file: IO[bytes], version: str) -> HnswIndex | None:
         return None
     known = header["codes"]
     codes = Codes(np.array(known["mean"], np.float32), known["scale"], known["length"])
-    return HnswIndex(graph=graph, numbers=numbers, digests=digests, codes=codes, recall=header["recall"])
+    return HnswIndex(
+        graph=graph, numbers=numbers, digests=digests, codes=codes, recall=header["recall"]
+    )
 
 
 def _is_whole(file: IO[bytes]) -> bool:
@@ -421,7 +460,9 @@ def _fits(index: HnswIndex, rows: Rows, position: int) -> bool:
         return False
     for numbers, vectors in rows.pages(0, 4096):
         covered = numbers <= index.last
-        node = np.searchsorted(index.numbers, numbers[covered])  # ascending, so this never passes the last one
+        node = np.searchsorted(
+            index.numbers, numbers[covered]
+        )  # ascending, so this never passes the last one
         same = index.numbers[node] == numbers[covered]
         if not same.all() or not (index.digests[node] == row_digests(vectors[covered])).all():
             return False
@@ -475,7 +516,12 @@ class IndexKeeper:
     """
 
     def __init__(
-        self, exact: ExactSearch, position: Callable[[], int], folder: Path, above: int, read_only: bool
+        self,
+        exact: ExactSearch,
+        position: Callable[[], int],
+        folder: Path,
+        above: int,
+        read_only: bool,
     ) -> None:
         self._exact = exact
         self._position = position
@@ -486,7 +532,9 @@ class IndexKeeper:
         self._building = threading.Lock()
         self._starting = threading.Lock()
         self._read: dict[str, object] = {}  # the state of each file when last read or written
-        self._failed: set[str] = set()  # versions whose index could not be built; build() tries again
+        self._failed: set[str] = (
+            set()
+        )  # versions whose index could not be built; build() tries again
         self._thread: threading.Thread | None = None
         self._seen: object = None  # the rows when there was nothing to do
         self._not_before = 0.0
@@ -504,7 +552,9 @@ class IndexKeeper:
                 return
             self._seen = rows
             if any(self._is_due(name) for name in rows):
-                self._thread = threading.Thread(target=self._work, name="fixstar-index", daemon=True)
+                self._thread = threading.Thread(
+                    target=self._work, name="fixstar-index", daemon=True
+                )
                 self._thread.start()
 
     def build(self, versions: list[str]) -> None:
@@ -558,9 +608,13 @@ class IndexKeeper:
         if not len(rows):  # remove what is left of its index
             return index is not None or (self._saves and self._state(name) is not None)
         if index is None:
-            return len(rows) > self._above or (name not in self._read and self._state(name) is not None)
+            return len(rows) > self._above or (
+                name not in self._read and self._state(name) is not None
+            )
         came, gone = index.lag(rows)
-        return came > max(_CAME_LEAST, len(index.numbers) // _CAME) or gone * _GONE > len(index.numbers)
+        return came > max(_CAME_LEAST, len(index.numbers) // _CAME) or gone * _GONE > len(
+            index.numbers
+        )
 
     def _work(self) -> None:
         """The background thread: ends when there is nothing left to do."""
@@ -585,7 +639,10 @@ class IndexKeeper:
         except Exception as error:  # a cache that cannot be built must not crash the program
             if isinstance(error, OSError) and self._saves:
                 self._saves = False
-                warnings.warn(f"approximate indexes cannot be saved ({error}); they stay in memory", stacklevel=1)
+                warnings.warn(
+                    f"approximate indexes cannot be saved ({error}); they stay in memory",
+                    stacklevel=1,
+                )
             else:
                 self._failed.add(name)
                 warnings.warn(
@@ -642,7 +699,9 @@ class IndexKeeper:
             try:
                 thread.submit(work).result()
             except OSError as error:
-                raise GalleryError(f"the index of {name!r} is in use and could not be saved: {error}") from error
+                raise GalleryError(
+                    f"the index of {name!r} is in use and could not be saved: {error}"
+                ) from error
 
     def _use(self, name: str, index: HnswIndex) -> None:
         with self._reading:
@@ -651,7 +710,9 @@ class IndexKeeper:
     def _drop(self, name: str) -> None:
         """Remove the index of a version without rows, and its file."""
         with self._reading:
-            self._exact.indexes = {other: index for other, index in self._exact.indexes.items() if other != name}
+            self._exact.indexes = {
+                other: index for other, index in self._exact.indexes.items() if other != name
+            }
             self._read.pop(name, None)
         if self._saves:
             index_path(self._folder, name).unlink(missing_ok=True)
@@ -668,7 +729,12 @@ class IndexKeeper:
             rows = self._exact.rows[name]
             index = None
             if state is not None and len(rows) > 0:
-                index = load_hnsw(index_path(self._folder, name), version=name, rows=rows, position=self._position())
+                index = load_hnsw(
+                    index_path(self._folder, name),
+                    version=name,
+                    rows=rows,
+                    position=self._position(),
+                )
             self._read[name] = state
             if index is not None:
                 self._exact.indexes = {**self._exact.indexes, name: index}

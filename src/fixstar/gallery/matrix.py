@@ -69,14 +69,18 @@ from fixstar.gallery.store import (
     known_version,
 )
 
-AT_ONCE = 1 << 16  # vectors under maps, of all versions together: a search maps up to so many itself, in about a second
+AT_ONCE = (
+    1 << 16
+)  # vectors under maps, of all versions together: a search maps up to so many itself, in about a second
 CODED_FROM = 1 << 24  # numbers of a version that single queries read as codes: 64 MiB of vectors,
 CODED_AFTER = 50  # each time once there were so many queries: coding takes about as long as they do
 _PART_AT_ONCE = 8  # where there are more, its answer is not complete anyway, and it maps an eighth of that at most
 _FILTERS_KEPT = 16  # per segment: which of its rows pass
 _ALLOWED_KEPT = 4  # per version: which of all rows pass, and their numbers
 _MAPS_KEPT = 2  # per segment: the one in use, and the one before or after it
-_MAPPED_AT_ONCE = 4096  # vectors: with fewer the threads of a BLAS wait for each other more than they compute
+_MAPPED_AT_ONCE = (
+    4096  # vectors: with fewer the threads of a BLAS wait for each other more than they compute
+)
 
 Mask = NDArray[np.bool_]
 Numbers = NDArray[np.int64]
@@ -130,9 +134,13 @@ class Segment:
         self._folder = folder
         self._masks: dict[str, Mask] = {}
         self._lock = threading.Lock()
-        self._derived: dict[tuple[str, int], _Derived] = {}  # by the map's key and width, the last one used last
+        self._derived: dict[
+            tuple[str, int], _Derived
+        ] = {}  # by the map's key and width, the last one used last
         self._choosing = threading.Lock()  # never held while a map computes
-        self.codes: list[CodedBlock] = []  # of the first rows, so many each; added by one thread, never changed
+        self.codes: list[
+            CodedBlock
+        ] = []  # of the first rows, so many each; added by one thread, never changed
 
     def passing(self, key: str, test: Callable[[str], bool], count: int) -> Mask:
         """[count]: which payloads pass a filter. Cached for the next search, which reads only rows written since."""
@@ -143,7 +151,9 @@ class Segment:
                 for text in self.texts[len(known) : count].tolist():
                     more.append(test(text))
             finally:  # a filter whose time is over continues here when it is asked again
-                known = self._masks[key] = np.concatenate([known, np.array(more, bool)]) if more else known
+                known = self._masks[key] = (
+                    np.concatenate([known, np.array(more, bool)]) if more else known
+                )
                 while len(self._masks) > _FILTERS_KEPT:
                     del self._masks[next(iter(self._masks))]
         return known[:count]
@@ -179,7 +189,9 @@ class Segment:
                 older = segment._derived.get(name, _NOTHING)
                 known = int(rows.searchsorted(older.size))
                 if older.vectors is not None:
-                    derived.vectors[derived.size : derived.size + known] = older.vectors[rows[:known]]
+                    derived.vectors[derived.size : derived.size + known] = older.vectors[
+                        rows[:known]
+                    ]
                 derived.size += known
                 if known < len(rows):
                     break
@@ -230,7 +242,11 @@ class SegmentPart(NamedTuple):
 
 
 def _filled(
-    part: SegmentPart, numbers: Sequence[int] | Numbers, ids: Strings, vectors: Floats, texts: Strings
+    part: SegmentPart,
+    numbers: Sequence[int] | Numbers,
+    ids: Strings,
+    vectors: Floats,
+    texts: Strings,
 ) -> SegmentPart:
     """The part with more rows; its segment has room for them."""
     segment = part.segment
@@ -305,7 +321,11 @@ class Rows:
     """
 
     def __init__(
-        self, width: int, parts: Sequence[SegmentPart] = (), layout: int = 0, folder: Path | None = None
+        self,
+        width: int,
+        parts: Sequence[SegmentPart] = (),
+        layout: int = 0,
+        folder: Path | None = None,
     ) -> None:
         self.width = width
         self.parts = tuple(parts)
@@ -331,8 +351,14 @@ class Rows:
         if len(self._segments) == 1:
             return [(self._segments[0], row)]
         ends = row.searchsorted(self._starts[1:]).tolist()
-        each = zip(self._segments, self._starts.tolist(), pairwise([0, *ends, len(row)]), strict=True)
-        pieces = [(segment, row[first:last] - start) for segment, start, (first, last) in each if first < last]
+        each = zip(
+            self._segments, self._starts.tolist(), pairwise([0, *ends, len(row)]), strict=True
+        )
+        pieces = [
+            (segment, row[first:last] - start)
+            for segment, start, (first, last) in each
+            if first < last
+        ]
         return pieces or [(self._segments[0], row)]
 
     def vectors(self, row: Indices, forward: Forward | None = None) -> Floats:
@@ -344,7 +370,9 @@ class Rows:
         for segment, places in self.pieces(row):
             start = end
             end += len(places)
-            segment.vectors.take(places, axis=0, out=out[start:end], mode="clip")  # other modes fill a copy of out
+            segment.vectors.take(
+                places, axis=0, out=out[start:end], mode="clip"
+            )  # other modes fill a copy of out
         return out
 
     def _mapped(self, row: Indices, forward: Forward) -> Floats:
@@ -435,20 +463,28 @@ class Rows:
                 del self._allowed[next(iter(self._allowed))]
         return found
 
-    def candidates(self, queries: Floats, k: int, allowed: Allowed | None, first: int = 0) -> tuple[Indices, Indices]:
+    def candidates(
+        self, queries: Floats, k: int, allowed: Allowed | None, first: int = 0
+    ) -> tuple[Indices, Indices]:
         """Pairs (query, row) that hold the k nearest of each query [N, width] among rows from ``first`` on."""
         return self.best([Side(queries)], k, allowed, first)
 
-    def best(self, sides: Sequence[Side], k: int, allowed: Allowed | None, first: int = 0) -> tuple[Indices, Indices]:
+    def best(
+        self, sides: Sequence[Side], k: int, allowed: Allowed | None, first: int = 0
+    ) -> tuple[Indices, Indices]:
         """Pairs (query, row) that hold the k rows from ``first`` on with the highest sums over all sides."""
         queries = [side.weighed() for side in sides]
         if allowed is None or allowed.count * _FEW >= self.end:
             of_one = len(sides) == len(queries[0]) == 1 and k <= MOST_HITS
             if of_one and self.is_large and any(segment.codes for segment in self._segments):
-                return self._best_by_codes(sides[0], k, None if allowed is None else allowed.mask, first)
+                return self._best_by_codes(
+                    sides[0], k, None if allowed is None else allowed.mask, first
+                )
             blocks = self._blocks(sides, None if allowed is None else allowed.mask, first)
         else:
-            blocks = self._blocks_of_few(sides, allowed.rows[np.searchsorted(allowed.rows, first) :])
+            blocks = self._blocks_of_few(
+                sides, allowed.rows[np.searchsorted(allowed.rows, first) :]
+            )
         return candidates(blocks, queries, k)
 
     def _blocks(self, sides: Sequence[Side], allowed: Mask | None, first: int) -> Iterator[Block]:
@@ -461,7 +497,9 @@ class Rows:
                 mask = allowed[start : part.start + part.size]
             yield Block(start, vectors, None if mask is None or mask.all() else mask)
 
-    def _best_by_codes(self, side: Side, k: int, allowed: Mask | None, first: int) -> tuple[Indices, Indices]:
+    def _best_by_codes(
+        self, side: Side, k: int, allowed: Mask | None, first: int
+    ) -> tuple[Indices, Indices]:
         """The same for one query and vectors as they are, most of which are read as codes."""
         size = rows_per_block(self.width)
         coded: list[tuple[CodedBlock, Block]] = []
@@ -498,7 +536,11 @@ class Rows:
             places = some - part.start
             if len(some) > _FEW_MAPPED or all(side.forward is None for side in sides):
                 used = part._replace(size=int(places[-1]) + 1)
-                yield Block(part.start, tuple([_of_part(used, side.forward) for side in sides]), places=places)
+                yield Block(
+                    part.start,
+                    tuple([_of_part(used, side.forward) for side in sides]),
+                    places=places,
+                )
             else:
                 copies = [self.vectors(some, side.forward) for side in sides]
                 yield Block(part.start, tuple(copies), places=places, copied=True)
@@ -553,7 +595,9 @@ def _verdicts(test: Callable[[Payload], bool]) -> Callable[[str], bool]:
     return verdict
 
 
-_BYTES = 128 << 20  # of a full segment: every product makes threads wait for each other, every rewrite copies one
+_BYTES = (
+    128 << 20
+)  # of a full segment: every product makes threads wait for each other, every rewrite copies one
 _ROWS = 1 << 17  # at most, where vectors are short
 _PAGE = 1024  # rows copied at once
 _SPARE = 8  # a segment is rewritten when an eighth of it is removed,
@@ -581,7 +625,9 @@ class Draft:
             return self._old
         return Rows(width=self._width, parts=self._parts, layout=self._layout, folder=self._folder)
 
-    def append(self, numbers: Sequence[int], ids: Sequence[str], vectors: Floats, texts: Sequence[str]) -> None:
+    def append(
+        self, numbers: Sequence[int], ids: Sequence[str], vectors: Floats, texts: Sequence[str]
+    ) -> None:
         """Add rows; their numbers are ascending and higher than all before."""
         self._old = None
         done = 0
@@ -592,14 +638,22 @@ class Draft:
             taken = slice(done, min(len(ids), done + len(part.segment.numbers) - part.size))
             done = taken.stop
             self._parts[-1] = _filled(
-                part, numbers=numbers[taken], ids=ids[taken], vectors=vectors[taken], texts=texts[taken]
+                part,
+                numbers=numbers[taken],
+                ids=ids[taken],
+                vectors=vectors[taken],
+                texts=texts[taken],
             )
 
     def _add_segment(self, wanted: int) -> None:
         """Make room for what is expected, or double the space, up to a full segment: small versions stay small."""
         end = self._parts[-1].end if self._parts else 0
         room = min(self._full, max(wanted, self._expected - end, end, 1024))
-        self._parts.append(SegmentPart(start=end, segment=Segment(room, self._width, self._folder), size=0, gone=None))
+        self._parts.append(
+            SegmentPart(
+                start=end, segment=Segment(room, self._width, self._folder), size=0, gone=None
+            )
+        )
 
     def remove(self, numbers: Sequence[int] | Numbers) -> None:
         """Remove rows; unknown numbers are ignored."""
@@ -609,7 +663,9 @@ class Draft:
             return
         self._old = None
         for place, part in enumerate(self._parts):
-            local = row[np.searchsorted(row, part.start) : np.searchsorted(row, part.end)] - part.start
+            local = (
+                row[np.searchsorted(row, part.start) : np.searchsorted(row, part.end)] - part.start
+            )
             if len(local):
                 if part.gone is None:
                     gone = np.zeros(len(part.segment.numbers), bool)
@@ -623,7 +679,9 @@ class Draft:
         """Rewrite segments without their removed rows, the emptiest first."""
         shares = {place: part.live() / max(1, part.size) for place, part in enumerate(self._parts)}
         spare = sorted((share, place) for place, share in shares.items() if share <= 1 - 1 / _SPARE)
-        chosen = [place for turn, (share, place) in enumerate(spare) if turn < _AT_ONCE or share <= 0.5]
+        chosen = [
+            place for turn, (share, place) in enumerate(spare) if turn < _AT_ONCE or share <= 0.5
+        ]
         if not chosen:
             return
         for place in sorted(chosen, reverse=True):  # so that earlier places stay valid
@@ -637,13 +695,16 @@ class Draft:
     def _rewrite(self, place: int) -> None:
         """Copy what is left of a segment to a new one, joined with its predecessor if both are small."""
         first = place - (
-            place > 0 and sum(part.live() for part in self._parts[place - 1 : place + 1]) <= self._full // 2
+            place > 0
+            and sum(part.live() for part in self._parts[place - 1 : place + 1]) <= self._full // 2
         )
         old = self._parts[first : place + 1]
         live = sum(part.live() for part in old)
         grows = place == len(self._parts) - 1  # the last segment takes new rows
         room = max(live, len(old[-1].segment.numbers) if grows else 1)
-        new = SegmentPart(start=0, segment=Segment(room, self._width, self._folder), size=0, gone=None)
+        new = SegmentPart(
+            start=0, segment=Segment(room, self._width, self._folder), size=0, gone=None
+        )
         copied: list[tuple[Segment, Indices]] = []
         for part in old:
             if part.gone is None:
@@ -655,7 +716,13 @@ class Draft:
                 segment = part.segment
                 ids = segment.ids[some]
                 texts = segment.texts[some]
-                new = _filled(new, numbers=segment.numbers[some], ids=ids, vectors=segment.vectors[some], texts=texts)
+                new = _filled(
+                    new,
+                    numbers=segment.numbers[some],
+                    ids=ids,
+                    vectors=segment.vectors[some],
+                    texts=texts,
+                )
         self._parts[first : place + 1] = [new] if live else []
         if live:
             with suppress(GalleryUnavailableError):  # no room on the disk: it is computed again
@@ -665,20 +732,26 @@ class Draft:
 _QUERIES = 128  # queries at once: their memory stays small
 
 
-_Derivation = tuple[str, str | None, int]  # a version, the key of a map and its width; None for codes
+_Derivation = tuple[
+    str, str | None, int
+]  # a version, the key of a map and its width; None for codes
 
 
 class RowIndex(Protocol):
     """Finds likely rows without looking at all of them."""
 
-    def candidates(self, rows: Rows, queries: Floats, k: int, allowed: Allowed | None) -> tuple[Indices, Indices]:
+    def candidates(
+        self, rows: Rows, queries: Floats, k: int, allowed: Allowed | None
+    ) -> tuple[Indices, Indices]:
         """Pairs (query, row) that include most of the k nearest of each query [N, width]; see ``Rows.candidates``."""
 
 
 class _ByOwnQueries:
     """Finds the rows that are nearest to queries in the version's own space, while a map is still at work."""
 
-    def candidates(self, rows: Rows, queries: Floats, k: int, allowed: Allowed | None) -> tuple[Indices, Indices]:
+    def candidates(
+        self, rows: Rows, queries: Floats, k: int, allowed: Allowed | None
+    ) -> tuple[Indices, Indices]:
         return rows.candidates(queries, k, allowed)
 
 
@@ -687,12 +760,16 @@ class _Background:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._queue: dict[_Derivation, Callable[[threading.Event], None]] = {}  # the first one is under way
+        self._queue: dict[
+            _Derivation, Callable[[threading.Event], None]
+        ] = {}  # the first one is under way
         self._failed: set[_Derivation] = set()
         self._thread: threading.Thread | None = None
         self._threads: list[threading.Thread] = []  # the last one
         self._stop = threading.Event()
-        self._end = weakref.finalize(self, _stop_and_wait, self._stop, self._threads)  # at exit, if nobody closes
+        self._end = weakref.finalize(
+            self, _stop_and_wait, self._stop, self._threads
+        )  # at exit, if nobody closes
 
     def maps(self, version: str, rows: Rows, forward: Forward) -> bool:
         """Map rows if that is not planned yet; returns False where it failed before.
@@ -711,7 +788,9 @@ class _Background:
                 return False
             self._queue.setdefault(name, derive)
             if self._thread is None or not self._thread.is_alive():  # after a fork it is not
-                self._thread = threading.Thread(target=self._work, name="fixstar-derive", daemon=True)
+                self._thread = threading.Thread(
+                    target=self._work, name="fixstar-derive", daemon=True
+                )
                 self._threads[:] = [self._thread]
                 self._thread.start()
         return True
@@ -820,7 +899,9 @@ class _Target(NamedTuple):
             return as_scores(paired_products(self.rows.vectors(row), self.sides[0].queries))
         sums = np.zeros(len(row))
         for side in self._scored_sides():
-            sums += side.weight * paired_products(self.rows.vectors(row, side.forward), side.queries)
+            sums += side.weight * paired_products(
+                self.rows.vectors(row, side.forward), side.queries
+            )
         return as_scores(sums)
 
     def ranks(self, scores: Floats) -> NDArray[np.floating[Any]]:
@@ -857,7 +938,9 @@ class ExactSearch:
         self._versions: dict[str, tuple[VersionSpace, Floats | None]] = {}
         self._carrier = Carrier(self.projection)
         self._background = _Background()
-        self._singles: dict[str, int] = {}  # single queries that read a whole version since it was coded
+        self._singles: dict[
+            str, int
+        ] = {}  # single queries that read a whole version since it was coded
         self.rows: Mapping[str, Rows] = {}  # replaced as a whole, never changed
         self.indexes: Mapping[str, RowIndex] = {}  # likewise
 
@@ -922,7 +1005,11 @@ class ExactSearch:
         return self._answers(self.rows, asked, len(questions[0].own), request)
 
     def _answers(
-        self, rows: Mapping[str, Rows], asked: Sequence[_Asked], queries: int, request: SearchRequest
+        self,
+        rows: Mapping[str, Rows],
+        asked: Sequence[_Asked],
+        queries: int,
+        request: SearchRequest,
     ) -> list[list[Hit]]:
         """The best of all versions that are asked, for each query."""
         indexes = {} if request.exact else self.indexes
@@ -930,7 +1017,11 @@ class ExactSearch:
         unmapped = self._left_to_background(rows, held, indexes)
         if queries == 1 and self._folder is None:  # vectors are in a folder to save memory
             for one in held:
-                if one.forward is None and one.version not in indexes and rows[one.version].is_large:
+                if (
+                    one.forward is None
+                    and one.version not in indexes
+                    and rows[one.version].is_large
+                ):
                     self._code(one.version, rows[one.version])
         allowed = [rows[one.version].allowed(request.where) for one in held]
         hits: list[list[Hit]] = []
@@ -952,7 +1043,9 @@ class ExactSearch:
                         offset=one.offset,
                     )
                 )
-            hits += _best(live, queries=part.stop - part.start, k=int(request.k), least=request.min_score)
+            hits += _best(
+                live, queries=part.stop - part.start, k=int(request.k), least=request.min_score
+            )
         return hits
 
     def _code(self, version: str, rows: Rows) -> None:
@@ -982,11 +1075,15 @@ class ExactSearch:
         left: set[str] = set()
         if sum([len(rows[version]) for version, _ in in_full]) <= AT_ONCE:
             return left
-        missing = [(rows[version].missing(forward), version, forward) for version, forward in in_full]
+        missing = [
+            (rows[version].missing(forward), version, forward) for version, forward in in_full
+        ]
         total = 0
         for count, version, forward in sorted(missing, key=lambda one: one[0]):
             total += count
-            if total > AT_ONCE // _PART_AT_ONCE and self._background.maps(version, rows[version], forward):
+            if total > AT_ONCE // _PART_AT_ONCE and self._background.maps(
+                version, rows[version], forward
+            ):
                 left.add(version)
         return left
 
@@ -1020,12 +1117,18 @@ def _best(live: list[_Target], queries: int, k: int, least: float | None) -> lis
             query = query[reached]
             row = row[reached]
             score = score[reached]
-        number = target.rows.numbers(row) if len(live) > 1 else row  # rows of one version are in this order
+        number = (
+            target.rows.numbers(row) if len(live) > 1 else row
+        )  # rows of one version are in this order
         found.append((query, score, target.ranks(score), number, *target.rows.labels(row)))
     if not found:
         return [[] for _ in range(queries)]
-    versions = np.repeat(np.array([target.name for target in live], np.object_), [len(part[0]) for part in found])
-    query, score, rank, number, ids, texts = (_joined(list(part)) for part in zip(*found, strict=True))
+    versions = np.repeat(
+        np.array([target.name for target in live], np.object_), [len(part[0]) for part in found]
+    )
+    query, score, rank, number, ids, texts = (
+        _joined(list(part)) for part in zip(*found, strict=True)
+    )
     best = first_of_each(query, rank=rank, number=number, k=k)
     hits = _hits(ids[best], score=score[best], versions=versions[best].tolist(), texts=texts[best])
     ends = np.searchsorted(query[best], np.arange(queries + 1)).tolist()

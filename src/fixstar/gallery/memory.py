@@ -50,7 +50,12 @@ class MemoryGallery(Gallery):
         return self._open().projection(version)
 
     def _upsert(
-        self, version: str, names: list[str], rows: Floats, texts: list[str], revision: int | None = None
+        self,
+        version: str,
+        names: list[str],
+        rows: Floats,
+        texts: list[str],
+        revision: int | None = None,
     ) -> Sequence[int]:
         with self._lock:
             exact = self._open()
@@ -58,7 +63,9 @@ class MemoryGallery(Gallery):
                 require_revision(names[0], revision, self._places.get(names[0], ("", None))[1])
             drafts = self._without(names)
             numbers = range(self._next, self._next + len(names))
-            drafts.setdefault(version, Draft(exact.rows[version])).append(numbers, names, rows, texts)
+            drafts.setdefault(version, Draft(exact.rows[version])).append(
+                numbers, names, rows, texts
+            )
             exact.use({name: draft.rows() for name, draft in drafts.items()})
             self._next += len(names)
             self._changes += 1
@@ -69,7 +76,9 @@ class MemoryGallery(Gallery):
         self, version: str, items: Sequence[Item], rows: Floats, payloads: Sequence[Payload] | None
     ) -> list[str]:
         with self._lock:
-            same, names, texts = replaceable(items, self._get([item.id for item in items]), payloads)
+            same, names, texts = replaceable(
+                items, self._get([item.id for item in items]), payloads
+            )
             self._upsert(version, names, rows[same], texts)
             return names
 
@@ -112,7 +121,10 @@ class MemoryGallery(Gallery):
         with self._lock:
             names = sorted(name for name in self._places if name > after)
         for name in names:
-            if (item := self._get([name]).get(name)) is not None and version in (None, item.version):
+            if (item := self._get([name]).get(name)) is not None and version in (
+                None,
+                item.version,
+            ):
                 yield item
 
     def count(self) -> dict[str, int]:

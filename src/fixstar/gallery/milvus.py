@@ -53,7 +53,15 @@ from fixstar.errors import GalleryError, GalleryUnavailableError, MissingExtraEr
 from fixstar.gallery.addresses import MilvusAddress
 from fixstar.gallery.filters import Payload, Where, conditions, payload_test
 from fixstar.gallery.postgres import PostgresGallery, full_scores
-from fixstar.gallery.ranking import Candidate, Carrier, as_scores, best_hits, exact_products, in_float64, scored
+from fixstar.gallery.ranking import (
+    Candidate,
+    Carrier,
+    as_scores,
+    best_hits,
+    exact_products,
+    in_float64,
+    scored,
+)
 from fixstar.gallery.sqlite import SqliteGallery
 from fixstar.gallery.store import (
     Floats,
@@ -87,10 +95,15 @@ _SAME_RUN = 1.0  # seconds after a look in which no server can have ended and be
 _AT_ONCE = 1_000  # items that a search or a write sends by itself; if there are more, a thread does
 _IN_TURN = 10_000  # items that the thread sends before it lets others in
 _BREAK = 0.01
-_BOUNDED = 10.0  # seconds after which a bounded search sees everything; in Milvus gracefulTime is 5 s
+_BOUNDED = (
+    10.0  # seconds after which a bounded search sees everything; in Milvus gracefulTime is 5 s
+)
 _INDEXING = 0.2  # seconds between two looks whether an index is finished
 _INDEXED_WITHIN = 600.0
-_COORDINATORS = ("rootcoord", "mixcoord")  # the part of a server by which runs are told apart, before 2.6 and since
+_COORDINATORS = (
+    "rootcoord",
+    "mixcoord",
+)  # the part of a server by which runs are told apart, before 2.6 and since
 
 Numbers = NDArray[np.int64]
 
@@ -136,7 +149,12 @@ def _condition(name: str, operation: str, operand: Any) -> str:
 def _is_plain(value: Any) -> bool:
     """Whether it means the same in Python and Milvus."""
     if isinstance(value, str):
-        return bool(value) and value.isascii() and value.isprintable() and not set(value) & set("\"'\\[]")
+        return (
+            bool(value)
+            and value.isascii()
+            and value.isprintable()
+            and not set(value) & set("\"'\\[]")
+        )
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
     return abs(value) < _EXACT and "e" not in repr(value)
@@ -156,7 +174,9 @@ def sent_fields(payload: Payload) -> tuple[dict[str, Any], bool]:
     >>> sent_fields({"text": "x" * 100_000})
     ({}, False)
     """
-    fields = {name: value for name, value in payload.items() if isinstance(value, (str, int, float))}
+    fields = {
+        name: value for name, value in payload.items() if isinstance(value, (str, int, float))
+    }
     safe = all(map(_is_safe, fields)) and all(map(_is_safe, fields.values()))
     if not safe or len(json.dumps(fields, ensure_ascii=False).encode()) > _FIELDS:
         return {}, False
@@ -231,11 +251,18 @@ class _Server:
         self._looked = -math.inf
         self._known: set[str] = set()  # collections that exist
         self._loaded: set[str] = set()  # those that can be searched
-        self._sent_here: set[str] = set()  # collections whose last vectors were sent by this process
-        self._waited: dict[str, float] = {}  # when a search had waited for what others sent to a collection
+        self._sent_here: set[str] = (
+            set()
+        )  # collections whose last vectors were sent by this process
+        self._waited: dict[
+            str, float
+        ] = {}  # when a search had waited for what others sent to a collection
         with self._translated("nothing was changed"):
             self._client = MilvusClient(
-                uri=address.url, token=address.token, db_name=address.database, timeout=address.timeout
+                uri=address.url,
+                token=address.token,
+                db_name=address.database,
+                timeout=address.timeout,
             )
 
     def run(self) -> str:
@@ -342,7 +369,9 @@ class _Server:
             self._load(name)
         return True
 
-    def nearest(self, collection: _Collection, queries: Floats, limit: int, narrowed: str) -> list[_Row]:
+    def nearest(
+        self, collection: _Collection, queries: Floats, limit: int, narrowed: str
+    ) -> list[_Row]:
         """The vectors of a version with the highest inner products, for each query, that were sent before this call."""
         name = self._name(collection)
         parameters = {}
@@ -390,7 +419,9 @@ class _Server:
         name = self._name(collection)
         with self._translated("nothing was changed"):
             while time.monotonic() < end:
-                if not int(self._client.describe_index(name, "vector").get("pending_index_rows", 0)):
+                if not int(
+                    self._client.describe_index(name, "vector").get("pending_index_rows", 0)
+                ):
                     return
                 time.sleep(_INDEXING)
 
@@ -471,7 +502,9 @@ class _Server:
         """Say how a collection is indexed; saying it again changes nothing."""
         kind = "FLAT" if name.startswith(self._sent_name("")) else self._address.index
         indexes = self._client.prepare_index_params()
-        indexes.add_index("vector", index_type=kind, metric_type="IP", params=_HNSW if kind == "HNSW" else {})
+        indexes.add_index(
+            "vector", index_type=kind, metric_type="IP", params=_HNSW if kind == "HNSW" else {}
+        )
         self._client.create_index(name, indexes, sync=False)
 
     def _require(self, name: str, add_fields: Callable[[Any], None], description: str = "") -> None:
@@ -483,7 +516,9 @@ class _Server:
 
         if self._exists(name):
             return
-        schema = self._client.create_schema(auto_id=False, enable_dynamic_field=False, description=description)
+        schema = self._client.create_schema(
+            auto_id=False, enable_dynamic_field=False, description=description
+        )
         add_fields(schema)
         try:
             self._client.create_collection(name, schema=schema, consistency_level="Strong")
@@ -546,7 +581,9 @@ class MilvusGallery(Gallery):
 
     def __init__(self, address: MilvusAddress, items: Gallery, read_only: bool = False) -> None:
         if not isinstance(items, (SqliteGallery, PostgresGallery)):
-            raise GalleryError(f"items are kept in an SQLite or a PostgreSQL gallery, got {type(items).__name__}")
+            raise GalleryError(
+                f"items are kept in an SQLite or a PostgreSQL gallery, got {type(items).__name__}"
+            )
         self.address = address
         self.items = items
         self.read_only = read_only
@@ -612,7 +649,10 @@ class MilvusGallery(Gallery):
         spaces = self.items.versions()
         if request.versions is not None:
             spaces = [self.items.space(name) for name in dict.fromkeys(request.versions)]
-        questions = [Question(space.name, self._carrier.carried(unit_queries, source, space)) for space in spaces]
+        questions = [
+            Question(space.name, self._carrier.carried(unit_queries, source, space))
+            for space in spaces
+        ]
         hits = self._answers(questions, len(unit_queries), request)
         return self.items._search(version, queries, request) if hits is None else hits
 
@@ -632,7 +672,9 @@ class MilvusGallery(Gallery):
     def _build_index(self, versions: list[str]) -> None:
         """Send what is missing; with HNSW, let the server index what it has not indexed yet. FLAT needs no index."""
         if self.read_only:
-            raise GalleryUnavailableError(f"{self.address.shown} was opened for reading only; nothing was changed")
+            raise GalleryUnavailableError(
+                f"{self.address.shown} was opened for reading only; nothing was changed"
+            )
         run = self._send_all()
         if self.address.index == "FLAT":
             return
@@ -647,7 +689,8 @@ class MilvusGallery(Gallery):
         if self.address.index == "FLAT":
             return []
         return [
-            IndexState(version=name, kind="Milvus HNSW", items=items, recall=None) for name, items in counts.items()
+            IndexState(version=name, kind="Milvus HNSW", items=items, recall=None)
+            for name, items in counts.items()
         ]
 
     def _iterate(self, version: str | None, after: str) -> Iterator[Item]:
@@ -857,7 +900,9 @@ class MilvusGallery(Gallery):
                 self._seen = revision
         return run
 
-    def _answers(self, questions: Sequence[Question], queries: int, request: SearchRequest) -> list[list[Hit]] | None:
+    def _answers(
+        self, questions: Sequence[Question], queries: int, request: SearchRequest
+    ) -> list[list[Hit]] | None:
         """The best of all versions that are asked, for each query; None if Milvus cannot tell.
 
         An answer counts only if the run in which the server had all vectors is still the same.
@@ -911,9 +956,13 @@ class MilvusGallery(Gallery):
         if not self.read_only and any(old.values()):
             with suppress(GalleryUnavailableError):
                 self._forget(run, {version: gone for version, gone in old.items() if gone})
-        return best_hits(found, queries=queries, request=request, payload=lambda candidate: candidate.source)
+        return best_hits(
+            found, queries=queries, request=request, payload=lambda candidate: candidate.source
+        )
 
-    def _nearest(self, asked: _Asked, narrowed: str, test: Callable[[Payload], bool] | None) -> _Found:
+    def _nearest(
+        self, asked: _Asked, narrowed: str, test: Callable[[Payload], bool] | None
+    ) -> _Found:
         """The k nearest of each query among the vectors of one version, and some others."""
         limit = min(_MOST, asked.k + _MORE)
         pending = list(range(len(asked.question.own)))
@@ -966,18 +1015,24 @@ class MilvusGallery(Gallery):
         near: dict[int, list[float]] = {place: [] for place in places}
         for (query, _), cosine in zip(kept, cosines.tolist(), strict=True):
             near[query].append(cosine)
-        rounding = 4e-6 * max(1.0, asked.question.own.shape[1] ** 0.5 / 8)  # of a dot product in float32
+        rounding = 4e-6 * max(
+            1.0, asked.question.own.shape[1] ** 0.5 / 8
+        )  # of a dot product in float32
         incomplete = []
         for query in places:
             best = sorted(near[query], reverse=True)[: asked.k]
             enough = len(best) == asked.k
-            certain = self.address.index == "HNSW" or (enough and floor[query] < best[-1] - rounding)
+            certain = self.address.index == "HNSW" or (
+                enough and floor[query] < best[-1] - rounding
+            )
             if returned[query] >= limit and not (enough and certain):
                 incomplete.append(query)
         return _Found(candidates=made, incomplete=incomplete, moved=moved, gone=gone)
 
 
-def _candidates(question: Question, pairs: Sequence[tuple[int, Item]]) -> tuple[list[Candidate], Floats]:
+def _candidates(
+    question: Question, pairs: Sequence[tuple[int, Item]]
+) -> tuple[list[Candidate], Floats]:
     """Items with their scores, each for one of a question's queries, and their cosines with its own queries."""
     if not pairs:
         return [], np.empty(0, np.float32)
@@ -998,13 +1053,17 @@ def _candidates(question: Question, pairs: Sequence[tuple[int, Item]]) -> tuple[
 
 
 def _moved(
-    pairs: Sequence[tuple[int, Item]], questions: Sequence[Question], test: Callable[[Payload], bool] | None
+    pairs: Sequence[tuple[int, Item]],
+    questions: Sequence[Question],
+    test: Callable[[Payload], bool] | None,
 ) -> list[Candidate]:
     """Items that were found by an older vector, as they are now, if their version is asked."""
     made: list[Candidate] = []
     for question in questions:
         here = [pair for pair in pairs if pair[1].version == question.version]
-        made += _candidates(question, [pair for pair in here if test is None or test(pair[1].payload)])[0]
+        made += _candidates(
+            question, [pair for pair in here if test is None or test(pair[1].payload)]
+        )[0]
     return made
 
 

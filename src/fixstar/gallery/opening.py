@@ -13,7 +13,9 @@ from fixstar.gallery.postgres import PostgresGallery
 from fixstar.gallery.sqlite import SqliteGallery
 from fixstar.gallery.store import Gallery
 
-MAP_VECTORS = "FIXSTAR_MAP_VECTORS"  # an environment variable, as available memory depends on the machine
+MAP_VECTORS = (
+    "FIXSTAR_MAP_VECTORS"  # an environment variable, as available memory depends on the machine
+)
 
 
 def open_gallery(url: str | Path, create: bool = True, read_only: bool = False) -> Gallery:
@@ -33,7 +35,9 @@ def open_gallery(url: str | Path, create: bool = True, read_only: bool = False) 
         return MemoryGallery()
     scheme, divider, _ = str(url).partition("://")
     if not divider:
-        return SqliteGallery(url, create=create, read_only=read_only, map_vectors=os.environ.get(MAP_VECTORS) or None)
+        return SqliteGallery(
+            url, create=create, read_only=read_only, map_vectors=os.environ.get(MAP_VECTORS) or None
+        )
     if scheme in ("postgresql", "postgres"):
         return PostgresGallery(str(url), create=create, read_only=read_only)
     if scheme in MILVUS_SCHEMES:
@@ -50,6 +54,10 @@ def open_gallery(url: str | Path, create: bool = True, read_only: bool = False) 
         raise GalleryError(
             f"a gallery cannot be kept in Qdrant; use {kept}. A collection there can be read: import its vectors into "
             f"a gallery as {source}, or bridge from it to another model",
-            NextStep("import-vectors", {"file": source, "name": ...}, "copies the collection's vectors"),
+            NextStep(
+                "import-vectors", {"file": source, "name": ...}, "copies the collection's vectors"
+            ),
         )
-    raise GalleryError(f"{scheme}://... is not a gallery; use {kept}")  # the rest may contain a password
+    raise GalleryError(
+        f"{scheme}://... is not a gallery; use {kept}"
+    )  # the rest may contain a password

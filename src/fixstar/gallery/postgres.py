@@ -39,11 +39,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fixstar.errors import DamagedItemError, GalleryError, GalleryUnavailableError, MissingExtraError
+from fixstar.errors import (
+    DamagedItemError,
+    GalleryError,
+    GalleryUnavailableError,
+    MissingExtraError,
+)
 from fixstar.gallery.addresses import PostgresAddress, parse_postgres_address
 from fixstar.gallery.filters import Payload, Where, conditions, payload_test
 from fixstar.gallery.matrix import parsed
-from fixstar.gallery.ranking import Candidate, Carrier, as_scores, best_hits, exact_products, in_float64, scored
+from fixstar.gallery.ranking import (
+    Candidate,
+    Carrier,
+    as_scores,
+    best_hits,
+    exact_products,
+    in_float64,
+    scored,
+)
 from fixstar.gallery.store import (
     Floats,
     Gallery,
@@ -72,7 +85,9 @@ if TYPE_CHECKING:
     Database = Connection[tuple[Any, ...]]
 
 READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"  # one snapshot: an item that moves is seen exactly once
-WRITE = "BEGIN ISOLATION LEVEL READ COMMITTED"  # reads after waiting for another writer see its changes
+WRITE = (
+    "BEGIN ISOLATION LEVEL READ COMMITTED"  # reads after waiting for another writer see its changes
+)
 _STARTING = ("starting up", "recovery mode", "not yet accepting connections", "shutting down")
 _PAUSE = 0.1
 _EF_SEARCH = 100  # vectors that an index search visits per scan
@@ -203,7 +218,9 @@ class Pool:
         """Commit at the end, roll back if anything is raised."""
         from psycopg import Error
 
-        if self._process != os.getpid():  # connections do not survive a fork; the parent keeps its own
+        if (
+            self._process != os.getpid()
+        ):  # connections do not survive a fork; the parent keeps its own
             self._start()
         with self._room, _translated(self.address):
             db = self._begun(begin)
@@ -230,7 +247,9 @@ class Pool:
             raise GalleryUnavailableError(f"the {self.address.shown} is closed; open it again")
         db = _connect(self.address, self.wait)
         try:
-            self._setup = _setup(db, schema=self.address.schema, wait=self.wait, read_only=self._read_only)
+            self._setup = _setup(
+                db, schema=self.address.schema, wait=self.wait, read_only=self._read_only
+            )
             db.execute("; ".join([begin, *self._setup]))
             _check_place(db, self.address)
         except BaseException:
@@ -312,7 +331,9 @@ def _prepare(address: PostgresAddress, create: bool, read_only: bool, wait: floa
     with db, _translated(address):
         create = create and not read_only
         _check_server(db, address, create)
-        db.execute("; ".join([WRITE, *_setup(db, schema=address.schema, wait=wait, read_only=read_only)]))
+        db.execute(
+            "; ".join([WRITE, *_setup(db, schema=address.schema, wait=wait, read_only=read_only)])
+        )
         if not (tables := _tables(db, address)):
             if not create:
                 raise GalleryError(
@@ -338,7 +359,9 @@ def _check_server(db: Database, address: PostgresAddress, create: bool) -> None:
     """Require UTF-8 and pgvector, which is installed into the database if possible."""
     encoding = db.info.parameter_status("server_encoding")
     if encoding != "UTF8":
-        raise GalleryError(f"the database of {address.shown} is encoded as {encoding}; a gallery needs one in UTF8")
+        raise GalleryError(
+            f"the database of {address.shown} is encoded as {encoding}; a gallery needs one in UTF8"
+        )
     if not (found := _extension(db)) and create:
         _install(db, address)
         found = _extension(db)
@@ -388,7 +411,9 @@ def _make(db: Database, address: PostgresAddress) -> list[str]:
 
     db.execute("SELECT pg_advisory_xact_lock(%s, 0)", (_LOCK,))
     if not _tables(db, address):
-        if not db.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (address.schema,)).fetchone():
+        if not db.execute(
+            "SELECT 1 FROM pg_namespace WHERE nspname = %s", (address.schema,)
+        ).fetchone():
             db.execute(SQL("CREATE SCHEMA {}").format(Identifier(address.schema)))
         _check_place(db, address)
         for statement in _SCHEMA:
@@ -414,7 +439,9 @@ def _add_vectors_table(db: Database, number: int, width: int) -> None:
             f"a gallery in PostgreSQL holds vectors of at most {_WIDEST:,} components, got {width:,}; store short "
             "forms (pass the projection), or use an SQLite gallery"
         )
-    db.execute(f"CREATE TABLE vectors_{number} (number bigint PRIMARY KEY, vector vector({width}) NOT NULL)")
+    db.execute(
+        f"CREATE TABLE vectors_{number} (number bigint PRIMARY KEY, vector vector({width}) NOT NULL)"
+    )
     if width <= _IN_ROW:
         db.execute(f"ALTER TABLE vectors_{number} ALTER COLUMN vector SET STORAGE PLAIN")
 
@@ -462,7 +489,9 @@ def _copy_vectors(db: Database, number: int, numbers: NDArray[np.int64], vectors
             ("vector", ">f4", (width,)),
         ]
     )
-    with db.cursor().copy(f"COPY vectors_{number} (number, vector) FROM STDIN (FORMAT BINARY)") as copy:
+    with db.cursor().copy(
+        f"COPY vectors_{number} (number, vector) FROM STDIN (FORMAT BINARY)"
+    ) as copy:
         copy.write(_COPY_START)
         for start in range(0, len(vectors), _ROWS):
             part = vectors[start : start + _ROWS]
@@ -529,13 +558,23 @@ def narrowing(where: Where | None) -> Narrowing:
 
 
 def _condition(name: str, operation: str, operand: Any) -> tuple[str, list[Any]]:
-    if operation in _COMPARED and not isinstance(operand, (list, tuple)):  # only with the same type, as in Python
-        return "fields @@ %s::jsonpath", [f"strict $.{json.dumps(name)} {_COMPARED[operation]} {json.dumps(operand)}"]
+    if operation in _COMPARED and not isinstance(
+        operand, (list, tuple)
+    ):  # only with the same type, as in Python
+        return "fields @@ %s::jsonpath", [
+            f"strict $.{json.dumps(name)} {_COMPARED[operation]} {json.dumps(operand)}"
+        ]
     if operation == "exists":
         return f"fields -> %s::text IS {'NOT ' if operand else ''}NULL", [name]
     if operation == "in":
-        return "fields -> %s::text = ANY (%s::jsonb[])", [name, [json.dumps(one) for one in operand]]
-    return f"fields -> %s::text {'=' if operation == 'eq' else '<>'} %s::jsonb", [name, json.dumps(operand)]
+        return "fields -> %s::text = ANY (%s::jsonb[])", [
+            name,
+            [json.dumps(one) for one in operand],
+        ]
+    return f"fields -> %s::text {'=' if operation == 'eq' else '<>'} %s::jsonb", [
+        name,
+        json.dumps(operand),
+    ]
 
 
 def _is_plain(value: Any) -> bool:
@@ -571,19 +610,25 @@ class _VersionQuestion(NamedTuple):
     k: int
 
 
-def _nearest(db: Database, asked: _VersionQuestion, where: _Filter, approximate: bool) -> list[Candidate]:
+def _nearest(
+    db: Database, asked: _VersionQuestion, where: _Filter, approximate: bool
+) -> list[Candidate]:
     """The k nearest of each query among the vectors of one version, and possibly more."""
     found: list[Candidate] = []
     limit = asked.k + _MORE
     pending = list(range(len(asked.question.own)))
     while pending:
         if approximate and limit > _EF_SEARCH:
-            db.execute("SELECT set_config('hnsw.ef_search', %s, true)", (str(min(limit, _EF_MOST)),))
+            db.execute(
+                "SELECT set_config('hnsw.ef_search', %s, true)", (str(min(limit, _EF_MOST)),)
+            )
         block = max(1, min(_QUERIES, _NUMBERS // (limit * asked.version.space.width)))
         incomplete: list[int] = []
         for start in range(0, len(pending), block):
             places = pending[start : start + block]
-            fetched = _fetch(db, asked=asked, where=where, places=places, limit=limit, approximate=approximate)
+            fetched = _fetch(
+                db, asked=asked, where=where, places=places, limit=limit, approximate=approximate
+            )
             for query, here in fetched.items():
                 if here is None:
                     incomplete.append(query)
@@ -596,7 +641,12 @@ def _nearest(db: Database, asked: _VersionQuestion, where: _Filter, approximate:
 
 
 def _fetch(
-    db: Database, asked: _VersionQuestion, where: _Filter, places: list[int], limit: int, approximate: bool
+    db: Database,
+    asked: _VersionQuestion,
+    where: _Filter,
+    places: list[int],
+    limit: int,
+    approximate: bool,
 ) -> dict[int, list[Candidate] | None]:
     """The candidates of some queries; None if a vector outside the answer may be among the k nearest."""
     number, space = asked.version
@@ -642,7 +692,9 @@ def _fetch(
     return {q: here if is_complete(q) else None for q, here in found.items()}
 
 
-def full_scores(question: Question, vectors: Floats, query: NDArray[np.intp], number: NDArray[np.int64]) -> Floats:
+def full_scores(
+    question: Question, vectors: Floats, query: NDArray[np.intp], number: NDArray[np.int64]
+) -> Floats:
     """[pairs]: the scores of stored vectors [pairs, width], each for one of a question's queries.
 
     ``number`` [pairs] identifies the vectors: a vector that several queries found is mapped once.
@@ -655,9 +707,13 @@ def full_scores(question: Question, vectors: Floats, query: NDArray[np.intp], nu
     return as_scores(sums)
 
 
-def _answers(db: Database, asked: Sequence[_VersionQuestion], queries: int, request: SearchRequest) -> list[list[Hit]]:
+def _answers(
+    db: Database, asked: Sequence[_VersionQuestion], queries: int, request: SearchRequest
+) -> list[list[Hit]]:
     """The best hits of all questions for each query, from one snapshot, so that a moving item is found once."""
-    where = _Filter(narrowing(request.where), None if request.where is None else payload_test(request.where))
+    where = _Filter(
+        narrowing(request.where), None if request.where is None else payload_test(request.where)
+    )
     if request.exact:
         indexed = set()
     else:
@@ -667,7 +723,9 @@ def _answers(db: Database, asked: Sequence[_VersionQuestion], queries: int, requ
         number = one.version.number
         by_index = number in indexed and not _leaves_few(db, number, where.narrowing)
         found += _nearest(db, asked=one, where=where, approximate=by_index)
-    return best_hits(found, queries=queries, request=request, payload=lambda candidate: parsed(candidate.source))
+    return best_hits(
+        found, queries=queries, request=request, payload=lambda candidate: parsed(candidate.source)
+    )
 
 
 def _leaves_few(db: Database, number: int, narrowed: Narrowing) -> bool:
@@ -675,12 +733,19 @@ def _leaves_few(db: Database, number: int, narrowed: Narrowing) -> bool:
     if not narrowed.text:
         return False
     passing = f"SELECT FROM items WHERE version = {number} AND {narrowed.text} LIMIT {_FEW + 1}"
-    ((count,),) = db.execute(f"SELECT count(*) FROM ({passing}) passing", narrowed.values).fetchall()
+    ((count,),) = db.execute(
+        f"SELECT count(*) FROM ({passing}) passing", narrowed.values
+    ).fetchall()
     return bool(count <= _FEW)
 
 
 def candidates_query(
-    number: int, width: int, queries: int, limit: int, narrowing: str = "", approximate: bool = False
+    number: int,
+    width: int,
+    queries: int,
+    limit: int,
+    narrowing: str = "",
+    approximate: bool = False,
 ) -> str:
     """SQL that returns for each query: its position, and number, score, id, payload and vector of the nearest items.
 
@@ -722,16 +787,26 @@ def _build(pool: Pool, number: int, width: int) -> None:
         )
         holder.execute("SET LOCAL idle_in_transaction_session_timeout TO 0")
         # Do not wait here: an index build waits for every waiting statement, which would be a deadlock.
-        locked = holder.execute(f"SELECT pg_try_advisory_xact_lock({_BUILDING}, '{table}'::regclass::oid::int)")
+        locked = holder.execute(
+            f"SELECT pg_try_advisory_xact_lock({_BUILDING}, '{table}'::regclass::oid::int)"
+        )
         if locked.fetchone() == (False,):
-            raise GalleryError("the index of this version is already being built; wait for it, see indexes()")
-        if db.execute("SELECT pg_backend_pid()").fetchone() == (db.info.backend_pid,):  # our own session
-            db.execute("SELECT set_config('lock_timeout', '0', false), set_config('statement_timeout', '0', false)")
+            raise GalleryError(
+                "the index of this version is already being built; wait for it, see indexes()"
+            )
+        if db.execute("SELECT pg_backend_pid()").fetchone() == (
+            db.info.backend_pid,
+        ):  # our own session
+            db.execute(
+                "SELECT set_config('lock_timeout', '0', false), set_config('statement_timeout', '0', false)"
+            )
         expression = "vector"
         if kind == "halfvec":
             expression = f"(vector::{types}.{_index_type(width)})"
         operators = f"{types}.{kind}_ip_ops"
-        db.execute(f"CREATE INDEX CONCURRENTLY {name} ON {schema}.{table} USING hnsw ({expression} {operators})")
+        db.execute(
+            f"CREATE INDEX CONCURRENTLY {name} ON {schema}.{table} USING hnsw ({expression} {operators})"
+        )
         for row in holder.execute(_INDEXES).fetchall():
             if row[0] == number and row[4] != name:
                 db.execute(f"DROP INDEX CONCURRENTLY IF EXISTS {schema}.{row[4]}")
@@ -746,22 +821,32 @@ def _lock_writing(db: Database, more: int = 0) -> int:
 def _all_versions(db: Database) -> dict[str, _Version]:
     """All versions by name, oldest first."""
     rows = db.execute("SELECT number, name, width, full_width FROM versions ORDER BY number")
-    return {name: _Version(number, VersionSpace(name, width, full)) for number, name, width, full in rows}
+    return {
+        name: _Version(number, VersionSpace(name, width, full))
+        for number, name, width, full in rows
+    }
 
 
 def _read_rows(db: Database, condition: str, values: Sequence[Any]) -> list[Row]:
     """Rows that match a condition, undecoded, so that other items can be read if one is damaged."""
-    rows = db.execute(f"SELECT id, version, number, payload::text FROM items WHERE {condition}", values).fetchall()
+    rows = db.execute(
+        f"SELECT id, version, number, payload::text FROM items WHERE {condition}", values
+    ).fetchall()
     vectors: dict[int, Floats] = {}
     names: dict[int, str] = {}
     for number, space in _all_versions(db).values():
         names[number] = space.name
         if wanted := [row[2] for row in rows if row[1] == number]:
-            text = f"SELECT number, vector_send(vector) FROM vectors_{number} WHERE number = ANY (%s)"
+            text = (
+                f"SELECT number, vector_send(vector) FROM vectors_{number} WHERE number = ANY (%s)"
+            )
             found = db.execute(text, (wanted,), binary=True).fetchall()
             read = _read_vectors([row[1] for row in found], space.width)
             vectors |= zip((row[0] for row in found), read, strict=True)
-    return [(item, names[version], vectors.get(number), text, number) for item, version, number, text in rows]
+    return [
+        (item, names[version], vectors.get(number), text, number)
+        for item, version, number, text in rows
+    ]
 
 
 def _next_limit(limit: int, page: Sequence[Row]) -> int:
@@ -788,7 +873,9 @@ def _items_of(db: Database, names: list[str]) -> dict[str, Item]:
 
 def _remove_items(db: Database, names: list[str], revision: int | None = None) -> int:
     """Remove items within a transaction that holds the lock. With ``revision``, one item that must still have it."""
-    rows = db.execute("DELETE FROM items WHERE id = ANY (%s) RETURNING version, number", (names,)).fetchall()
+    rows = db.execute(
+        "DELETE FROM items WHERE id = ANY (%s) RETURNING version, number", (names,)
+    ).fetchall()
     if rows:
         require_revision(names[0], revision, rows[0][1])  # if it raises, nothing is removed
     for version, fewer in Counter(row[0] for row in rows).items():
@@ -830,7 +917,12 @@ class PostgresGallery(Gallery):
     """
 
     def __init__(
-        self, url: str, create: bool = True, read_only: bool = False, wait: float = 30.0, connections: int = 8
+        self,
+        url: str,
+        create: bool = True,
+        read_only: bool = False,
+        wait: float = 30.0,
+        connections: int = 8,
     ) -> None:
         require_psycopg("a gallery on a PostgreSQL server")
         self.address = parse_postgres_address(url)
@@ -880,7 +972,15 @@ class PostgresGallery(Gallery):
         number = self._version(version).number
         with self._pool.transaction(WRITE) as db:
             last = _lock_writing(db, len(names))
-            return _write_items(db, version=number, names=names, rows=rows, texts=texts, last=last, revision=revision)
+            return _write_items(
+                db,
+                version=number,
+                names=names,
+                rows=rows,
+                texts=texts,
+                last=last,
+                revision=revision,
+            )
 
     def _replace_vectors(
         self, version: str, items: Sequence[Item], rows: Floats, payloads: Sequence[Payload] | None
@@ -888,9 +988,13 @@ class PostgresGallery(Gallery):
         number = self._version(version).number
         with self._pool.transaction(WRITE) as db:
             last = _lock_writing(db, len(items))
-            same, names, texts = replaceable(items, _items_of(db, [item.id for item in items]), payloads)
+            same, names, texts = replaceable(
+                items, _items_of(db, [item.id for item in items]), payloads
+            )
             if names:
-                _write_items(db, version=number, names=names, rows=rows[same], texts=texts, last=last)
+                _write_items(
+                    db, version=number, names=names, rows=rows[same], texts=texts, last=last
+                )
         return names
 
     def _update_payload(self, name: str, changed: Callable[[Item], str]) -> Item | None:
@@ -901,7 +1005,9 @@ class PostgresGallery(Gallery):
                 return None
             text = changed(item)
             number = _all_versions(db)[item.version].number
-            _write_items(db, version=number, names=[name], rows=item.vector[None], texts=[text], last=last)
+            _write_items(
+                db, version=number, names=[name], rows=item.vector[None], texts=[text], last=last
+            )
             return _items_of(db, [name])[name]
 
     def _delete(self, names: list[str], revision: int | None) -> int:
@@ -926,7 +1032,9 @@ class PostgresGallery(Gallery):
             asked = []
             for target in targets:
                 own = self._carrier.carried(unit_queries, source, target.space)
-                asked.append(_VersionQuestion(target, Question(target.space.name, own), int(request.k)))
+                asked.append(
+                    _VersionQuestion(target, Question(target.space.name, own), int(request.k))
+                )
             with self._pool.transaction(READ) as db:
                 self._known = _all_versions(db)
                 if chosen is None and len(self._known) > len(targets):
@@ -972,7 +1080,9 @@ class PostgresGallery(Gallery):
             _build(self._pool, number, space.width)
             with self._pool.transaction(READ) as db:  # a fixed sample, spread over the table
                 ordered = f"ORDER BY hashint8(number), number LIMIT {_SAMPLE}"
-                rows = db.execute(f"SELECT vector_send(vector) FROM vectors_{number} {ordered}", binary=True).fetchall()
+                rows = db.execute(
+                    f"SELECT vector_send(vector) FROM vectors_{number} {ordered}", binary=True
+                ).fetchall()
             queries = _read_vectors([row[0] for row in rows], space.width)
             if rows:
                 recall = measured_recall(self, space.name, queries, versions=[space.name])

@@ -66,7 +66,9 @@ class Block(NamedTuple):
         vectors = tuple([matrix[some] for matrix in self.vectors])
         if self.places is not None:
             return self._replace(vectors=vectors, places=self.places[some])
-        return Block(self.start + some.start, vectors, None if self.allowed is None else self.allowed[some])
+        return Block(
+            self.start + some.start, vectors, None if self.allowed is None else self.allowed[some]
+        )
 
     def rows(self, scored: Indices) -> Indices:
         """The numbers of some of the rows that were scored."""
@@ -79,7 +81,9 @@ class Block(NamedTuple):
         return tuple([matrix.take(self.places, axis=0) for matrix in self.vectors])
 
 
-def candidates(blocks: Iterable[Block], queries: Sequence[Floats], k: int) -> tuple[Indices, Indices]:
+def candidates(
+    blocks: Iterable[Block], queries: Sequence[Floats], k: int
+) -> tuple[Indices, Indices]:
     """Pairs (query, row) that include the k best rows of each query in all blocks, and few others.
 
     ``queries`` are matrices [N, s], one for each matrix of a block; a score is the sum of the products with them.
@@ -125,7 +129,9 @@ def _candidates_of_one(
 def _scores(blocks: Iterable[Block], queries: Sequence[Floats]) -> Iterator[tuple[Block, Floats]]:
     """The scores [N, n] of several queries with all rows, in pieces that stay small, and each piece."""
     step = max(GROUP, CELLS // max(1, len(queries[0])) // GROUP * GROUP)
-    copied = max(GROUP, CELLS // sum(one.shape[1] for one in queries))  # rows of a copy that stays small too
+    copied = max(
+        GROUP, CELLS // sum(one.shape[1] for one in queries)
+    )  # rows of a copy that stays small too
     for block in blocks:
         rows = step if block.places is None else min(step, copied)
         for first in range(0, block.size, rows):
@@ -148,7 +154,9 @@ def _scores_of_one(blocks: Sequence[Block], query: Sequence[Floats]) -> Floats:
     return np.concatenate(on_threads(lambda piece: _score(piece, query), pieces, threads))
 
 
-def on_threads(work: Callable[[_Piece], _Result], pieces: Sequence[_Piece], threads: int) -> list[_Result]:
+def on_threads(
+    work: Callable[[_Piece], _Result], pieces: Sequence[_Piece], threads: int
+) -> list[_Result]:
     """The result of each piece of work, which this thread and others share out one by one.
 
     The threads of a BLAS would split every block evenly, and wait for the slowest at every one, which on a busy machine
@@ -214,7 +222,9 @@ def _product(vectors: Floats, query: Floats, places: Indices | None) -> Floats:
     out = np.empty(len(vectors), np.float32)
     size = max(1, _TILE // len(query))
     whole = len(vectors) // size * size
-    np.matmul(vectors[:whole].reshape(-1, size, len(query)), query, out=out[:whole].reshape(-1, size))
+    np.matmul(
+        vectors[:whole].reshape(-1, size, len(query)), query, out=out[:whole].reshape(-1, size)
+    )
     np.matmul(vectors[whole:], query, out=out[whole:])
     return out
 
@@ -227,7 +237,9 @@ def _gathered_product(vectors: Floats, query: Floats, places: Indices) -> Floats
     copy = np.empty((tiles * size, len(query)), np.float32)
     for start in range(0, len(places), len(copy)):
         some = places[start : start + len(copy)]
-        gathered = vectors.take(some, axis=0, out=copy[: len(some)], mode="clip")  # other modes fill a copy of out
+        gathered = vectors.take(
+            some, axis=0, out=copy[: len(some)], mode="clip"
+        )  # other modes fill a copy of out
         out[start : start + len(some)] = _product(gathered, query, None)
     return out
 
@@ -236,7 +248,9 @@ def _kth_at_least(scores: Floats, k: int) -> Floats:
     """[N]: a lower bound of the k-th best of each line: the k-th best maximum of groups, if there are enough."""
     lines, n = scores.shape
     if n // GROUP >= k:
-        scores = scores[:, : n // GROUP * GROUP].reshape(lines, GROUP, -1).max(axis=1)  # the faster axis
+        scores = (
+            scores[:, : n // GROUP * GROUP].reshape(lines, GROUP, -1).max(axis=1)
+        )  # the faster axis
     elif n < k:
         return np.full(lines, -2, np.float32)
     kth: Floats = np.partition(scores, -k, axis=1)[:, -k]
@@ -244,7 +258,9 @@ def _kth_at_least(scores: Floats, k: int) -> Floats:
 
 
 def _at_least(scores: Floats, floor: Floats) -> tuple[Indices, Indices]:
-    query, place = np.divmod(np.flatnonzero(scores >= floor[:, None]), scores.shape[1])  # np.nonzero is much slower
+    query, place = np.divmod(
+        np.flatnonzero(scores >= floor[:, None]), scores.shape[1]
+    )  # np.nonzero is much slower
     return query, place
 
 
@@ -253,13 +269,17 @@ def exact_cosines(vectors: Floats, queries: NDArray[np.float64], query: Indices)
     return as_scores(exact_products(vectors, queries, query))
 
 
-def exact_products(vectors: Floats, queries: NDArray[np.floating[Any]], query: Indices) -> NDArray[np.float64]:
+def exact_products(
+    vectors: Floats, queries: NDArray[np.floating[Any]], query: Indices
+) -> NDArray[np.float64]:
     """[pairs]: the products of pairs with queries in float64; ``vectors`` has one row per pair."""
     out = np.empty(len(query))
     block = 1 + PRODUCTS // vectors.shape[1]
     for start in range(0, len(query), block):
         part = slice(start, start + block)
-        out[part] = paired_products(vectors[part], queries if len(queries) == 1 else queries[query[part]])
+        out[part] = paired_products(
+            vectors[part], queries if len(queries) == 1 else queries[query[part]]
+        )
     return out
 
 
@@ -272,10 +292,14 @@ def paired_products(vectors: Floats, queries: NDArray[np.floating[Any]]) -> NDAr
 def as_scores(products: NDArray[np.float64]) -> Floats:
     """[n] float32: scores from -1 to 1."""
     scores: Floats = products.astype(np.float32)
-    return np.minimum(np.maximum(scores, -1, out=scores), 1, out=scores)  # lengths are 1 only up to rounding
+    return np.minimum(
+        np.maximum(scores, -1, out=scores), 1, out=scores
+    )  # lengths are 1 only up to rounding
 
 
-def first_of_each(query: Indices, rank: NDArray[np.floating[Any]], number: NDArray[np.int64], k: int) -> Indices:
+def first_of_each(
+    query: Indices, rank: NDArray[np.floating[Any]], number: NDArray[np.int64], k: int
+) -> Indices:
     """The k pairs of each query with the highest ranks, best first; among equals the lowest number first.
 
     >>> first_of_each(np.array([0, 0, 0]), np.array([0.5, 0.9, 0.9], np.float32), np.array([1, 8, 7]), 2)
@@ -311,7 +335,9 @@ class Carrier:
         self._bases: dict[str, NDArray[np.float64] | None] = {}
         self._matrices: dict[tuple[str, str], NDArray[np.float64]] = {}
 
-    def carried(self, queries: NDArray[np.float32], source: VersionSpace, target: VersionSpace) -> NDArray[np.float64]:
+    def carried(
+        self, queries: NDArray[np.float32], source: VersionSpace, target: VersionSpace
+    ) -> NDArray[np.float64]:
         """Queries [N, source width] as [N, target width]; dot products there are cosines of full features."""
         wide = queries.astype(np.float64)
         if source.name == target.name:
@@ -322,7 +348,9 @@ class Carrier:
             return carry(wide, Q_from=old, Q_to=new, width=target.full_width)
         pair = source.name, target.name
         if pair not in self._matrices:
-            self._matrices[pair] = carry(np.eye(source.width), Q_from=old, Q_to=new, width=target.full_width)
+            self._matrices[pair] = carry(
+                np.eye(source.width), Q_from=old, Q_to=new, width=target.full_width
+            )
         return wide @ self._matrices[pair]
 
     def _basis(self, name: str) -> NDArray[np.float64] | None:
@@ -352,7 +380,10 @@ class Candidate(NamedTuple):
 
 
 def best_hits(
-    found: Iterable[Candidate], queries: int, request: SearchRequest, payload: Callable[[Candidate], Payload]
+    found: Iterable[Candidate],
+    queries: int,
+    request: SearchRequest,
+    payload: Callable[[Candidate], Payload],
 ) -> list[list[Hit]]:
     """The k best of each query, equal ranks in the order of writing; of an item found twice the last write counts."""
     last: dict[tuple[int, str], Candidate] = {}

@@ -58,7 +58,9 @@ from fixstar.gallery.store import (
 
 _FORMAT = 1
 _APPLICATION = 0x66787374  # "fxst", in the file's header
-_PAGE_SIZE = 1 << 16  # wastes least: 31 vectors of 512 components per page; 8 KiB would waste a quarter
+_PAGE_SIZE = (
+    1 << 16
+)  # wastes least: 31 vectors of 512 components per page; 8 KiB would waste a quarter
 _WAL_PAGES = (16 << 20) // _PAGE_SIZE
 _REMOVED_KEPT = 100_000  # a process that missed more reads everything again
 _READ = 512  # rows per read, few enough not to trigger the garbage collector
@@ -100,7 +102,9 @@ class _Session:
 
     def is_stale(self) -> bool:
         """Whether to reconnect, after a fork or a change that the connection cannot see."""
-        return self._process != os.getpid() or (self._state is not None and self._state() != self._frozen)
+        return self._process != os.getpid() or (
+            self._state is not None and self._state() != self._frozen
+        )
 
 
 def _is_writable(path: Path) -> bool:
@@ -108,7 +112,9 @@ def _is_writable(path: Path) -> bool:
     return os.access(path.parent, os.W_OK) and (not path.exists() or os.access(path, os.W_OK))
 
 
-def _connect(path: Path, read_only: bool, wait: float) -> tuple[sqlite3.Connection, Callable[[], object] | None]:
+def _connect(
+    path: Path, read_only: bool, wait: float
+) -> tuple[sqlite3.Connection, Callable[[], object] | None]:
     """The arguments of a ``_Session``; ``wait`` is how many seconds to wait for another writer."""
     if not read_only:
         return _connected(path, "mode=rw", wait), None
@@ -116,7 +122,9 @@ def _connect(path: Path, read_only: bool, wait: float) -> tuple[sqlite3.Connecti
     log = path.with_name(path.name + "-wal")
     try:
         db.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    except sqlite3.OperationalError:  # no log can be created beside the file, so there is no writer either
+    except (
+        sqlite3.OperationalError
+    ):  # no log can be created beside the file, so there is no writer either
         db.close()
         if log.exists() and log.stat().st_size:
             raise
@@ -139,17 +147,25 @@ def _connected(path: Path, mode: str, wait: float) -> sqlite3.Connection:
 def _prepare(path: Path, create: bool, read_only: bool, wait: float) -> None:
     """Check that the file is a gallery that this fixstar can open; create it if it does not exist."""
     if path.is_dir():
-        raise GalleryError(f"{path} is a directory; a gallery is one file, such as {path / 'gallery.db'}")
+        raise GalleryError(
+            f"{path} is a directory; a gallery is one file, such as {path / 'gallery.db'}"
+        )
     for file in (path, path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")):
         if file.exists() and not file.is_file():
-            raise GalleryError(f"{file} is a pipe, a socket or a device, not the file of a gallery; remove it")
+            raise GalleryError(
+                f"{file} is a pipe, a socket or a device, not the file of a gallery; remove it"
+            )
     if not path.exists() or not path.stat().st_size:
         _make(path, create and not read_only, wait)
     _refuse_damaged_log(path)
     try:
         with closing(_connect(path, read_only, wait)[0]) as db:
             db.execute("BEGIN")  # one snapshot: another process may be creating the tables
-            asked = ("PRAGMA application_id", "PRAGMA user_version", "SELECT count(*) FROM sqlite_master")
+            asked = (
+                "PRAGMA application_id",
+                "PRAGMA user_version",
+                "SELECT count(*) FROM sqlite_master",
+            )
             application, version, tables = (db.execute(one).fetchone()[0] for one in asked)
             db.execute("ROLLBACK")
             if (application, version, tables) == (0, 0, 0):
@@ -158,18 +174,28 @@ def _prepare(path: Path, create: bool, read_only: bool, wait: float) -> None:
     except sqlite3.DatabaseError as error:
         if getattr(error, "sqlite_errorname", "") != "SQLITE_NOTADB":
             raise
-        raise GalleryError(f"{path} is not a gallery and was left unchanged; choose another path") from error
+        raise GalleryError(
+            f"{path} is not a gallery and was left unchanged; choose another path"
+        ) from error
     if application != _APPLICATION:
-        raise GalleryError(f"{path} is an SQLite database of another program, not a gallery; it was left unchanged")
+        raise GalleryError(
+            f"{path} is an SQLite database of another program, not a gallery; it was left unchanged"
+        )
     if version < 1:
-        raise GalleryError(f"{path} is damaged: it has no format; it was left unchanged. Restore it from a backup")
+        raise GalleryError(
+            f"{path} is damaged: it has no format; it was left unchanged. Restore it from a backup"
+        )
     if version > _FORMAT:
-        raise GalleryError(f"{path} has format {version}; this fixstar reads formats up to {_FORMAT}. Update fixstar")
+        raise GalleryError(
+            f"{path} has format {version}; this fixstar reads formats up to {_FORMAT}. Update fixstar"
+        )
 
 
 def _make(path: Path, create: bool, wait: float) -> None:
     if not create:
-        raise GalleryError(f"there is no gallery at {path}; check the path, or open it for writing to create one")
+        raise GalleryError(
+            f"there is no gallery at {path}; check the path, or open it for writing to create one"
+        )
     if not path.parent.is_dir():
         raise GalleryError(f"the directory {path.parent} does not exist; create it first")
     if not _is_writable(path):
@@ -245,7 +271,9 @@ def _damaged_behind(log: Path) -> int | None:
                 if whole:
                     total = _log_sum(written[:8] + written[24:], order, *total)
                     whole = written[8:24] == salts + struct.pack(">2I", *total)
-                if any(written[4:8]) and (written[8:12] == salts[:4] or written[12:16] == salts[4:]):
+                if any(written[4:8]) and (
+                    written[8:12] == salts[:4] or written[12:16] == salts[4:]
+                ):
                     if whole:  # the end of a write since the log was last restarted
                         readable = file.tell()
                     elif damaged:
@@ -266,7 +294,9 @@ def _log_sum(content: bytes, order: str, first: int = 0, second: int = 0) -> tup
     start = np.array([first, (second - first) % 2**32], np.uint32)
     words = np.concatenate([start, np.frombuffer(content, f"{order}u4").astype(np.uint32)])
     weights = _fibonacci(len(words))
-    return int(np.sum(words[:-1] * weights[1:], dtype=np.uint32)), int(np.sum(words * weights, dtype=np.uint32))
+    return int(np.sum(words[:-1] * weights[1:], dtype=np.uint32)), int(
+        np.sum(words * weights, dtype=np.uint32)
+    )
 
 
 @cache
@@ -296,17 +326,23 @@ def _translated(path: Path) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         code = str(getattr(error, "sqlite_errorname", ""))
-        meaning = next((text for name, text in _MEANINGS.items() if code.startswith(name)), "{path}: {error}")
+        meaning = next(
+            (text for name, text in _MEANINGS.items() if code.startswith(name)), "{path}: {error}"
+        )
         if isinstance(error, sqlite3.DataError):
             kind = GalleryError
         else:
             kind = GalleryUnavailableError
         raise kind(meaning.format(path=path, error=error)) from error
     except OSError as error:
-        raise GalleryUnavailableError(f"{path} cannot be opened: {error.strerror or error}") from error
+        raise GalleryUnavailableError(
+            f"{path} cannot be opened: {error.strerror or error}"
+        ) from error
 
 
-def _read_rows(db: sqlite3.Connection, condition: str, values: Mapping[str, object]) -> sqlite3.Cursor:
+def _read_rows(
+    db: sqlite3.Connection, condition: str, values: Mapping[str, object]
+) -> sqlite3.Cursor:
     """Rows that match a condition, undecoded, so that other items can be read if one is damaged."""
     return db.execute(
         "SELECT id, name, width, version, CAST(vector AS BLOB), CAST(payload AS BLOB), items.digest, items.number "
@@ -367,7 +403,9 @@ def _remove_items(db: sqlite3.Connection, names: list[str], revision: int | None
     db.executemany("DELETE FROM items WHERE number = ?", ((number,) for _, number in rows))
     db.executemany("INSERT INTO removed (version, item) VALUES (?, ?)", rows)
     fewer = Counter(version for version, _ in rows)
-    db.executemany("UPDATE versions SET items = items - ? WHERE number = ?", ((n, v) for v, n in fewer.items()))
+    db.executemany(
+        "UPDATE versions SET items = items - ? WHERE number = ?", ((n, v) for v, n in fewer.items())
+    )
     oldest, newest = db.execute("SELECT min(number), max(number) FROM removed").fetchone()
     if newest - oldest >= 2 * _REMOVED_KEPT:
         db.execute("DELETE FROM removed WHERE number <= ?", (newest - _REMOVED_KEPT,))
@@ -376,7 +414,10 @@ def _remove_items(db: sqlite3.Connection, names: list[str], revision: int | None
 
 def _items_of(db: sqlite3.Connection, names: Sequence[str]) -> dict[str, Item]:
     wanted = {"ids": json.dumps(list(names), ensure_ascii=False)}
-    return {row[0]: _as_item(row) for row in _read_rows(db, "id IN (SELECT value FROM json_each(:ids))", wanted)}
+    return {
+        row[0]: _as_item(row)
+        for row in _read_rows(db, "id IN (SELECT value FROM json_each(:ids))", wanted)
+    }
 
 
 def _write_items(
@@ -403,12 +444,16 @@ def _write_items(
     )
     db.execute("UPDATE versions SET items = items + ? WHERE number = ?", (len(names), number))
     (last,) = db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'items'").fetchone()
-    return range(last - len(names) + 1, last + 1)  # there is no other writer during this transaction
+    return range(
+        last - len(names) + 1, last + 1
+    )  # there is no other writer during this transaction
 
 
 def _checked_projection(space: VersionSpace, blob: bytes | None, digest: bytes) -> Floats | None:
     if digest != _version_digest(space, blob):
-        raise GalleryError(f"the version {space.name!r} is damaged (its digest); restore the gallery from a backup")
+        raise GalleryError(
+            f"the version {space.name!r} is damaged (its digest); restore the gallery from a backup"
+        )
     return stored_projection(blob, space.full_width)
 
 
@@ -435,7 +480,9 @@ class _StoredMatrices:
                     counts = {}
                 else:
                     counts = dict(db.execute("SELECT name, items FROM versions"))
-                drafts = {name: Draft(rows, counts.get(name, 0)) for name, rows in self.exact.rows.items()}
+                drafts = {
+                    name: Draft(rows, counts.get(name, 0)) for name, rows in self.exact.rows.items()
+                }
                 self._read_items(db, drafts)
                 for name, numbers in self._gone(db):
                     drafts[name].remove(numbers)
@@ -478,7 +525,9 @@ class _StoredMatrices:
     def _vectors(self, name: str, ids: Sequence[str], blobs: Sequence[bytes]) -> Floats:
         size = 4 * self.exact.space(name).width
         if wrong := [item for item, blob in zip(ids, blobs, strict=True) if len(blob) != size]:
-            raise GalleryError(f"the vector of {wrong[0]!r} is damaged; restore the gallery from a backup")
+            raise GalleryError(
+                f"the vector of {wrong[0]!r} is damaged; restore the gallery from a backup"
+            )
         return np.frombuffer(b"".join(blobs), "<f4").reshape(len(blobs), -1).astype(np.float32)
 
     def _gone(self, db: sqlite3.Connection) -> Iterator[tuple[str, Sequence[int] | Numbers]]:
@@ -490,14 +539,18 @@ class _StoredMatrices:
             yield from self._missing(db)
             return
         gone: dict[int, list[int]] = {}
-        for version, item in db.execute("SELECT version, item FROM removed WHERE number > ?", (self._removed,)):
+        for version, item in db.execute(
+            "SELECT version, item FROM removed WHERE number > ?", (self._removed,)
+        ):
             gone.setdefault(version, []).append(item)
         yield from ((self._names[version], numbers) for version, numbers in gone.items())
 
     def _missing(self, db: sqlite3.Connection) -> Iterator[tuple[str, Numbers]]:
         """Removed rows if removals are no longer listed: rows in memory that are not in the file."""
         for version, name in self._names.items():
-            there = db.execute("SELECT number FROM items INDEXED BY items_by_version WHERE version = ?", (version,))
+            there = db.execute(
+                "SELECT number FROM items INDEXED BY items_by_version WHERE version = ?", (version,)
+            )
             kept = np.fromiter((number for (number,) in there), np.int64)
             for numbers, _ in self.exact.rows[name].pages(0, 1 << 16):
                 yield name, numbers[~np.isin(numbers, kept)]
@@ -520,8 +573,12 @@ class SqliteGallery(Gallery):
         index_above: int = 200_000,
         map_vectors: str | Path | None = None,
     ) -> None:
-        if map_vectors is not None and not (Path(map_vectors).is_dir() and os.access(map_vectors, os.W_OK)):
-            raise GalleryError(f"vectors cannot be mapped: {str(map_vectors)!r} is not a folder that can be written")
+        if map_vectors is not None and not (
+            Path(map_vectors).is_dir() and os.access(map_vectors, os.W_OK)
+        ):
+            raise GalleryError(
+                f"vectors cannot be mapped: {str(map_vectors)!r} is not a folder that can be written"
+            )
         self.path = Path(path).absolute()
         self.read_only = read_only or (self.path.exists() and not _is_writable(self.path))
         self._wait = wait
@@ -531,7 +588,9 @@ class SqliteGallery(Gallery):
         self._sessions: weakref.WeakSet[_Session] = weakref.WeakSet()
         self._closed = False
         self._has_refused = False  # whether the disk refused a write since the log was restarted
-        matrices = self._matrices = _StoredMatrices(None if map_vectors is None else Path(map_vectors))
+        matrices = self._matrices = _StoredMatrices(
+            None if map_vectors is None else Path(map_vectors)
+        )
         beside = self.path.with_name(self.path.name + ".index")
         self._keeper = IndexKeeper(
             exact=matrices.exact,
@@ -545,14 +604,21 @@ class SqliteGallery(Gallery):
 
     def _create_version(self, space: VersionSpace, projection: Floats | None) -> None:
         with self._writing() as db:
-            check_new_version(space.name, [name for (name,) in db.execute("SELECT name FROM versions")])
+            check_new_version(
+                space.name, [name for (name,) in db.execute("SELECT name FROM versions")]
+            )
             if projection is None:
                 blob = None
             else:
                 blob = projection.astype("<f4").tobytes()
             db.execute(
                 "INSERT INTO versions (name, width, full_width, projection, digest, created) VALUES (?, ?, ?, ?, ?, ?)",
-                (*space, blob, _version_digest(space, blob), datetime.now(UTC).isoformat(timespec="microseconds")),
+                (
+                    *space,
+                    blob,
+                    _version_digest(space, blob),
+                    datetime.now(UTC).isoformat(timespec="microseconds"),
+                ),
             )
 
     def versions(self) -> list[VersionSpace]:
@@ -565,7 +631,9 @@ class SqliteGallery(Gallery):
         """P [d, m] of a version whose vectors are short forms."""
         space = self.space(version)
         with self._reading() as db:
-            found = db.execute("SELECT projection, digest FROM versions WHERE name = ?", (version,)).fetchone()
+            found = db.execute(
+                "SELECT projection, digest FROM versions WHERE name = ?", (version,)
+            ).fetchone()
         return _checked_projection(space, *found)
 
     def _upsert(
@@ -574,13 +642,17 @@ class SqliteGallery(Gallery):
         if not names:
             return ()
         with self._writing() as db:
-            return _write_items(db, version=version, names=names, rows=rows, texts=texts, revision=revision)
+            return _write_items(
+                db, version=version, names=names, rows=rows, texts=texts, revision=revision
+            )
 
     def _replace_vectors(
         self, version: str, items: Sequence[Item], rows: Floats, payloads: Sequence[Payload] | None
     ) -> list[str]:
         with self._writing() as db:
-            same, names, texts = replaceable(items, _items_of(db, [item.id for item in items]), payloads)
+            same, names, texts = replaceable(
+                items, _items_of(db, [item.id for item in items]), payloads
+            )
             if names:
                 _write_items(db, version=version, names=names, rows=rows[same], texts=texts)
         return names
@@ -590,7 +662,13 @@ class SqliteGallery(Gallery):
             item = _items_of(db, [name]).get(name)
             if item is None:
                 return None
-            _write_items(db, version=item.version, names=[name], rows=item.vector[None], texts=[changed(item)])
+            _write_items(
+                db,
+                version=item.version,
+                names=[name],
+                rows=item.vector[None],
+                texts=[changed(item)],
+            )
             return _items_of(db, [name])[name]
 
     def _delete(self, names: list[str], revision: int | None) -> int:
@@ -632,7 +710,9 @@ class SqliteGallery(Gallery):
         while True:
             with self._reading() as db:
                 condition = f"{owner}id > :after ORDER BY id LIMIT {_PAGE}"
-                with closing(_read_rows(db, condition, {"version": version, "after": after})) as rows:
+                with closing(
+                    _read_rows(db, condition, {"version": version, "after": after})
+                ) as rows:
                     page = _first(rows)
             if not page:
                 return
@@ -691,7 +771,9 @@ class SqliteGallery(Gallery):
         with self._reading() as db:
             if self.read_only:
                 return False
-            (busy, *_) = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()  # an answer, not an error
+            (busy, *_) = db.execute(
+                "PRAGMA wal_checkpoint(TRUNCATE)"
+            ).fetchone()  # an answer, not an error
         return bool(busy)
 
     def compact(self) -> None:
@@ -720,7 +802,11 @@ class SqliteGallery(Gallery):
             session.db.close()
         self._matrices = _StoredMatrices()  # with a new keeper, so that old indexes are released
         self._keeper = IndexKeeper(
-            exact=self._matrices.exact, position=lambda: 0, folder=self.path, above=0, read_only=True
+            exact=self._matrices.exact,
+            position=lambda: 0,
+            folder=self.path,
+            above=0,
+            read_only=True,
         )
 
     def _session(self) -> _Session:
@@ -754,7 +840,9 @@ class SqliteGallery(Gallery):
                 self._has_refused = self._has_refused or isinstance(error, sqlite3.Error)
                 raise
             session.written += 1
-        if self._matrices.position:  # after a first search, read own writes at once: no search waits for them
+        if (
+            self._matrices.position
+        ):  # after a first search, read own writes at once: no search waits for them
             with suppress(GalleryError):  # the write is done; the next search reports the problem
                 self._refresh()
 

@@ -35,7 +35,9 @@ Known = TypeVar("Known")
 _LENGTH_TOLERANCE = 1e-3  # enough for half precision; refuses features that were not normalised
 _ROUNDING = 5e-7  # vectors this close to length 1 are stored unchanged, so copies are bit-identical
 _LISTED = 1000  # maximum number of damaged items to name; the rest are only counted
-_NAME_MARKS = "._-+:@"  # allowed in version names beside letters and digits: they need no quotes in a shell
+_NAME_MARKS = (
+    "._-+:@"  # allowed in version names beside letters and digits: they need no quotes in a shell
+)
 
 
 class SearchOptions(TypedDict, total=False):
@@ -234,15 +236,21 @@ class Gallery(ABC):
         """
         checked_ids([name])
         if isinstance(width, bool) or not isinstance(width, (int, np.integer)) or width < 1:
-            raise GalleryError(f"the width of a version is its number of components, at least 1; got {width!r}")
+            raise GalleryError(
+                f"the width of a version is its number of components, at least 1; got {width!r}"
+            )
         if projection is None:
             self._create_version(VersionSpace(name, int(width), int(width)), None)
             return
         matrix = np.ascontiguousarray(projection, dtype=np.float32)
         if matrix.ndim != 2 or 0 in matrix.shape or not np.isfinite(matrix).all():
-            raise GalleryError(f"a projection is a matrix [d, m] of finite numbers, got shape {matrix.shape}")
+            raise GalleryError(
+                f"a projection is a matrix [d, m] of finite numbers, got shape {matrix.shape}"
+            )
         if width != min(matrix.shape):
-            raise GalleryError(f"short forms of a projection {matrix.shape} are {min(matrix.shape)} wide, got {width}")
+            raise GalleryError(
+                f"short forms of a projection {matrix.shape} are {min(matrix.shape)} wide, got {width}"
+            )
         self._create_version(VersionSpace(name, int(width), len(matrix)), matrix)
 
     @abstractmethod
@@ -276,7 +284,11 @@ class Gallery(ABC):
         return list(self._upsert(version, names, rows, texts, revision))
 
     def replace_vectors(
-        self, version: str, items: Sequence[Item], vectors: Vectors, payloads: Sequence[Payload] | None = None
+        self,
+        version: str,
+        items: Sequence[Item],
+        vectors: Vectors,
+        payloads: Sequence[Payload] | None = None,
     ) -> list[str]:
         """Give items new unit vectors [N, width], made by a version; returns the ids of the items that changed.
 
@@ -297,7 +309,11 @@ class Gallery(ABC):
         return self._replace_vectors(version, items, rows, payloads)
 
     def update_payload(
-        self, item: str, changes: Mapping[str, Any], revision: int | None = None, max_bytes: int | None = None
+        self,
+        item: str,
+        changes: Mapping[str, Any],
+        revision: int | None = None,
+        max_bytes: int | None = None,
     ) -> Item:
         """Change payload fields of an item, None removes one. Its vector does not change. Returns the new item.
 
@@ -309,11 +325,15 @@ class Gallery(ABC):
         def changed(stored: Item) -> str:
             require_revision(name, revision, stored.revision)
             merged = {**stored.payload, **changes}
-            (text,) = payload_texts([name], 1, [{field: value for field, value in merged.items() if value is not None}])
+            (text,) = payload_texts(
+                [name], 1, [{field: value for field, value in merged.items() if value is not None}]
+            )
             if max_bytes is not None and (size := len(text.encode())) > max_bytes:
                 (before,) = payload_texts([name], 1, [stored.payload])
                 if size > len(before.encode()):
-                    raise GalleryError(f"the payload of {name!r} would have {size:,} bytes; {max_bytes:,} are allowed")
+                    raise GalleryError(
+                        f"the payload of {name!r} would have {size:,} bytes; {max_bytes:,} are allowed"
+                    )
             return text
 
         updated = self._update_payload(name, changed)
@@ -347,7 +367,10 @@ class Gallery(ABC):
         return self._search(version, queries, SearchRequest.of(request, **options))
 
     def ask(
-        self, questions: Sequence[Question], request: SearchRequest | None = None, **options: Unpack[SearchOptions]
+        self,
+        questions: Sequence[Question],
+        request: SearchRequest | None = None,
+        **options: Unpack[SearchOptions],
     ) -> list[list[Hit]]:
         """The k best items of each query among the vectors of all questions' versions, best first.
 
@@ -375,7 +398,11 @@ class Gallery(ABC):
         else:
             chosen = [self.space(version)]
         self._build_index([space.name for space in chosen])
-        return [state for state in self.indexes() if any(space.name == state.version for space in chosen)]
+        return [
+            state
+            for state in self.indexes()
+            if any(space.name == state.version for space in chosen)
+        ]
 
     @abstractmethod
     def indexes(self) -> list[IndexState]:
@@ -417,7 +444,10 @@ class Gallery(ABC):
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -445,7 +475,9 @@ class Gallery(ABC):
     def _get(self, names: list[str]) -> dict[str, Item]: ...
 
     @abstractmethod
-    def _search(self, version: str, queries: Vectors, request: SearchRequest) -> list[list[Hit]]: ...
+    def _search(
+        self, version: str, queries: Vectors, request: SearchRequest
+    ) -> list[list[Hit]]: ...
 
     @abstractmethod
     def _ask(self, questions: list[Question], request: SearchRequest) -> list[list[Hit]]: ...
@@ -481,7 +513,9 @@ def measured_recall(
     total = sum(map(len, exact))
     found = 0
     if not total:
-        raise InputError("recall needs queries with results; there were no queries, or nothing to find")
+        raise InputError(
+            "recall needs queries with results; there were no queries, or nothing to find"
+        )
     for true, hits in zip(exact, quick, strict=True):  # a hit as near as the last true one counts
         ids = {hit.id for hit in true}
         last = min((hit.score for hit in true), default=0.0)
@@ -547,7 +581,9 @@ def _problem(item: Item, width: int) -> str:
 def require_digest(item: Item, width: int, matches: bool) -> Item:
     """The item if its digest matches its content; else raises with the most specific reason."""
     if not matches:
-        reason = _problem(item, width) or "its digest does not match its content: something changed it"
+        reason = (
+            _problem(item, width) or "its digest does not match its content: something changed it"
+        )
         raise DamagedItemError(item.id, item.version, reason)
     return item
 
@@ -579,7 +615,9 @@ def checked_vectors(vectors: Vectors, width: int, version: str) -> Floats:
 def checked_questions(questions: Sequence[Question]) -> list[Question]:
     """Validate questions of one search; queries become float32 or float64."""
     if not questions:
-        raise GalleryError("there is no question, so no version would be searched; ask at least one")
+        raise GalleryError(
+            "there is no question, so no version would be searched; ask at least one"
+        )
     names = [question.version for question in questions]
     for name in names:
         if names.count(name) > 1:
@@ -608,7 +646,9 @@ def _checked_question(question: Question) -> Question:
         )
     new = np.asarray(question.new)
     if new.ndim != 2 or len(new) != len(own):
-        raise GalleryError(f"{about} has {len(own)} queries, so new is a matrix [{len(own)}, b]; got {new.shape}")
+        raise GalleryError(
+            f"{about} has {len(own)} queries, so new is a matrix [{len(own)}, b]; got {new.shape}"
+        )
     return replace(question, own=own, new=checked_vectors(new, new.shape[1], question.version))
 
 
@@ -616,7 +656,9 @@ def _not_longer(vectors: Vectors, what: str) -> NDArray[np.floating[Any]]:
     """Queries [N, width] of length at most 1."""
     array = np.asarray(vectors)
     if array.dtype.kind not in "fiu" or array.ndim != 2:
-        raise GalleryError(f"{what} is a matrix [queries, width] of real numbers, got {array.dtype} {array.shape}")
+        raise GalleryError(
+            f"{what} is a matrix [queries, width] of real numbers, got {array.dtype} {array.shape}"
+        )
     lengths = np.sqrt(np.einsum("ij,ij->i", array, array, dtype=np.float64, casting="same_kind"))
     if wrong := np.flatnonzero(~(lengths < 1 + _LENGTH_TOLERANCE)).tolist():
         raise GalleryError(
@@ -687,14 +729,20 @@ def _same_revision(item: Item, now: Item) -> bool:
 def checked_ids(ids: Sequence[str], distinct: bool = True) -> list[str]:
     """Validate ids; every store can hold the resulting list of strings."""
     if isinstance(ids, str):
-        raise GalleryError(f"ids must be a list of strings, got the string {ids!r}; write [{ids!r}]")
+        raise GalleryError(
+            f"ids must be a list of strings, got the string {ids!r}; write [{ids!r}]"
+        )
     known = [str(item) if isinstance(item, np.str_) else item for item in ids]
     for item in known:
         if not isinstance(item, str) or not item or "\0" in item or not is_unicode(item):
-            raise GalleryError(f"an id must be a non-empty string of valid characters other than NUL; got {item!r}")
+            raise GalleryError(
+                f"an id must be a non-empty string of valid characters other than NUL; got {item!r}"
+            )
     if distinct and len(set(known)) != len(known):
         twice = next(item for item in known if known.count(item) > 1)
-        raise GalleryError(f"ids must be distinct: {len(known)} ids, {len(set(known))} distinct; {twice!r} comes twice")
+        raise GalleryError(
+            f"ids must be distinct: {len(known)} ids, {len(set(known))} distinct; {twice!r} comes twice"
+        )
     return known
 
 
@@ -721,7 +769,9 @@ def payload_texts(ids: Sequence[str], rows: int, payloads: Sequence[Payload] | N
 
 def _payload_text(item: str, payload: Any) -> str:
     if not isinstance(payload, Mapping) or not all(isinstance(field, str) for field in payload):
-        raise GalleryError(f"the payload of {item!r} must map field names to values, got {payload!r}")
+        raise GalleryError(
+            f"the payload of {item!r} must map field names to values, got {payload!r}"
+        )
     try:
         text = json.dumps(dict(payload), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         text.encode()
@@ -733,8 +783,13 @@ def _payload_text(item: str, payload: Any) -> str:
 def check_new_version(name: str, known: Iterable[str]) -> None:
     """Refuse the name of a new version if it exists, or is not valid in commands and addresses."""
     if name in known:
-        raise GalleryError(f"the gallery already has a version {name!r}; versions never change, choose a new name")
-    allowed = all(character in _NAME_MARKS or unicodedata.category(character)[0] in "LMN" for character in name)
+        raise GalleryError(
+            f"the gallery already has a version {name!r}; versions never change, choose a new name"
+        )
+    allowed = all(
+        character in _NAME_MARKS or unicodedata.category(character)[0] in "LMN"
+        for character in name
+    )
     if name[:1] in ("-", ".") or not allowed:
         raise GalleryError(
             f"a version cannot be called {name!r}: a name has letters, digits and {' '.join(_NAME_MARKS)} only, and "
@@ -745,7 +800,9 @@ def check_new_version(name: str, known: Iterable[str]) -> None:
 def known_version(known: Mapping[str, Known], name: object) -> Known:
     """The entry of a version; raises with the existing names if it is unknown."""
     if not isinstance(name, str) or name not in known:
-        raise GalleryError(f"the gallery has no version {name!r} (it has: {', '.join(known) or 'none yet'})")
+        raise GalleryError(
+            f"the gallery has no version {name!r} (it has: {', '.join(known) or 'none yet'})"
+        )
     return known[name]
 
 

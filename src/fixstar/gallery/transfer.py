@@ -13,7 +13,14 @@ from urllib.parse import unquote
 import numpy as np
 from numpy.typing import NDArray
 
-from fixstar.errors import DataError, GalleryError, GalleryUnavailableError, InputError, NextStep, plural
+from fixstar.errors import (
+    DataError,
+    GalleryError,
+    GalleryUnavailableError,
+    InputError,
+    NextStep,
+    plural,
+)
 from fixstar.gallery.addresses import parse_lance_address, without_secret
 from fixstar.gallery.foreign import (
     chroma_collection,
@@ -38,7 +45,12 @@ BATCH = 1024
 _NAMED = 5  # maximum number of ids in a message
 _PARQUET = ".parquet"
 _FAISS = (".faiss", ".index")
-_PARAMETERS = ("table", "collection", "id", "vector")  # parameters of an address, besides the server's own
+_PARAMETERS = (
+    "table",
+    "collection",
+    "id",
+    "vector",
+)  # parameters of an address, besides the server's own
 _STORES = {  # by scheme of an address: the container of vectors
     "postgresql": "table",
     "postgres": "table",
@@ -61,20 +73,30 @@ def copy_gallery(source: Gallery, target: Gallery, progress: Advance | None = No
     copied = 0
     advance = progress or silent
     for space in source.versions():
-        _make_version(target, name=space.name, width=space.width, projection=source.projection(space.name))
+        _make_version(
+            target, name=space.name, width=space.width, projection=source.projection(space.name)
+        )
         items = source.iterate(space.name)
         while batch := list(islice(items, BATCH)):
             vectors = np.stack([item.vector for item in batch])
-            target.upsert(space.name, [item.id for item in batch], vectors, [item.payload for item in batch])
+            target.upsert(
+                space.name, [item.id for item in batch], vectors, [item.payload for item in batch]
+            )
             copied += len(batch)
             advance(len(batch))
-    with suppress(GalleryUnavailableError):  # everything is stored, even if other processes still use the log
+    with suppress(
+        GalleryUnavailableError
+    ):  # everything is stored, even if other processes still use the log
         target.flush()
     return copied
 
 
 def export_version(
-    gallery: Gallery, version: str, path: str | Path, progress: Advance | None = None, origin: str | None = None
+    gallery: Gallery,
+    version: str,
+    path: str | Path,
+    progress: Advance | None = None,
+    origin: str | None = None,
 ) -> int:
     """Write the items of one version to FILE.parquet, FILE.npz, or FILE.npy and FILE.jsonl; returns their number.
 
@@ -119,8 +141,15 @@ def import_version(
     stored = 0
     advance = progress or silent
     for ids, vectors, whole in opened.blocks(BATCH):
-        payloads = [{name: value for name, value in one.items() if name not in without} for one in whole]
-        gallery.upsert(version, [prefix + name for name in ids], unit_rows(vectors, _lengths(vectors)), payloads)
+        payloads = [
+            {name: value for name, value in one.items() if name not in without} for one in whole
+        ]
+        gallery.upsert(
+            version,
+            [prefix + name for name in ids],
+            unit_rows(vectors, _lengths(vectors)),
+            payloads,
+        )
         stored += len(ids)
         advance(len(ids))
     with suppress(GalleryUnavailableError):  # as in copy_gallery
@@ -129,7 +158,10 @@ def import_version(
 
 
 def open_vectors(
-    address: str | Path, id_column: str | None = None, vector_column: str | None = None, old: bool = False
+    address: str | Path,
+    id_column: str | None = None,
+    vector_column: str | None = None,
+    old: bool = False,
 ) -> VectorPlace:
     """Vectors by their address; the columns may be part of it.
 
@@ -146,15 +178,22 @@ def open_vectors(
     given: dict[str, str] = {}
     if not Path(address).is_file():
         place, given = _split_address(place)
-    names = {"id": id_column or given.pop("id", None), "vector": vector_column or given.pop("vector", None)}
+    names = {
+        "id": id_column or given.pop("id", None),
+        "vector": vector_column or given.pop("vector", None),
+    }
     if "://" in place:
         return _in_store(place, given=given, names=names, old=old)
     if given:
-        raise InputError(f"{place} is a file, but {' and '.join(given)} are for addresses of servers")
+        raise InputError(
+            f"{place} is a file, but {' and '.join(given)} are for addresses of servers"
+        )
     if Path(place).suffix == _PARQUET:
         return ParquetFile(place, names["id"] or "id", names["vector"] or "vector")
     if any(names.values()):
-        raise InputError(f"{place} has no columns: those of ids and vectors are for FILE.parquet, tables, collections")
+        raise InputError(
+            f"{place} has no columns: those of ids and vectors are for FILE.parquet, tables, collections"
+        )
     if Path(place).suffix in _FAISS:
         return faiss_index(place)
     return VectorFile(place)
@@ -187,22 +226,32 @@ def _split_address(address: str) -> tuple[str, dict[str, str]]:
     return head + (rest and f"?{rest}"), own
 
 
-def _in_store(place: str, given: dict[str, str], names: dict[str, str | None], old: bool) -> VectorPlace:
+def _in_store(
+    place: str, given: dict[str, str], names: dict[str, str | None], old: bool
+) -> VectorPlace:
     scheme = place.partition("://")[0]
     if scheme not in _STORES:
-        known = ", ".join(f"{one}://" for one in ("postgresql", "qdrant", "chroma", "lancedb", "milvus"))
+        known = ", ".join(
+            f"{one}://" for one in ("postgresql", "qdrant", "chroma", "lancedb", "milvus")
+        )
         raise InputError(f"vectors come from a file, {known}; got {scheme}://")
     kind = _STORES[scheme]
     if list(given) != [kind]:
-        raise InputError(f"say which {kind} of {without_secret(place)} holds the vectors: {scheme}://...?{kind}=NAME")
+        raise InputError(
+            f"say which {kind} of {without_secret(place)} holds the vectors: {scheme}://...?{kind}=NAME"
+        )
     (name,) = given.values()
     if scheme.startswith("chroma"):
         if any(names.values()):
-            raise InputError("records of Chroma have one id and one vector: leave id= and vector= out of the address")
+            raise InputError(
+                "records of Chroma have one id and one vector: leave id= and vector= out of the address"
+            )
         return chroma_collection(place, name, old)
     if scheme.startswith("milvus"):
         if names["id"] is not None:
-            raise InputError("entities of Milvus have one id, the primary key: leave id= out of the address")
+            raise InputError(
+                "entities of Milvus have one id, the primary key: leave id= out of the address"
+            )
         return milvus_collection(place, name, names["vector"])
     if kind == "collection":
         return qdrant_collection(place, name=name, vector=names["vector"], id_field=names["id"])
@@ -223,7 +272,9 @@ def _check(source: VectorSource) -> None:
                 "stored. Embed that image again, or leave it out"
             )
         if odd := [i for i, payload in enumerate(payloads) if not isinstance(payload, dict)]:
-            raise DataError(f"{source.name}: the payload of row {start + odd[0]} is not an object; nothing was stored")
+            raise DataError(
+                f"{source.name}: the payload of row {start + odd[0]} is not an object; nothing was stored"
+            )
         try:
             payload_texts(ids, len(vectors), payloads)
         except (GalleryError, RecursionError) as error:
@@ -241,7 +292,11 @@ def _refuse_held(gallery: Gallery, version: str, ids: list[str], source: str) ->
     held = Counter[str]()
     first = list[str]()
     for start in range(0, len(ids), BATCH):
-        others = [item for item in gallery.get(ids[start : start + BATCH]).values() if item.version != version]
+        others = [
+            item
+            for item in gallery.get(ids[start : start + BATCH]).values()
+            if item.version != version
+        ]
         held.update(item.version for item in others)
         first += [repr(item.id) for item in others[: _NAMED - len(first)]]
     if held:
@@ -253,9 +308,15 @@ def _refuse_held(gallery: Gallery, version: str, ids: list[str], source: str) ->
             f"{source}: nothing was stored, because other versions hold {plural(held.total(), 'id')} of these "
             f"({counted}): {', '.join(first)}{more}. An item has one vector: put a prefix before these ids to keep "
             "both, or replace the stored vectors with take_over",
-            NextStep("import-vectors", {"file": source, "name": version, "prefix": ...}, "keep both, with other ids"),
             NextStep(
-                "import-vectors", {"file": source, "name": version, "take_over": True}, "replace the stored vectors"
+                "import-vectors",
+                {"file": source, "name": version, "prefix": ...},
+                "keep both, with other ids",
+            ),
+            NextStep(
+                "import-vectors",
+                {"file": source, "name": version, "take_over": True},
+                "replace the stored vectors",
             ),
         )
 
@@ -270,7 +331,9 @@ def _make_version(gallery: Gallery, name: str, width: int, projection: Floats | 
     if other != width:
         difference = f"its vectors have {other} components, these {width}"
     elif kept is None or projection is None:
-        kinds = ["full features" if matrix is None else "short forms" for matrix in (kept, projection)]
+        kinds = [
+            "full features" if matrix is None else "short forms" for matrix in (kept, projection)
+        ]
         difference = f"its vectors are {kinds[0]}, these {kinds[1]}"
     elif kept.shape != projection.shape:
         difference = f"its short forms stand for features of {len(kept)} components, these for {len(projection)}"

@@ -39,7 +39,12 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from fixstar.durable import open_regular_file, replace_file, require_plausible_archive, require_regular_file
+from fixstar.durable import (
+    open_regular_file,
+    replace_file,
+    require_plausible_archive,
+    require_regular_file,
+)
 from fixstar.errors import DataError, FixstarError, InputError, MissingExtraError, NextStep, plural
 from fixstar.gallery.filters import Payload
 from fixstar.gallery.store import Floats, Item
@@ -172,7 +177,9 @@ class VectorFile:
                 size = len(ids) * self.width * self._dtype.itemsize
                 content = stream.read(size)
                 if len(content) < size:
-                    raise DataError(f"{self.path} is cut off: it ends before row {start + len(ids)} of {self.count}")
+                    raise DataError(
+                        f"{self.path} is cut off: it ends before row {start + len(ids)} of {self.count}"
+                    )
                 digest.update(content)
                 vectors = np.frombuffer(content, self._dtype).reshape(len(ids), self.width)
                 payloads = [json.loads(line) for line in islice(lines, len(ids))]
@@ -228,7 +235,11 @@ class VectorFile:
                 path = self.path
             else:
                 path = self.path.with_suffix(".jsonl")
-            with open_regular_file(path) if member == _VECTORS or path.exists() else io.BytesIO() as file:
+            with (
+                open_regular_file(path)
+                if member == _VECTORS or path.exists()
+                else io.BytesIO() as file
+            ):
                 yield file
             return
         with zipfile.ZipFile(self.path) as archive:
@@ -275,7 +286,11 @@ class VectorFile:
 
 
 def write_vector_file(
-    path: Path, width: int, items: Iterable[Item], projection: Floats | None = None, origin: str | None = None
+    path: Path,
+    width: int,
+    items: Iterable[Item],
+    projection: Floats | None = None,
+    origin: str | None = None,
 ) -> int:
     """Write items of one version, atomically; returns their number.
 
@@ -284,7 +299,9 @@ def write_vector_file(
     if path.suffix not in (".npz", ".npy"):
         raise InputError(f"{path}: vectors go to FILE.parquet, FILE.npz or FILE.npy")
     if path.suffix == ".npy" and projection is not None:
-        raise InputError(f"{path}: short forms need their projection beside them; write {path.with_suffix('.npz')}")
+        raise InputError(
+            f"{path}: short forms need their projection beside them; write {path.with_suffix('.npz')}"
+        )
     ids: list[str] = []
     digest = hashlib.sha256()
     with tempfile.TemporaryFile() as vectors, tempfile.TemporaryFile() as lines:
@@ -306,17 +323,30 @@ def write_vector_file(
             replace_file(
                 path,
                 lambda partial: _write_archive(
-                    partial, width=width, vectors=vectors, lines=lines, matrices=matrices, origin=origin
+                    partial,
+                    width=width,
+                    vectors=vectors,
+                    lines=lines,
+                    matrices=matrices,
+                    origin=origin,
                 ),
             )
         else:
-            replace_file(path.with_suffix(".jsonl"), lambda partial: _write_lines(partial, lines, digest.hexdigest()))
+            replace_file(
+                path.with_suffix(".jsonl"),
+                lambda partial: _write_lines(partial, lines, digest.hexdigest()),
+            )
             replace_file(path, lambda partial: _write_matrix(partial, width, vectors))
     return len(ids)
 
 
 def _write_archive(
-    path: Path, width: int, vectors: IO[bytes], lines: IO[bytes], matrices: dict[str, NDArray[Any]], origin: str | None
+    path: Path,
+    width: int,
+    vectors: IO[bytes],
+    lines: IO[bytes],
+    matrices: dict[str, NDArray[Any]],
+    origin: str | None,
 ) -> None:
     with zipfile.ZipFile(path, "w", allowZip64=True) as archive:
         with archive.open(_VECTORS, "w", force_zip64=True) as member:
@@ -358,7 +388,9 @@ def _json_line(content: Payload) -> bytes:
 class ParquetFile:
     """A Parquet file as a ``VectorSource``; its vectors are not read yet."""
 
-    def __init__(self, path: str | Path, id_column: str = "id", vector_column: str = "vector") -> None:
+    def __init__(
+        self, path: str | Path, id_column: str = "id", vector_column: str = "vector"
+    ) -> None:
         self.name = str(path)
         self._id = id_column
         self._vector = vector_column
@@ -408,11 +440,17 @@ class ParquetFile:
         kind = schema.field(self._id).type
         kind = kind.value_type if types.is_dictionary(kind) else kind
         if not (types.is_string(kind) or types.is_large_string(kind) or types.is_integer(kind)):
-            raise DataError(f"{self.name}: ids are strings or integers, column {self._id!r} holds {kind}")
+            raise DataError(
+                f"{self.name}: ids are strings or integers, column {self._id!r} holds {kind}"
+            )
         kind = schema.field(self._vector).type
         lists = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
-        if not lists or not (types.is_floating(kind.value_type) or types.is_integer(kind.value_type)):
-            raise DataError(f"{self.name}: vectors are lists of real numbers, column {self._vector!r} holds {kind}")
+        if not lists or not (
+            types.is_floating(kind.value_type) or types.is_integer(kind.value_type)
+        ):
+            raise DataError(
+                f"{self.name}: vectors are lists of real numbers, column {self._vector!r} holds {kind}"
+            )
 
     def _read_ids(self, file: Any) -> list[str]:
         ids: list[str] = []
@@ -428,7 +466,9 @@ class ParquetFile:
     def _matrix(self, column: Any, start: int) -> NDArray[Any]:
         """[rows, width] of a column of lists."""
         if column.null_count:
-            raise DataError(f"{self.name}: row {start + _first_null(column)} has no vector; nothing was stored")
+            raise DataError(
+                f"{self.name}: row {start + _first_null(column)} has no vector; nothing was stored"
+            )
         lengths = self._arrow.compute.list_value_length(column).to_numpy(zero_copy_only=False)
         if len(odd := np.flatnonzero(lengths != self.width)):
             raise DataError(
@@ -441,7 +481,9 @@ class ParquetFile:
                 f"{self.name}: row {start + _first_null(values) // self.width} has a null in its vector; nothing was "
                 "stored"
             )
-        matrix: NDArray[Any] = values.to_numpy(zero_copy_only=False).reshape(len(column), self.width)
+        matrix: NDArray[Any] = values.to_numpy(zero_copy_only=False).reshape(
+            len(column), self.width
+        )
         return matrix
 
     def _payloads(self, batch: Any, start: int) -> list[Payload]:
@@ -451,7 +493,9 @@ class ParquetFile:
                 return [json_fields(row) for row in rows]
             return [_payload(row[_PAYLOAD]) for row in rows]
         except (ValueError, TypeError, RecursionError) as error:
-            raise DataError(f"{self.name}: a payload from row {start} on cannot be kept as JSON: {error}") from error
+            raise DataError(
+                f"{self.name}: a payload from row {start} on cannot be kept as JSON: {error}"
+            ) from error
 
     @contextmanager
     def _opened(self) -> Iterator[Any]:
@@ -531,7 +575,11 @@ def _projection(metadata: dict[bytes, bytes]) -> Floats | None:
 
 
 def write_parquet(
-    path: Path, width: int, items: Iterable[Item], projection: Floats | None = None, origin: str | None = None
+    path: Path,
+    width: int,
+    items: Iterable[Item],
+    projection: Floats | None = None,
+    origin: str | None = None,
 ) -> int:
     """Write items of one version, atomically; returns their number."""
     arrow = _pyarrow(f"writing {path}")
@@ -546,9 +594,15 @@ def write_parquet(
         nonlocal written
         with parquet.ParquetWriter(partial, schema, use_dictionary=[_PAYLOAD]) as writer:
             while group := list(islice(waiting, rows)):
-                flat = arrow.array(np.concatenate([item.vector for item in group]).astype(np.float32, copy=False))
+                flat = arrow.array(
+                    np.concatenate([item.vector for item in group]).astype(np.float32, copy=False)
+                )
                 texts = [json.dumps(dict(item.payload), ensure_ascii=False) for item in group]
-                columns = [[item.id for item in group], arrow.FixedSizeListArray.from_arrays(flat, width), texts]
+                columns = [
+                    [item.id for item in group],
+                    arrow.FixedSizeListArray.from_arrays(flat, width),
+                    texts,
+                ]
                 writer.write_batch(arrow.record_batch(columns, schema=schema))
                 written += len(group)
             if projection is not None:

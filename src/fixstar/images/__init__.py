@@ -9,7 +9,14 @@ caller has imported torch.
 
 from fixstar.images.isolated import DecodeProcesses
 from fixstar.images.preprocessing import Preprocessing
-from fixstar.images.reading import MAX_PIXELS, Decode, ImageSource, Pixels, decode_ahead, read_pixels
+from fixstar.images.reading import (
+    MAX_PIXELS,
+    Decode,
+    ImageSource,
+    Pixels,
+    decode_ahead,
+    read_pixels,
+)
 
 __all__ = [
     "MAX_PIXELS",

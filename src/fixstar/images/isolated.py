@@ -28,11 +28,20 @@ import numpy as np
 
 from fixstar.errors import ImageError
 from fixstar.images.preprocessing import Preprocessing
-from fixstar.images.reading import MAX_PIXELS, ImageSource, Pixels, TooManyPixelsError, read_pixels, upright_size
+from fixstar.images.reading import (
+    MAX_PIXELS,
+    ImageSource,
+    Pixels,
+    TooManyPixelsError,
+    read_pixels,
+    upright_size,
+)
 
 _WAIT = 60.0  # maximum seconds to wait for a free process
 _SLACK = 50.0  # extra seconds of wall time, for starting and for a busy machine
-_BYTES_PER_PIXEL = 24  # for the image, its conversion, the composite on white, and a second conversion
+_BYTES_PER_PIXEL = (
+    24  # for the image, its conversion, the composite on white, and a second conversion
+)
 _BYTES_BESIDE = 1 << 30  # for libraries and the file itself
 _SIZES = struct.Struct(">QQ")  # lengths of the JSON and of the bytes that follow
 _PART = 1 << 16  # maximum number of bytes per read
@@ -81,7 +90,9 @@ class DecodeProcesses:
         width, height = self._ask(self._request(source, None)).head["size"]
         return width, height
 
-    async def pixels_async(self, data: bytes, kind: str, preprocessing: Preprocessing) -> DecodedPixels:
+    async def pixels_async(
+        self, data: bytes, kind: str, preprocessing: Preprocessing
+    ) -> DecodedPixels:
         """As ``read_pixels``, for one format, with the CPU time."""
         answer = await self._ask_async(self._request(data, kind, preprocessing))
         return DecodedPixels(_to_array(answer), answer.head["spent"])
@@ -99,13 +110,20 @@ class DecodeProcesses:
                 process.kill()
 
     def _request(
-        self, source: str | Path | bytes, kind: str | None, preprocessing: Preprocessing | None = None
+        self,
+        source: str | Path | bytes,
+        kind: str | None,
+        preprocessing: Preprocessing | None = None,
     ) -> _Message:
         if isinstance(source, bytes):
             path = None
         else:
             path = str(Path(source).absolute())
-        wanted = {"path": path, "formats": kind and [kind], "preprocessing": preprocessing and _written(preprocessing)}
+        wanted = {
+            "path": path,
+            "formats": kind and [kind],
+            "preprocessing": preprocessing and _written(preprocessing),
+        }
         return _Message({**self._limits, **wanted}, source if isinstance(source, bytes) else b"")
 
     def _ask(self, request: _Message) -> _Message:
@@ -229,7 +247,10 @@ def _to_array(answer: _Message) -> Pixels:
 
 
 def _not_its_turn(request: _Message) -> ImageError:
-    return ImageError(request.name, f"{_WAIT:.0f} s passed, and it was not its turn to be decoded; try again later")
+    return ImageError(
+        request.name,
+        f"{_WAIT:.0f} s passed, and it was not its turn to be decoded; try again later",
+    )
 
 
 class _Process:
@@ -303,7 +324,9 @@ def _serve() -> None:
         while True:
             request = _receive(connection)
             limits = request.head
-            signal.setitimer(signal.ITIMER_PROF, limits["seconds"])  # SIGPROF ends a process that does not handle it
+            signal.setitimer(
+                signal.ITIMER_PROF, limits["seconds"]
+            )  # SIGPROF ends a process that does not handle it
             _limit_memory(_BYTES_BESIDE + _BYTES_PER_PIXEL * limits["max_pixels"])
             before = _processor_seconds()
             answer = _answer(request)
@@ -325,11 +348,17 @@ def _answer(request: _Message) -> _Message:
     source = bytes(request.content) if wanted["path"] is None else wanted["path"]
     try:
         if wanted["preprocessing"] is None:
-            return _Message({"size": upright_size(source, wanted["formats"], wanted["max_pixels"])}, b"")
-        pixels = read_pixels(source, _read(wanted["preprocessing"]), wanted["max_pixels"], formats=wanted["formats"])
+            return _Message(
+                {"size": upright_size(source, wanted["formats"], wanted["max_pixels"])}, b""
+            )
+        pixels = read_pixels(
+            source, _read(wanted["preprocessing"]), wanted["max_pixels"], formats=wanted["formats"]
+        )
         return _Message({"shape": pixels.shape}, np.ascontiguousarray(pixels).data.cast("B"))
     except ImageError as error:
-        return _Message({"reason": error.reason, "too_many_pixels": isinstance(error, TooManyPixelsError)}, b"")
+        return _Message(
+            {"reason": error.reason, "too_many_pixels": isinstance(error, TooManyPixelsError)}, b""
+        )
 
 
 def _limit_memory(most: int) -> None:

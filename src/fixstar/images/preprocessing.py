@@ -45,7 +45,10 @@ class Preprocessing:
     def to_json(self) -> dict[str, Any]:
         """Plain lists, numbers and strings, for ``from_json``."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in values.items()
+        }
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Preprocessing:
@@ -54,9 +57,15 @@ class Preprocessing:
             raise InputError(f"preprocessing: expected a mapping, got {values!r}")
         required = {field.name: field.default is MISSING for field in fields(cls)}
         unknown = [f"unknown entry {name!r}" for name in values if name not in required]
-        missing = [f"{name!r} is missing" for name, needed in required.items() if needed and name not in values]
+        missing = [
+            f"{name!r} is missing"
+            for name, needed in required.items()
+            if needed and name not in values
+        ]
         if unknown or missing:
-            raise InputError(f"preprocessing: {'; '.join(unknown + missing)}. Known: {', '.join(required)}")
+            raise InputError(
+                f"preprocessing: {'; '.join(unknown + missing)}. Known: {', '.join(required)}"
+            )
         return cls(**values)
 
 
@@ -69,7 +78,9 @@ def _as_tuple(value: Any) -> Any:
 
 def _mistakes(p: Preprocessing) -> Iterator[str]:
     """All mistakes in the settings, so that they are reported together."""
-    if not (isinstance(p.size, tuple) and len(p.size) == 2 and all(_is_count(side) for side in p.size)):
+    if not (
+        isinstance(p.size, tuple) and len(p.size) == 2 and all(_is_count(side) for side in p.size)
+    ):
         yield f"size must be (height, width), whole numbers of at least 1, got {p.size!r}"
     elif math.prod(p.size) > MAX_MODEL_PIXELS:
         yield f"size must be (height, width) of up to {MAX_MODEL_PIXELS:,} pixels, got {p.size!r}"
@@ -83,7 +94,10 @@ def _mistakes(p: Preprocessing) -> Iterator[str]:
             yield f"{name} must have {p.channels} numbers, one per channel, got {values!r}"
         elif name == "std" and any(value <= 0 for value in values):
             yield f"std must be positive, got {values!r}"
-    for name, value, known in (("fit", p.fit, Fit), ("interpolation", p.interpolation, Interpolation)):
+    for name, value, known in (
+        ("fit", p.fit, Fit),
+        ("interpolation", p.interpolation, Interpolation),
+    ):
         if value not in get_args(known):
             yield f"{name} must be one of {', '.join(get_args(known))}, got {value!r}"
     if not (_is_real(p.crop_fraction) and 0 < p.crop_fraction <= 1):
@@ -129,17 +143,23 @@ def size_before_crop(size: tuple[float, float], p: Preprocessing) -> tuple[int, 
     return int(least_high * width // height), least_high
 
 
-def _padded(image: Image.Image, p: Preprocessing, box: Box, resample: Image.Resampling) -> Image.Image:
+def _padded(
+    image: Image.Image, p: Preprocessing, box: Box, resample: Image.Resampling
+) -> Image.Image:
     height, width = p.size
     left, top, right, bottom = box
     scale = min(height / (bottom - top), width / (right - left))
     inside = (max(1, round((right - left) * scale)), max(1, round((bottom - top) * scale)))
     canvas = Image.new(image.mode, (width, height), "white")
-    canvas.paste(image.resize(inside, resample, box), ((width - inside[0]) // 2, (height - inside[1]) // 2))
+    canvas.paste(
+        image.resize(inside, resample, box), ((width - inside[0]) // 2, (height - inside[1]) // 2)
+    )
     return canvas
 
 
-def _cropped(image: Image.Image, p: Preprocessing, box: Box, resample: Image.Resampling) -> Image.Image:
+def _cropped(
+    image: Image.Image, p: Preprocessing, box: Box, resample: Image.Resampling
+) -> Image.Image:
     """Resize and centre crop in one resampling: a strip of 1 x 1,000,000 pixels never becomes 224 x 224,000,000."""
     height, width = p.size
     left, top, right, bottom = box

@@ -39,7 +39,18 @@ Pixels: TypeAlias = npt.NDArray[np.uint8]
 
 READS_HEIC = find_spec("pillow_heif") is not None  # the extra heic
 # Plain raster formats only. Not EPS (Pillow starts Ghostscript for it) nor JPEG 2000 (truncated files may pass).
-_FORMATS = ("AVIF", "BMP", "GIF", *["HEIF"] * READS_HEIC, "JPEG", "MPO", "PNG", "PPM", "TIFF", "WEBP")
+_FORMATS = (
+    "AVIF",
+    "BMP",
+    "GIF",
+    *["HEIF"] * READS_HEIC,
+    "JPEG",
+    "MPO",
+    "PNG",
+    "PPM",
+    "TIFF",
+    "WEBP",
+)
 _ORIENTATION = 0x0112  # the EXIF tag
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -50,7 +61,9 @@ _TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-_LOADING = threading.Lock()  # one lazy PIL image may be in a list twice, and its load() is not thread-safe
+_LOADING = (
+    threading.Lock()
+)  # one lazy PIL image may be in a list twice, and its load() is not thread-safe
 
 
 class TooManyPixelsError(ImageError):
@@ -93,7 +106,9 @@ def read_pixels(
             return _image_pixels(source, preprocessing, max_pixels, ours=False)
         with _open(source, formats) as image:
             return _image_pixels(image, preprocessing, max_pixels, ours=True)
-    except Exception as error:  # decoders raise anything on bad input: struct.error, SyntaxError, KeyError, ...
+    except (
+        Exception
+    ) as error:  # decoders raise anything on bad input: struct.error, SyntaxError, KeyError, ...
         raise _image_error(error)(_name(source, position), _reason(error), position or 0) from error
 
 
@@ -132,7 +147,9 @@ def _is_tensor(source: Any) -> bool:
 def _channels_last(tensor: Any) -> npt.NDArray[Any]:
     """A tensor [H, W] or [C, H, W] as an array [H, W] or [H, W, C]."""
     if tensor.ndim == 3 and tensor.shape[0] not in (1, 3, 4):
-        raise _UnreadableError(f"a tensor is [H, W] or [C, H, W] with 1, 3 or 4 channels, got {tuple(tensor.shape)}")
+        raise _UnreadableError(
+            f"a tensor is [H, W] or [C, H, W] with 1, 3 or 4 channels, got {tuple(tensor.shape)}"
+        )
     tensor = tensor.detach().cpu()
     if tensor.is_floating_point():
         tensor = tensor.float()  # NumPy has no bfloat16
@@ -148,7 +165,9 @@ def _array_pixels(array: npt.NDArray[Any], p: Preprocessing) -> Pixels:
     else:
         shape = (*array.shape, 1)
     if len(shape) != 3 or shape[2] not in (1, 3, 4) or 0 in shape:
-        raise _UnreadableError(f"an array is [H, W] or [H, W, C] with 1, 3 or 4 channels, got {array.shape}")
+        raise _UnreadableError(
+            f"an array is [H, W] or [H, W, C] with 1, 3 or 4 channels, got {array.shape}"
+        )
     pixels = _eight_bit(array).reshape(shape)
     if shape == (*p.size, p.channels):
         return pixels.copy()
@@ -164,7 +183,9 @@ def _eight_bit(array: npt.NDArray[Any]) -> Pixels:
         raise _UnreadableError(f"pixel values are uint8 or floats in [0, 1], got {array.dtype}")
     low = float(array.min())
     high = float(array.max())
-    if not (low >= -1e-6 and high <= 1 + 1e-6):  # NaN fails every comparison; the slack forgives float32 resampling
+    if not (
+        low >= -1e-6 and high <= 1 + 1e-6
+    ):  # NaN fails every comparison; the slack forgives float32 resampling
         raise _UnreadableError(f"float pixel values are numbers in [0, 1], got {low:g} to {high:g}")
     scaled: Pixels = np.rint(np.clip(array, 0, 1) * 255).astype(np.uint8)
     return scaled
@@ -220,7 +241,9 @@ def content(source: Path | npt.NDArray[np.uint8]) -> bytes:
 def _require_few_pixels(image: Image.Image, most: int) -> None:
     width, height = image.size
     if not 0 < width * height <= most:
-        raise _TooManyPixelsError(f"{width} x {height} pixels, but 1 to {most:,} are allowed; it was not decoded")
+        raise _TooManyPixelsError(
+            f"{width} x {height} pixels, but 1 to {most:,} are allowed; it was not decoded"
+        )
 
 
 def _image_pixels(image: Image.Image, p: Preprocessing, max_pixels: int, *, ours: bool) -> Pixels:
@@ -231,7 +254,9 @@ def _image_pixels(image: Image.Image, p: Preprocessing, max_pixels: int, *, ours
     if ours and isinstance(image, JpegImageFile):
         data = _file_bytes(image)
         if _most_scans(data) > MAX_SCANS and (scans := _scans(data)) > MAX_SCANS:
-            raise _UnreadableError(f"a JPEG of {scans} scans or more, but up to {MAX_SCANS} are allowed; not decoded")
+            raise _UnreadableError(
+                f"a JPEG of {scans} scans or more, but up to {MAX_SCANS} are allowed; not decoded"
+            )
         box = _shrink_while_decoding(image, p)
     if ours and isinstance(image, PngImageFile):
         png = (image.fp, image.filename)
@@ -248,7 +273,9 @@ def _image_pixels(image: Image.Image, p: Preprocessing, max_pixels: int, *, ours
     return _to_size(image, p, box)
 
 
-_MARKER = re.compile(rb"\xff+([\x01-\xcf\xd8-\xfe])")  # not a stuffed byte, not a restart inside a scan
+_MARKER = re.compile(
+    rb"\xff+([\x01-\xcf\xd8-\xfe])"
+)  # not a stuffed byte, not a restart inside a scan
 # markers without a length; the end of the image; the start of a scan
 _ALONE = (0x01, 0xD8)
 _END = 0xD9
@@ -274,7 +301,11 @@ def _scans(data: bytes) -> int:
     """The scans of a JPEG up to its end, counted without decoding; the count stops above ``MAX_SCANS``."""
     scans = 0
     start = 0
-    while scans <= MAX_SCANS and (found := _MARKER.search(data, start)) is not None and found[1][0] != _END:
+    while (
+        scans <= MAX_SCANS
+        and (found := _MARKER.search(data, start)) is not None
+        and found[1][0] != _END
+    ):
         start = found.end()
         scans += found[1][0] == _SCAN
         if found[1][0] not in _ALONE:  # a marker segment starts with its length
@@ -283,13 +314,23 @@ def _scans(data: bytes) -> int:
 
 
 _PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by the type of its colours
-_PNG_PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
+_PNG_PASSES = (
+    (0, 0, 8, 8),
+    (4, 0, 8, 8),
+    (0, 4, 4, 8),
+    (2, 0, 4, 4),
+    (0, 2, 2, 4),
+    (1, 0, 2, 2),
+    (0, 1, 1, 2),
+)
 
 
 def _may_lack_rows(image: Image.Image) -> bool:
     """Whether rows may be missing: Pillow fills a truncated PNG with 0, so the last row is 0 unless interlaced."""
     width, height = image.size
-    return bool(image.info.get("interlace")) or not image.crop((0, height - 1, width, height)).getbbox(alpha_only=False)
+    return bool(image.info.get("interlace")) or not image.crop(
+        (0, height - 1, width, height)
+    ).getbbox(alpha_only=False)
 
 
 def _has_all_rows(file: IO[bytes] | None, path: str | bytes) -> bool:
@@ -336,7 +377,9 @@ def upright_size(
     """Width and height as an image is shown, or an ``ImageError``; of any format by default."""
     try:
         with _open(source, formats) as image:
-            _require_few_pixels(image, max_pixels)  # first, because Pillow decodes a PNG to find its orientation
+            _require_few_pixels(
+                image, max_pixels
+            )  # first, because Pillow decodes a PNG to find its orientation
             width, height = image.size
             if _orientation(image) >= 5:
                 return (height, width)
@@ -410,7 +453,9 @@ def _from_deep_grey(image: Image.Image) -> Image.Image:
     """16-bit grey (modes I;16 and I) in 8 bits. Pillow's own conversion would clip everything above 255 to white."""
     grey = np.asarray(image)
     if grey.min() < 0 or grey.max() > 65535:
-        raise _UnreadableError(f"grey values have 8 or 16 bits, 0 to 65535, got {grey.min()} to {grey.max()}")
+        raise _UnreadableError(
+            f"grey values have 8 or 16 bits, 0 to 65535, got {grey.min()} to {grey.max()}"
+        )
     eight = ((grey.astype(np.uint32) + 128) // 257).astype(np.uint8)
     eight[grey == image.info.get("transparency", -1)] = 255  # a transparent colour, on white
     return Image.fromarray(eight)
@@ -438,7 +483,9 @@ def decode_ahead(
     workers = _CORES if workers is None else workers
     ahead = 4 * workers if ahead is None else ahead
     if workers < 1 or ahead < 1:
-        raise InputError(f"decode_ahead needs workers >= 1 and ahead >= 1, got {workers} and {ahead}")
+        raise InputError(
+            f"decode_ahead needs workers >= 1 and ahead >= 1, got {workers} and {ahead}"
+        )
     read = functools.partial(_read, preprocessing=preprocessing, decode=decode)
     parts = _singly(sources, range(len(sources)))
     if workers == 1 or _is_cheap(sources, preprocessing):
@@ -455,9 +502,13 @@ def decode_batches(
     """
     read = functools.partial(_read, preprocessing=preprocessing, decode=decode)
     if isinstance(batches, list) and sum(len(positions) for _, positions in batches) == 1:
-        return (read(batch) for batch in batches)  # one image: a thread would take longer to start than to read it
+        return (
+            read(batch) for batch in batches
+        )  # one image: a thread would take longer to start than to read it
     jobs = (
-        [(sources, positions)] if _is_cheap(sources, preprocessing) else list(_singly(sources, positions))
+        [(sources, positions)]
+        if _is_cheap(sources, preprocessing)
+        else list(_singly(sources, positions))
         for sources, positions in batches
     )
     return _in_threads(read, jobs, workers=_CORES, ahead=1)
@@ -467,7 +518,9 @@ def _singly(sources: Sources, positions: range) -> Iterator[BatchSlice]:
     return ((sources, range(position, position + 1)) for position in positions)
 
 
-def _read(part: BatchSlice, *, preprocessing: Preprocessing, decode: Decode | None) -> list[Pixels | ImageError]:
+def _read(
+    part: BatchSlice, *, preprocessing: Preprocessing, decode: Decode | None
+) -> list[Pixels | ImageError]:
     sources, positions = part
     found: list[Pixels | ImageError] = []
     for position in positions:

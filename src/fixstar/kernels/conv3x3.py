@@ -38,8 +38,18 @@ def _kernel() -> Any:
         for tap in tl.static_range(9):
             dy = tap // 3 - 1
             dx = tap % 3 - 1
-            inside = (pixel < total) & (row + dy >= 0) & (row + dy < H) & (column + dx >= 0) & (column + dx < W)
-            near = tl.load(x + (pixel + dy * W + dx)[:, None] * C + ci[None, :], mask=inside[:, None], other=0.0)
+            inside = (
+                (pixel < total)
+                & (row + dy >= 0)
+                & (row + dy < H)
+                & (column + dx >= 0)
+                & (column + dx < W)
+            )
+            near = tl.load(
+                x + (pixel + dy * W + dx)[:, None] * C + ci[None, :],
+                mask=inside[:, None],
+                other=0.0,
+            )
             weight = tl.load(w + co[None, :] * w_out + ci[:, None] * w_in + tap * w_tap)
             sums = tl.dot(near.to(FACTOR), weight.to(tl.bfloat16).to(FACTOR), sums)
         at = pixel[:, None] * C + co[None, :]
@@ -54,7 +64,14 @@ def _kernel() -> Any:
 
 def supports(conv: nn.Conv2d) -> bool:
     """Whether the kernel takes a layer of this shape, and runs where it is: it multiplies bfloat16."""
-    shape = (conv.kernel_size, conv.stride, conv.padding, conv.dilation, conv.groups, conv.bias is None)
+    shape = (
+        conv.kernel_size,
+        conv.stride,
+        conv.padding,
+        conv.dilation,
+        conv.groups,
+        conv.bias is None,
+    )
     narrow = conv.in_channels == conv.out_channels and conv.in_channels in _TILES
     made = narrow and shape == ((3, 3), (1, 1), (1, 1), (1, 1), 1, True) and AVAILABLE
     return made and (INTERPRETED or _multiplies_bfloat16(conv.weight.device))
@@ -72,7 +89,9 @@ def fused_conv3x3(x: Tensor, w: Tensor, bias: Tensor, residual: Tensor | None = 
     import triton.language as tl
 
     n, channels, height, width = x.shape
-    y = torch.empty(x.shape, dtype=torch.bfloat16, device=x.device, memory_format=torch.channels_last)
+    y = torch.empty(
+        x.shape, dtype=torch.bfloat16, device=x.device, memory_format=torch.channels_last
+    )
     total, (tile, warps) = n * height * width, _TILES[channels]
     _kernel()[(-(-total // tile),)](
         x, w, y, bias, residual if residual is not None else x, total, w.stride(0), w.stride(1), w.stride(3), height,

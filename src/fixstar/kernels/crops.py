@@ -22,7 +22,9 @@ def _kernel() -> Any:
     import triton
     import triton.language as tl
 
-    @triton.jit(do_not_specialize=["first", "share", "total", "replay"])  # one program per image size
+    @triton.jit(
+        do_not_specialize=["first", "share", "total", "replay"]
+    )  # one program per image size
     def crop(  # type: ignore[no-untyped-def]
         at, index, down, right, flip, padded, slots, pixels, targets, flags, first, share, total, replay,
         C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, BLOCK: tl.constexpr,
@@ -38,7 +40,9 @@ def _kernel() -> Any:
         x = tl.where(tl.load(flip + row) != 0, W - 1 - x, x) + tl.load(right + row).to(tl.int32)
         y = (pixel // W) % H + tl.load(down + row).to(tl.int32)
         inside = pixel < C * H * W
-        value = tl.load(padded + source * (C * PH * PW) + (pixel // (H * W) * PH + y) * PW + x, mask=inside)
+        value = tl.load(
+            padded + source * (C * PH * PW) + (pixel // (H * W) * PH + y) * PW + x, mask=inside
+        )
         tl.store(pixels + place * (C * H * W) + pixel, value, mask=inside)
         if block == 0:
             tl.store(targets + place, tl.load(slots + source))
@@ -67,8 +71,15 @@ def cut(
     images, (_, channels, height, width) = plan[0].shape[1], pixels.shape
     share = images // views
     total = len(pixels) // views
-    fits = share * views == images and 0 <= first <= total - share and total * views == len(targets) == len(flags)
-    alike = all(part.shape == plan[0].shape for part in plan) and padded.shape[:2] == (len(slots), channels)
+    fits = (
+        share * views == images
+        and 0 <= first <= total - share
+        and total * views == len(targets) == len(flags)
+    )
+    alike = all(part.shape == plan[0].shape for part in plan) and padded.shape[:2] == (
+        len(slots),
+        channels,
+    )
     if not (fits and alike and all(t.is_contiguous() for t in (*plan, padded, slots, *batch))):
         raise InputError(
             f"{views} views of {tuple(plan[0].shape)} crops from image {first} on do not fit a batch of "

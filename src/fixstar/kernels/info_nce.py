@@ -46,7 +46,11 @@ def _anchors() -> Any:
         old_length = tl.load(old_lengths + i, mask=i < images, other=1.0)
         new_length = tl.load(new_lengths + j, mask=j < images, other=1.0)
         s = tl.load(products + pair, mask=inside, other=0.0) * rho
-        s = s / tl.maximum(old_length, SHORTEST)[:, None] / tl.maximum(new_length, SHORTEST)[None, :]
+        s = (
+            s
+            / tl.maximum(old_length, SHORTEST)[:, None]
+            / tl.maximum(new_length, SHORTEST)[None, :]
+        )
 
         itself = i[:, None] == j[None, :]
         own = tl.load(targets + i, mask=i < images, other=0)
@@ -67,7 +71,9 @@ def _anchors() -> Any:
         exponentials = tl.where(counted, tl.exp(candidates - largest[:, None]), 0.0)
         total = tl.where(some, tl.sum(exponentials, axis=1), 1.0)
         loss = largest + tl.log(total) - tl.sum(tl.where(itself, s, 0.0), axis=1)
-        w = tl.where(counted & moving, exponentials / total[:, None], 0.0) - tl.where(itself, 1.0, 0.0)
+        w = tl.where(counted & moving, exponentials / total[:, None], 0.0) - tl.where(
+            itself, 1.0, 0.0
+        )
 
         tl.store(losses + i, tl.where(some, loss, 0.0), mask=i < images)
         tl.store(slopes + pair, tl.where(some[:, None], w, 0.0), mask=inside)
@@ -97,12 +103,20 @@ def _gradient() -> Any:
             inside = (j < images)[:, None] & (i < images)[None, :]
             w = tl.load(slopes + pair, mask=inside, other=0.0)
             along += w * tl.load(similarities + pair, mask=inside, other=0.0)
-            w *= (rho / tl.maximum(tl.load(old_lengths + i, mask=i < images, other=1.0), SHORTEST))[None, :]
-            o = tl.load(old + i[:, None] * d + at[None, :], mask=(i < images)[:, None] & (at < d)[None, :], other=0.0)
+            w *= (rho / tl.maximum(tl.load(old_lengths + i, mask=i < images, other=1.0), SHORTEST))[
+                None, :
+            ]
+            o = tl.load(
+                old + i[:, None] * d + at[None, :],
+                mask=(i < images)[:, None] & (at < d)[None, :],
+                other=0.0,
+            )
             g = tl.dot(w, o, g, input_precision="tf32x3")
         length = tl.load(new_lengths + j, mask=j < images, other=1.0)
         divisor = tl.maximum(length, SHORTEST)
-        radial = tl.where(length < SHORTEST, 0.0, tl.sum(along, axis=1))  # divided by a constant: no direction is lost
+        radial = tl.where(
+            length < SHORTEST, 0.0, tl.sum(along, axis=1)
+        )  # divided by a constant: no direction is lost
         spot = j[:, None] * d + at[None, :]
         valid = (j < images)[:, None] & (at < d)[None, :]
         unit = tl.load(new + spot, mask=valid, other=0.0) / divisor[:, None]
@@ -114,11 +128,17 @@ def _gradient() -> Any:
 
 class _InfoNCE(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, new: Tensor, old: Tensor, targets: Tensor, rho: float, same_class: str) -> Tensor:
+    def forward(
+        ctx: Any, new: Tensor, old: Tensor, targets: Tensor, rho: float, same_class: str
+    ) -> Tensor:
         images = len(new)
-        new_lengths, old_lengths = (torch.linalg.vector_norm(features, dim=1) for features in (new, old))
+        new_lengths, old_lengths = (
+            torch.linalg.vector_norm(features, dim=1) for features in (new, old)
+        )
         losses = torch.empty(images, dtype=torch.float32, device=new.device)
-        slopes, similarities = torch.empty(2, images, images, dtype=torch.float32, device=new.device)
+        slopes, similarities = torch.empty(
+            2, images, images, dtype=torch.float32, device=new.device
+        )
         _anchors()[(-(-images // _ROWS),)](
             old @ new.T, targets, losses, slopes, similarities, new_lengths, old_lengths, images, rho,
             SAME_CLASS=same_class, SHORTEST=_SHORTEST, TILE=_ROWS, B=1 << (images - 1).bit_length(), num_warps=4,
@@ -131,7 +151,9 @@ class _InfoNCE(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *weights: Tensor) -> tuple[Tensor, None, None, None, None]:
         if torch.is_grad_enabled():  # create_graph=True: the gradient would silently be a constant
-            raise InputError("this gradient cannot be differentiated again; old.requires_grad_() selects plain torch")
+            raise InputError(
+                "this gradient cannot be differentiated again; old.requires_grad_() selects plain torch"
+            )
         new, *saved = ctx.saved_tensors
         (images, d), out = new.shape, torch.empty_like(new)
         _gradient()[(-(-images // _TILE), -(-d // _BLOCK))](
@@ -143,10 +165,18 @@ class _InfoNCE(torch.autograd.Function):
 
 def suits(new: Tensor, old: Tensor) -> bool:
     """Whether the kernels support these features: on a GPU, not too many, no gradient for the old ones."""
-    return new.is_cuda and AVAILABLE and new.numel() > 0 and len(new) <= _MOST and not old.requires_grad
+    return (
+        new.is_cuda
+        and AVAILABLE
+        and new.numel() > 0
+        and len(new) <= _MOST
+        and not old.requires_grad
+    )
 
 
-def fused_info_nce(new: Tensor, old: Tensor, targets: Tensor, rho: float, same_class: str) -> Tensor:
+def fused_info_nce(
+    new: Tensor, old: Tensor, targets: Tensor, rho: float, same_class: str
+) -> Tensor:
     """``fixstar.losses.info_nce`` for up to 256 images, with a gradient for ``new`` alone, differentiable once.
 
     ``new`` and ``old`` are [B, d], ``targets`` [B]. Nothing is read back, so a CUDA graph can record it.
@@ -155,7 +185,9 @@ def fused_info_nce(new: Tensor, old: Tensor, targets: Tensor, rho: float, same_c
         shapes = f"{tuple(new.shape)}, {tuple(old.shape)} and {tuple(targets.shape)}"
         raise InputError(f"new and old features [B, d] and targets [B] are needed, got {shapes}")
     if new.numel() == 0 or len(new) > _MOST:
-        raise InputError(f"1 to {_MOST} features are supported, got {tuple(new.shape)}; call fixstar.losses.info_nce")
+        raise InputError(
+            f"1 to {_MOST} features are supported, got {tuple(new.shape)}; call fixstar.losses.info_nce"
+        )
     if same_class not in {"masked", "published", "kept"}:
         raise InputError(f"same_class={same_class!r} is not one of masked, published, kept")
     features = (new.float().contiguous(), old.detach().float().contiguous())

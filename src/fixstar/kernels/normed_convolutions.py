@@ -47,16 +47,27 @@ def forward(  # type: ignore[no-untyped-def]
         up = row + first // 3 - 1
         aside = first % 3 - 1 + beside
         left = column[:, None] + aside[None, :]
-        inside = ((pixel < total) & (up >= 0) & (up < H))[:, None] & used[None, :] & (left >= 0) & (left < W)
+        inside = (
+            ((pixel < total) & (up >= 0) & (up < H))[:, None]
+            & used[None, :]
+            & (left >= 0)
+            & (left < W)
+        )
         at = ((image * H + up) * W + column)[:, None] * CI + (aside * CI + ci)[None, :]
         near = tl.load(x + at, mask=inside, other=0.0)
-        weight = tl.load(w + co[None, :] * (9 * CI) + ((first + beside) * CI + ci)[:, None], used[:, None], other=0.0)
+        weight = tl.load(
+            w + co[None, :] * (9 * CI) + ((first + beside) * CI + ci)[:, None],
+            used[:, None],
+            other=0.0,
+        )
         sums = tl.dot(near.to(PRODUCT), weight.to(PRODUCT), sums, input_precision="ieee")
     stored = sums.to(y.dtype.element_ty)
     valid = (pixel < total)[:, None]
     tl.store(y + pixel[:, None] * CO + co[None, :], stored, mask=valid)
     value = stored.to(tl.float32)
-    mean = tl.sum(value, axis=0) / tl.minimum(P, total - program * P)  # rows beyond the end are zero
+    mean = tl.sum(value, axis=0) / tl.minimum(
+        P, total - program * P
+    )  # rows beyond the end are zero
     off = tl.where(valid, value - mean[None, :], 0.0)
     tl.store(parts + co * programs + program, mean)
     tl.store(parts + (CO + co) * programs + program, tl.sum(off * off, axis=0))
@@ -80,7 +91,10 @@ def statistics(  # type: ignore[no-untyped-def]
         part = step * BLOCK + tl.arange(0, BLOCK)
         count = tl.where(part < programs, tl.minimum(P, total - part * P), 0).to(tl.float32)
         off = tl.load(parts + c * programs + part, mask=part < programs, other=0.0) - mean
-        squares += tl.load(parts + (C + c) * programs + part, mask=part < programs, other=0.0) + count * off * off
+        squares += (
+            tl.load(parts + (C + c) * programs + part, mask=part < programs, other=0.0)
+            + count * off * off
+        )
     variance = tl.sum(squares) / total
     inverse = 1 / tl.sqrt(variance + eps)
     gain = tl.load(gamma + c) * inverse
@@ -111,9 +125,13 @@ def joint(  # type: ignore[no-untyped-def]
         column = pixel % W
         source = (image * H * STRIDE + row * STRIDE) * (W * STRIDE) + column * STRIDE
         there = valid & (c < CB)[None, :]
-        value += tl.load(before + source[:, None] * CB + c[None, :], mask=there, other=0.0).to(tl.float32)
+        value += tl.load(before + source[:, None] * CB + c[None, :], mask=there, other=0.0).to(
+            tl.float32
+        )
     if RELU:
-        value = tl.where(value < 0, 0.0, value)  # not the maximum, which would make 0 of NaN and hide a failed training
+        value = tl.where(
+            value < 0, 0.0, value
+        )  # not the maximum, which would make 0 of NaN and hide a failed training
     tl.store(out + at, value.to(out.dtype.element_ty), mask=valid)
 
 
@@ -158,22 +176,35 @@ def backward(  # type: ignore[no-untyped-def]
         # over the stride: where the output lies
         up = row + 1 - first // 3
         left = column[:, None] + aside[None, :]
-        inside = ((pixel < total) & (up >= 0) & (up < H))[:, None] & used[None, :] & (left >= 0) & (left < W)
+        inside = (
+            ((pixel < total) & (up >= 0) & (up < H))[:, None]
+            & used[None, :]
+            & (left >= 0)
+            & (left < W)
+        )
         if STRIDE > 1:
             inside = inside & (up % STRIDE == 0)[:, None] & (left % STRIDE == 0)
-            at = ((image * OH + up // STRIDE) * OW)[:, None] * CO + left // STRIDE * CO + co[None, :]
+            at = (
+                ((image * OH + up // STRIDE) * OW)[:, None] * CO + left // STRIDE * CO + co[None, :]
+            )
         else:
             at = ((image * H + up) * W + column)[:, None] * CO + (aside * CO + co)[None, :]
         near = tl.load(dy + at, mask=inside, other=0.0)
         tap = first // 3 * 3 + 1 - aside
-        weight = tl.load(w + (co * (9 * CI) + tap * CI)[:, None] + ci[None, :], mask=used[:, None], other=0.0)
+        weight = tl.load(
+            w + (co * (9 * CI) + tap * CI)[:, None] + ci[None, :], mask=used[:, None], other=0.0
+        )
         sums = tl.dot(near.to(PRODUCT), weight.to(PRODUCT), sums, input_precision="ieee")
     at = pixel[:, None] * CI + ci[None, :]
     valid = (pixel < total)[:, None]
     if CS > 0:
         there = (pixel < total) & (row % SKIP_STRIDE == 0) & (column % SKIP_STRIDE == 0)
-        source = (image * (H // SKIP_STRIDE) + row // SKIP_STRIDE) * (W // SKIP_STRIDE) + column // SKIP_STRIDE
-        sums += tl.load(skip + source[:, None] * CS + ci[None, :], mask=there[:, None], other=0.0).to(tl.float32)
+        source = (image * (H // SKIP_STRIDE) + row // SKIP_STRIDE) * (
+            W // SKIP_STRIDE
+        ) + column // SKIP_STRIDE
+        sums += tl.load(
+            skip + source[:, None] * CS + ci[None, :], mask=there[:, None], other=0.0
+        ).to(tl.float32)
     positive = tl.load(x + at, mask=valid, other=0.0) > 0
     stored = tl.where(positive, sums, 0.0).to(out.dtype.element_ty)
     tl.store(out + at, stored, mask=valid)
@@ -236,7 +267,9 @@ def along(g, y, line, dy, total, C: tl.constexpr, P: tl.constexpr):  # type: ign
     slope = tl.load(line + c)
     turn = tl.load(line + C + c)
     level = tl.load(line + 2 * C + c)
-    value = slope[None, :] * above.to(tl.float32) + turn[None, :] * raw.to(tl.float32) + level[None, :]
+    value = (
+        slope[None, :] * above.to(tl.float32) + turn[None, :] * raw.to(tl.float32) + level[None, :]
+    )
     tl.store(dy + at, value.to(dy.dtype.element_ty), mask=valid)
 
 
@@ -265,22 +298,38 @@ def weights(  # type: ignore[no-untyped-def]
         column = pixel % OW * STRIDE
         up = row + first // 3 - 1
         left = column[:, None] + aside[None, :]
-        inside = ((pixel < total) & (up >= 0) & (up < H))[:, None] & used[None, :] & (left >= 0) & (left < W)
+        inside = (
+            ((pixel < total) & (up >= 0) & (up < H))[:, None]
+            & used[None, :]
+            & (left >= 0)
+            & (left < W)
+        )
         at = ((image * H + up) * W + column)[:, None] * CI + (aside * CI + ci)[None, :]
         near = tl.load(x + at, mask=inside, other=0.0)
-        grad = tl.load(dy + pixel[:, None] * CO + co[None, :], mask=(pixel < total)[:, None], other=0.0)
+        grad = tl.load(
+            dy + pixel[:, None] * CO + co[None, :], mask=(pixel < total)[:, None], other=0.0
+        )
         sums = tl.dot(tl.trans(grad.to(PRODUCT)), near.to(PRODUCT), sums, input_precision="ieee")
-    out = parts + chunk * (CO * CI * 9) + co[:, None] * (9 * CI) + ((first + beside) * CI + ci)[None, :]
+    out = (
+        parts
+        + chunk * (CO * CI * 9)
+        + co[:, None] * (9 * CI)
+        + ((first + beside) * CI + ci)[None, :]
+    )
     tl.store(out, sums, mask=used[None, :])
 
 
 @triton.jit
-def summed(parts, out, SIZE: tl.constexpr, CHUNKS: tl.constexpr, AT_ONCE: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def summed(  # type: ignore[no-untyped-def]
+    parts, out, SIZE: tl.constexpr, CHUNKS: tl.constexpr, AT_ONCE: tl.constexpr, BLOCK: tl.constexpr
+):
     """The chunks of a layer's gradient together, in a fixed order."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     chunk = tl.arange(0, AT_ONCE)
     total = tl.zeros((AT_ONCE, BLOCK), tl.float32)
     for start in range(0, CHUNKS, AT_ONCE):
         there = (start + chunk < CHUNKS)[:, None] & (at < SIZE)[None, :]
-        total += tl.load(parts + (start + chunk)[:, None] * SIZE + at[None, :], mask=there, other=0.0)
+        total += tl.load(
+            parts + (start + chunk)[:, None] * SIZE + at[None, :], mask=there, other=0.0
+        )
     tl.store(out + at, tl.sum(total, axis=0), mask=at < SIZE)

@@ -18,7 +18,9 @@ from fixstar.kernels import INTERPRETED
 
 _BLOCK = 4096
 _WARPS = 4
-_PART = 16_384  # components per program of the first pass: few long rows would leave most of a GPU idle
+_PART = (
+    16_384  # components per program of the first pass: few long rows would leave most of a GPU idle
+)
 
 
 class _SimplexCrossEntropy(torch.autograd.Function):
@@ -34,9 +36,13 @@ class _SimplexCrossEntropy(torch.autograd.Function):
         losses, totals, logs = memory = torch.empty(3, len(z), device=z.device)
         pieces = torch.empty(len(z), parts, 3, device=z.device) if parts > 1 else memory
         given = (z, targets, losses, totals, logs, pieces, n, a, length / r)
-        simplex_rows.sums[(len(z), parts)](*given, PARTS=parts, STEPS=steps, BLOCK=block, num_warps=_WARPS)
+        simplex_rows.sums[(len(z), parts)](
+            *given, PARTS=parts, STEPS=steps, BLOCK=block, num_warps=_WARPS
+        )
         if parts > 1:
-            simplex_rows.finish[(len(z),)](*given, PARTS=parts, WIDTH=1 << (parts - 1).bit_length(), num_warps=1)
+            simplex_rows.finish[(len(z),)](
+                *given, PARTS=parts, WIDTH=1 << (parts - 1).bit_length(), num_warps=1
+            )
         ctx.save_for_backward(z, targets, totals, logs)
         ctx.length = length
         loss: Tensor = losses.mean()
@@ -45,7 +51,9 @@ class _SimplexCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *weights: Tensor) -> tuple[Tensor, None, None]:
         if torch.is_grad_enabled():  # create_graph=True: the gradient would silently be a constant
-            raise InputError("this gradient cannot be differentiated again; take the cross-entropy of simplex_logits")
+            raise InputError(
+                "this gradient cannot be differentiated again; take the cross-entropy of simplex_logits"
+            )
         from fixstar.kernels import simplex_rows
 
         z, targets, totals, logs = ctx.saved_tensors
@@ -68,7 +76,9 @@ def _block(n: int) -> int:
 def simplex_cross_entropy(z: Tensor, targets: Tensor, length: float = 1.0) -> Tensor:
     """Mean cross-entropy of z [B, K - 1] against K prototypes of that length, on a GPU; differentiable once."""
     if z.ndim != 2 or targets.shape != z.shape[:1] or not (z.is_cuda or INTERPRETED):
-        raise InputError(f"features [B, K - 1] and slots [B] on a GPU are needed, got {z.shape} and {targets.shape}")
+        raise InputError(
+            f"features [B, K - 1] and slots [B] on a GPU are needed, got {z.shape} and {targets.shape}"
+        )
     given = (z.float().contiguous(), targets.contiguous(), length)
     loss: Tensor = _SimplexCrossEntropy.apply(*given)  # type: ignore[no-untyped-call]
     return loss

@@ -44,14 +44,18 @@ def sums(  # type: ignore[no-untyped-def]
         total += tl.where(place < n, value, 0.0)
         higher = tl.maximum(largest, value)
         safe = tl.where(higher == -float("inf"), 0.0, higher)
-        exponentials = exponentials * tl.exp((largest - safe) * scale) + tl.exp((value - safe) * scale)
+        exponentials = exponentials * tl.exp((largest - safe) * scale) + tl.exp(
+            (value - safe) * scale
+        )
         largest = higher
     S = tl.sum(total)
     if PARTS == 1:
         _finished(z, targets, losses, totals, logs, image, S, largest, exponentials, n, a, scale)
     else:
         top = tl.max(largest)
-        below = tl.where(largest == -float("inf"), 0.0, exponentials * tl.exp((largest - top) * scale))
+        below = tl.where(
+            largest == -float("inf"), 0.0, exponentials * tl.exp((largest - top) * scale)
+        )
         out = parts + (image * PARTS + part) * 3
         tl.store(out, S)
         tl.store(out + 1, top)

@@ -18,7 +18,14 @@ from typing import Any
 from fixstar.errors import InputError, UnknownNameError
 from fixstar.methods.bct import bct, bct_replay, bct_vectors
 from fixstar.methods.centres import adversarial_replay, cvs, lce_replay
-from fixstar.methods.incremental import bias_corrected, experience_replay, feature_adaptation, foster, lucir, podnet
+from fixstar.methods.incremental import (
+    bias_corrected,
+    experience_replay,
+    feature_adaptation,
+    foster,
+    lucir,
+    podnet,
+)
 from fixstar.methods.method import (
     Initialisation,
     Method,
@@ -94,7 +101,9 @@ def create_method(name: str, **options: Any) -> Method:
     parameters = inspect.signature(METHODS[name]).parameters
     allowed = list(parameters)
     if unknown := sorted(set(options) - set(allowed)):
-        raise InputError(f"method {name!r} has no option {', '.join(unknown)}; it has: {', '.join(allowed) or 'none'}")
+        raise InputError(
+            f"method {name!r} has no option {', '.join(unknown)}; it has: {', '.join(allowed) or 'none'}"
+        )
     for option, value in options.items():
         _require_kind(f"option {option} of method {name!r}", value, parameters[option].default)
     return METHODS[name](**options)

@@ -66,7 +66,9 @@ def parse_needs(words: str) -> frozenset[Need]:
     allowed = {need.replace(" ", "-"): need for need in get_args(Need)}
     given = [word.strip() for word in words.split(",") if word.strip()]
     if unknown := [word for word in given if word not in allowed]:
-        raise InputError(f"{unknown[0]!r} is not one of: {', '.join(sorted(allowed))}. Separate several by commas")
+        raise InputError(
+            f"{unknown[0]!r} is not one of: {', '.join(sorted(allowed))}. Separate several by commas"
+        )
     return frozenset(allowed[word] for word in given)
 
 
@@ -86,5 +88,9 @@ def advise(have: Iterable[Need], methods: Mapping[str, Method]) -> Advice:
             if found:
                 trainable = found[0]
             return Advice(possible, name, reason.format(trainable=trainable))
-    missing = "keep the old vectors with their classes, or the old model and some images of every class"
-    return Advice(possible, None, f"nothing that keeps old vectors useful is possible with that; {missing}")
+    missing = (
+        "keep the old vectors with their classes, or the old model and some images of every class"
+    )
+    return Advice(
+        possible, None, f"nothing that keeps old vectors useful is possible with that; {missing}"
+    )

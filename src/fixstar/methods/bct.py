@@ -40,7 +40,10 @@ NewClasses = Literal["none", "kd", "synthesised"]
 HEADS: dict[str, tuple[str, dict[str, object]]] = {
     "softmax": ("linear", {}),
     "norm-softmax": ("cosine", {"scale": 32.0, "margin": 0.0}),
-    "cosine-margin": ("cosine", {"scale": 32.0, "margin": 0.4}),  # BCT, section 3.2; temperature 32: appendix A
+    "cosine-margin": (
+        "cosine",
+        {"scale": 32.0, "margin": 0.4},
+    ),  # BCT, section 3.2; temperature 32: appendix A
 }
 
 
@@ -108,9 +111,15 @@ def _judged_by_vectors(upgrade: Upgrade, lam: float, scale: float) -> Objective:
             f"the stored vectors have {width} components, the new features only {encoder.feature_dim}. "
             "Choose a wider backbone"
         )
-    means = np.stack([stored.vectors[stored.labels == stored.classes.index(name)].mean(axis=0) for name in known])
-    prototypes = functional.normalize(torch.from_numpy(means).float()).to(encoder.device)  # [stored classes, d]
-    rows = torch.full((encoder.classifier.outputs,), -1, device=encoder.device)  # of each output's class; -1: none
+    means = np.stack(
+        [stored.vectors[stored.labels == stored.classes.index(name)].mean(axis=0) for name in known]
+    )
+    prototypes = functional.normalize(torch.from_numpy(means).float()).to(
+        encoder.device
+    )  # [stored classes, d]
+    rows = torch.full(
+        (encoder.classifier.outputs,), -1, device=encoder.device
+    )  # of each output's class; -1: none
     for row, name in enumerate(known):
         if name in encoder.slots:
             rows[encoder.slots.of([name])[0]] = row
@@ -118,7 +127,10 @@ def _judged_by_vectors(upgrade: Upgrade, lam: float, scale: float) -> Objective:
     def terms(step: Step) -> Terms:
         answers = scale * functional.normalize(step.new.z[:, :width].float()) @ prototypes.T
         own = rows[step.targets]
-        return {"ce": step.new.cross_entropy(step.targets), "influence": lam * cross_entropy(answers, own, own >= 0)}
+        return {
+            "ce": step.new.cross_entropy(step.targets),
+            "influence": lam * cross_entropy(answers, own, own >= 0),
+        }
 
     return Objective(terms)
 
@@ -140,12 +152,16 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
 
 
-def _method(name: str, summary: str, lam: float, new_classes: str, head: str, lifelong: bool = False) -> Method:
+def _method(
+    name: str, summary: str, lam: float, new_classes: str, head: str, lifelong: bool = False
+) -> Method:
     every = {"lam": lam, "new_classes": new_classes, "head": head}
     given = dict(every)
     if lifelong:
         del given["new_classes"]
-    require("bct", every, lam=at_least(0), new_classes=one_of(get_args(NewClasses)), head=one_of(HEADS))
+    require(
+        "bct", every, lam=at_least(0), new_classes=one_of(get_args(NewClasses)), head=one_of(HEADS)
+    )
     classifier, options = HEADS[head]
     return Method(
         name,
@@ -185,7 +201,9 @@ def _influenced(upgrade: Upgrade, lam: float, new_classes: str) -> Objective:
         answers = judge(shared, step.targets.where(known, 0))
         influence = cross_entropy(answers, step.targets, known)
         if new_classes == "kd" and step.old is not None:
-            influence = influence + knowledge_distillation(judge(shared), step.old.logits, chosen=~known)
+            influence = influence + knowledge_distillation(
+                judge(shared), step.old.logits, chosen=~known
+            )
         return {"ce": step.new.cross_entropy(step.targets), "influence": lam * influence}
 
     return Objective(terms)

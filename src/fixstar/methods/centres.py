@@ -10,7 +10,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fixstar.errors import ModelError
-from fixstar.losses import centre_alignment, centre_distance, cosine_boundary, cross_model_triplet, elastic_boundary
+from fixstar.losses import (
+    centre_alignment,
+    centre_distance,
+    cosine_boundary,
+    cross_model_triplet,
+    elastic_boundary,
+)
 from fixstar.methods.bct import HEADS, Head
 from fixstar.methods.method import (
     Method,
@@ -39,9 +45,13 @@ class OldCentres(nn.Module):
         self.register_buffer("seen", count >= 1, persistent=False)
         self.register_buffer("known", count >= 2, persistent=False)
         self.register_buffer(
-            "loosest", torch.ones(classes).scatter_reduce_(0, targets, cosines, "amin"), persistent=False
+            "loosest",
+            torch.ones(classes).scatter_reduce_(0, targets, cosines, "amin"),
+            persistent=False,
         )
-        self.means: Tensor  # [C, d]; length at most 1, shorter for looser classes, zero for unknown ones
+        self.means: (
+            Tensor  # [C, d]; length at most 1, shorter for looser classes, zero for unknown ones
+        )
         self.seen: Tensor  # [C] bool: at least one image
         self.known: Tensor  # [C] bool: at least two images, so that a boundary is defined
         self.loosest: Tensor  # [C]
@@ -61,8 +71,12 @@ class OldCentres(nn.Module):
                 chosen = part.of_classes([name for name in part.classes if name in classes])
             if chosen is not None and len(chosen):
                 features.append(torch.from_numpy(teacher.encode(chosen.images)))
-                targets.append(torch.tensor(encoder.slots.of(chosen.classes))[torch.from_numpy(chosen.labels)])
-        return cls(torch.cat(features), torch.cat(targets), encoder.classifier.outputs).to(encoder.device)
+                targets.append(
+                    torch.tensor(encoder.slots.of(chosen.classes))[torch.from_numpy(chosen.labels)]
+                )
+        return cls(torch.cat(features), torch.cat(targets), encoder.classifier.outputs).to(
+            encoder.device
+        )
 
     @classmethod
     def stored(cls, upgrade: Upgrade) -> OldCentres:
@@ -70,10 +84,14 @@ class OldCentres(nn.Module):
         encoder = upgrade.encoder
         old = upgrade.old_vectors
         assert old is not None, "there are stored vectors"
-        slots = [encoder.slots.of([name])[0] if name in encoder.slots else -1 for name in old.classes]
+        slots = [
+            encoder.slots.of([name])[0] if name in encoder.slots else -1 for name in old.classes
+        ]
         targets = torch.tensor(slots)[torch.from_numpy(old.labels)]
         features = torch.from_numpy(old.vectors).float()
-        return cls(features[targets >= 0], targets[targets >= 0], encoder.classifier.outputs).to(encoder.device)
+        return cls(features[targets >= 0], targets[targets >= 0], encoder.classifier.outputs).to(
+            encoder.device
+        )
 
     @property
     def radii(self) -> Tensor:
@@ -118,7 +136,9 @@ def _aligned(upgrade: Upgrade, align: float, boundary: float) -> Objective:
         means = centres.means
         known = centres.known
         own = step.targets
-        within = cosine_boundary(step.new.z, centres=means[own], loosest=centres.loosest[own], chosen=known[own])
+        within = cosine_boundary(
+            step.new.z, centres=means[own], loosest=centres.loosest[own], chosen=known[own]
+        )
         return {
             "ce": step.new.cross_entropy(step.targets),
             "align": align * centre_alignment(prototypes, means, known),
@@ -142,7 +162,12 @@ def adversarial_replay(
     which grows from 0 as in the published code (its loss also fades over the epochs; here it stays). The boundary of a
     class lies between its old radius and ``threshold``, where a learnt weight puts it. Outliers count for the radius.
     """
-    weights = {"adversarial": adversarial, "reversal": reversal, "boundary": boundary, "threshold": threshold}
+    weights = {
+        "adversarial": adversarial,
+        "reversal": reversal,
+        "boundary": boundary,
+        "threshold": threshold,
+    }
     given = {**weights, "width": width, "head": head}
     not_negative = {name: at_least(0) for name in weights}
     require("advbct-er", given, **not_negative, width=whole(1), head=one_of(HEADS))
@@ -175,7 +200,9 @@ class Adversary(nn.Module):
         self.centres = centres
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)  # the same start whenever a run is repeated or resumed
-            self.discriminator = nn.Sequential(nn.Linear(feature_dim, width), nn.ReLU(), nn.Linear(width, 1))
+            self.discriminator = nn.Sequential(
+                nn.Linear(feature_dim, width), nn.ReLU(), nn.Linear(width, 1)
+            )
         self.elasticity = nn.Parameter(torch.zeros(classes))
 
     def told_apart(self, new: Tensor, old: Tensor, reversal: Tensor | float) -> Tensor:
@@ -186,7 +213,11 @@ class Adversary(nn.Module):
 
     def radii(self, threshold: float) -> Tensor:
         """[C]: the old radius, moved part of the way towards the threshold."""
-        return torch.lerp(self.centres.radii, torch.full_like(self.elasticity, threshold), self.elasticity.sigmoid())
+        return torch.lerp(
+            self.centres.radii,
+            torch.full_like(self.elasticity, threshold),
+            self.elasticity.sigmoid(),
+        )
 
 
 def _ramp(progress: Tensor | float) -> Tensor:
@@ -201,7 +232,12 @@ def _reversed(features: Tensor, reversal: Tensor | float) -> Tensor:
 
 
 def _adversarial(
-    upgrade: Upgrade, adversarial: float, reversal: float, boundary: float, threshold: float, width: int
+    upgrade: Upgrade,
+    adversarial: float,
+    reversal: float,
+    boundary: float,
+    threshold: float,
+    width: int,
 ) -> Objective:
     if upgrade.teacher is None:
         return Objective(plain_terms)
@@ -212,10 +248,13 @@ def _adversarial(
         assert step.old is not None  # the teacher is there
         own = step.targets
         radii = adversary.radii(threshold)
-        inside = elastic_boundary(step.new.z, centres=centres.means[own], radii=radii[own], chosen=centres.known[own])
+        inside = elastic_boundary(
+            step.new.z, centres=centres.means[own], radii=radii[own], chosen=centres.known[own]
+        )
         return {
             "ce": step.new.cross_entropy(step.targets),
-            "adversarial": adversarial * adversary.told_apart(step.new.z, step.old.z, reversal * _ramp(step.progress)),
+            "adversarial": adversarial
+            * adversary.told_apart(step.new.z, step.old.z, reversal * _ramp(step.progress)),
             "boundary": boundary * inside,
         }
 
@@ -268,10 +307,13 @@ def _coherent(upgrade: Upgrade, model: float, data: float, margin: float) -> Obj
 
     def terms(step: Step) -> Terms:
         assert step.old is not None  # the teacher is there
-        of_the_past = centre_distance(step.new.z, centres.means[step.targets], centres.seen[step.targets])
+        of_the_past = centre_distance(
+            step.new.z, centres.means[step.targets], centres.seen[step.targets]
+        )
         return {
             "ce": step.new.cross_entropy(step.targets),
-            "model": model * cross_model_triplet(step.new.z, old=step.old.z, targets=step.targets, margin=margin),
+            "model": model
+            * cross_model_triplet(step.new.z, old=step.old.z, targets=step.targets, margin=margin),
             "data": data * of_the_past,
         }
 

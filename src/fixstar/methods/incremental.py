@@ -60,7 +60,12 @@ def bias_corrected(temperature: float = 2.0, hold_out: float = 0.1) -> Method:
     classifier, so that the next version is distilled from corrected logits.
     """
     options = {"temperature": temperature, "hold_out": hold_out}
-    require("bic", options, temperature=above(0), hold_out=Rule("in (0, 1)", lambda share: 0 < share < 1))
+    require(
+        "bic",
+        options,
+        temperature=above(0),
+        hold_out=Rule("in (0, 1)", lambda share: 0 < share < 1),
+    )
     return Method(
         "bic",
         "fine-tune with distilled answers, then correct the bias towards new classes",
@@ -91,7 +96,9 @@ class BiasCorrection(nn.Module):
 
     def fit(self, logits: Tensor, targets: Tensor) -> None:
         """Set alpha and beta to minimise the cross-entropy on these images: [B, C], [B]."""
-        optimiser = torch.optim.LBFGS(self.parameters(), max_iter=100, line_search_fn="strong_wolfe")
+        optimiser = torch.optim.LBFGS(
+            self.parameters(), max_iter=100, line_search_fn="strong_wolfe"
+        )
 
         def closure() -> Tensor:
             optimiser.zero_grad()
@@ -120,21 +127,29 @@ def _corrected(upgrade: Upgrade, temperature: float) -> Objective:
         )
     old = len(upgrade.old_classes)
     new = len(upgrade.new_classes)
-    lam = old / (old + max(new, 1))  # an upgrade may have old classes only; with lam = 1 labels would have no weight
+    lam = old / (
+        old + max(new, 1)
+    )  # an upgrade may have old classes only; with lam = 1 labels would have no weight
 
     def terms(step: Step) -> Terms:
         assert step.old is not None  # the teacher is there
-        answers = knowledge_distillation(step.new.logits[:, :old_outputs], step.old.logits, temperature)
+        answers = knowledge_distillation(
+            step.new.logits[:, :old_outputs], step.old.logits, temperature
+        )
         return {"ce": (1 - lam) * step.new.cross_entropy(step.targets), "kd": lam * answers}
 
     held_out = upgrade.held_out
-    if held_out is None or head.outputs == old_outputs:  # nothing to fit the correction to, or to correct
+    if (
+        held_out is None or head.outputs == old_outputs
+    ):  # nothing to fit the correction to, or to correct
         return Objective(terms)
 
     correction = BiasCorrection(old_outputs).to(upgrade.encoder.device)
 
     def finish() -> None:
-        features = torch.from_numpy(upgrade.encoder.encode(held_out.images, form="raw")).to(upgrade.encoder.device)
+        features = torch.from_numpy(upgrade.encoder.encode(held_out.images, form="raw")).to(
+            upgrade.encoder.device
+        )
         targets = upgrade.encoder.targets(held_out.classes)[torch.from_numpy(held_out.labels)]
         correction.fit(head(features).detach(), targets)
         correction.fold_into(head)
@@ -156,7 +171,14 @@ def lucir(
     the ratio upside down: ``ratio="new/old"``. The ranking is averaged over the k prototypes, as in that code (eq. 8
     sums). The scale of the cosines is fixed, not learnt; new prototypes are not imprinted; no balanced fine-tuning.
     """
-    options = {"base": base, "ratio": ratio, "ranking": ranking, "k": k, "margin": margin, "scale": scale}
+    options = {
+        "base": base,
+        "ratio": ratio,
+        "ranking": ranking,
+        "k": k,
+        "margin": margin,
+        "scale": scale,
+    }
     require(
         "lucir",
         options,
@@ -170,7 +192,9 @@ def lucir(
         "lucir",
         "fine-tune a cosine classifier, features held at the old ones, old prototypes apart from new ones",
         "Hou et al. 2019, eqs. 6 to 9; CL2R, section 7.3 (LUCIR)",
-        begin=lambda upgrade: _rebalanced(upgrade=upgrade, base=base, ratio=ratio, ranking=ranking, k=k, margin=margin),
+        begin=lambda upgrade: _rebalanced(
+            upgrade=upgrade, base=base, ratio=ratio, ranking=ranking, k=k, margin=margin
+        ),
         classifier="cosine",
         classifier_options={"scale": scale, "margin": 0.0},
         needs=frozenset({"old model", "replay"}),
@@ -178,7 +202,9 @@ def lucir(
     )
 
 
-def _rebalanced(upgrade: Upgrade, base: float, ratio: str, ranking: float, k: int, margin: float) -> Objective:
+def _rebalanced(
+    upgrade: Upgrade, base: float, ratio: str, ranking: float, k: int, margin: float
+) -> Objective:
     if upgrade.teacher is None or not upgrade.old_outputs:
         return Objective(plain_terms)
     head = upgrade.encoder.classifier
@@ -199,7 +225,11 @@ def _rebalanced(upgrade: Upgrade, base: float, ratio: str, ranking: float, k: in
     def terms(step: Step) -> Terms:
         assert step.old is not None  # the teacher is there
         order = margin_ranking(
-            step.new.logits / scale, targets=step.targets, old_classes=old_outputs, k=k, margin=margin
+            step.new.logits / scale,
+            targets=step.targets,
+            old_classes=old_outputs,
+            k=k,
+            margin=margin,
         )
         return {
             "ce": step.new.cross_entropy(step.targets),
@@ -210,7 +240,9 @@ def _rebalanced(upgrade: Upgrade, base: float, ratio: str, ranking: float, k: in
     return Objective(terms)
 
 
-def podnet(spatial: float = 3.0, flat: float = 1.0, proxies: int = 10, margin: float = 0.6) -> Method:
+def podnet(
+    spatial: float = 3.0, flat: float = 1.0, proxies: int = 10, margin: float = 0.6
+) -> Method:
     """PODNet (Douillard et al. 2020): NCA loss + spatial * POD of the maps + flat * (1 - cos) of the features.
 
     Both weights are multiplied by sqrt(all classes / new classes), as published for CIFAR-100. The maps are those after
@@ -249,7 +281,10 @@ def _pooled_maps(upgrade: Upgrade, spatial: float, flat: float) -> Objective:
 
 
 def foster(
-    boost_beta: float = 0.96, compress_beta: float = 0.97, temperature: float = 2.0, epochs: float = 0.75
+    boost_beta: float = 0.96,
+    compress_beta: float = 0.97,
+    temperature: float = 2.0,
+    epochs: float = 0.75,
 ) -> Method:
     """FOSTER (Wang et al. 2022): feature boosting, then feature compression by balanced distillation.
 
@@ -258,15 +293,31 @@ def foster(
     follows the pair, rare classes counting more (eq. 14), for ``epochs`` relative to boosting. The betas set how much
     class frequency (that of the batches) counts.
     """
-    options = {"boost_beta": boost_beta, "compress_beta": compress_beta, "temperature": temperature, "epochs": epochs}
+    options = {
+        "boost_beta": boost_beta,
+        "compress_beta": compress_beta,
+        "temperature": temperature,
+        "epochs": epochs,
+    }
     beta = Rule("in [0, 1)", lambda value: 0 <= value < 1)
-    require("foster", options, boost_beta=beta, compress_beta=beta, temperature=above(0), epochs=above(0))
+    require(
+        "foster",
+        options,
+        boost_beta=beta,
+        compress_beta=beta,
+        temperature=above(0),
+        epochs=above(0),
+    )
     return Method(
         "foster",
         "a second network learns what the old one lacks; both are then compressed into one",
         "Wang et al. 2022, eqs. 8 to 14; CL2R, section 7.3 (FOSTER)",
         begin=lambda upgrade: _boosted(
-            upgrade, boost_beta=boost_beta, compress_beta=compress_beta, temperature=temperature, epochs=epochs
+            upgrade,
+            boost_beta=boost_beta,
+            compress_beta=compress_beta,
+            temperature=temperature,
+            epochs=epochs,
         ),
         classifier="linear",
         needs=frozenset({"old model", "replay"}),
@@ -301,7 +352,9 @@ class _Pair(nn.Module):
         return logits
 
 
-def _boosted(upgrade: Upgrade, boost_beta: float, compress_beta: float, temperature: float, epochs: float) -> Objective:
+def _boosted(
+    upgrade: Upgrade, boost_beta: float, compress_beta: float, temperature: float, epochs: float
+) -> Objective:
     if upgrade.teacher is None or not upgrade.old_outputs:
         return Objective(plain_terms)
     encoder = upgrade.encoder
@@ -322,7 +375,9 @@ def _boosted(upgrade: Upgrade, boost_beta: float, compress_beta: float, temperat
         return {
             "ce": cross_entropy(logits / frequency, step.targets),
             "enhance": step.new.cross_entropy(step.targets),
-            "kd": knowledge_distillation(logits[:, : old_head.outputs], step.old.logits, temperature),
+            "kd": knowledge_distillation(
+                logits[:, : old_head.outputs], step.old.logits, temperature
+            ),
         }
 
     def compression(step: Step) -> Terms:
@@ -331,7 +386,9 @@ def _boosted(upgrade: Upgrade, boost_beta: float, compress_beta: float, temperat
         with torch.no_grad():
             answers = pair(step.old.z, pair.boosted(step.pixels).z)
         return {
-            "compress": balanced_distillation(step.new.logits, old=answers, weights=rarity, temperature=temperature)
+            "compress": balanced_distillation(
+                step.new.logits, old=answers, weights=rarity, temperature=temperature
+            )
         }
 
     def begin() -> None:
@@ -354,7 +411,11 @@ def _shown_per_class(upgrade: Upgrade) -> Tensor:
 
 
 def feature_adaptation(
-    lam: float = 1.0, classify: float = 1.0, hidden: int = 16, epochs: float = 1.0, learning_rate: float = 1.0
+    lam: float = 1.0,
+    classify: float = 1.0,
+    hidden: int = 16,
+    epochs: float = 1.0,
+    learning_rate: float = 1.0,
 ) -> Method:
     """FAN (Iscen et al. 2020, as CL2R adapts it): CE + lam FD; then an adapter from old to new features.
 
@@ -362,7 +423,13 @@ def feature_adaptation(
     hidden layer is ``hidden`` times as wide as the feature. It is saved with the version. Galleries of older versions
     pass through the adapters of all later versions, so each stored vector changes at every upgrade.
     """
-    options = {"lam": lam, "classify": classify, "hidden": hidden, "epochs": epochs, "learning_rate": learning_rate}
+    options = {
+        "lam": lam,
+        "classify": classify,
+        "hidden": hidden,
+        "epochs": epochs,
+        "learning_rate": learning_rate,
+    }
     require(
         "fan",
         options,
@@ -377,7 +444,12 @@ def feature_adaptation(
         "fine-tune, then learn a network that carries stored vectors into the new space",
         "Iscen et al. 2020, feature adaptation; CL2R, section 7.3 (FAN)",
         begin=lambda upgrade: _adapted(
-            upgrade=upgrade, lam=lam, classify=classify, hidden=hidden, epochs=epochs, learning_rate=learning_rate
+            upgrade=upgrade,
+            lam=lam,
+            classify=classify,
+            hidden=hidden,
+            epochs=epochs,
+            learning_rate=learning_rate,
         ),
         classifier="linear",
         needs=frozenset({"old model", "replay"}),
@@ -415,7 +487,13 @@ def _adapted(
             "classify": classify * cross_entropy(answers, step.targets),
         }
 
-    stage = Stage(terms=adaptation, name="adaptation", epochs=epochs, learning_rate=learning_rate, trains=adapter)
+    stage = Stage(
+        terms=adaptation,
+        name="adaptation",
+        epochs=epochs,
+        learning_rate=learning_rate,
+        trains=adapter,
+    )
 
     def finish() -> None:
         encoder.adapter = adapter

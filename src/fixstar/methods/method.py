@@ -35,7 +35,9 @@ class Step:
     progress: Tensor | float = 0.0  # finished share of this stage, 0 to 1
     pixels: Tensor | None = None  # uint8 [B, C, H, W], for methods with a third network
     turns: Tensor | None = None  # [B] quarter turns, if the second view is rotated
-    first: Outputs | None = None  # by the first version, from the third version on, for methods that need it
+    first: Outputs | None = (
+        None  # by the first version, from the third version on, for methods that need it
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +67,9 @@ class Upgrade:
     held_out: ImageSet | None = None  # balanced, never trained on
     old_vectors: OldVectors | None = None
     seed: int = 0  # for the random numbers of a method
-    first: FrozenEncoder | None = None  # the first version, from the third on, for methods that need it
+    first: FrozenEncoder | None = (
+        None  # the first version, from the third on, for methods that need it
+    )
 
     @property
     def old_outputs(self) -> int:
@@ -199,7 +203,10 @@ def above(bound: float) -> Rule:
 
 def whole(bound: int) -> Rule:
     """A whole number >= a bound."""
-    return Rule(f"a whole number >= {bound}", lambda value: isinstance(value, Integral) and int(value) >= bound)
+    return Rule(
+        f"a whole number >= {bound}",
+        lambda value: isinstance(value, Integral) and int(value) >= bound,
+    )
 
 
 def one_of(allowed: Iterable[str]) -> Rule:

@@ -5,7 +5,12 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 from fixstar.errors import ModelError
-from fixstar.losses import cross_entropy, feature_distance, knowledge_distillation, two_view_contrast
+from fixstar.losses import (
+    cross_entropy,
+    feature_distance,
+    knowledge_distillation,
+    two_view_contrast,
+)
 from fixstar.methods.bct import Head, trainable_head
 from fixstar.methods.method import (
     Initialisation,
@@ -59,7 +64,12 @@ def cores_contrastive(temperature: float = 0.1, initialisation: Initialisation =
     same weights. As in the paper, give ``retraining`` a ``pretrained`` model.
     """
     options = {"temperature": temperature, "initialisation": initialisation}
-    require("cores-contrastive", options, temperature=above(0), initialisation=one_of(get_args(Initialisation)))
+    require(
+        "cores-contrastive",
+        options,
+        temperature=above(0),
+        initialisation=one_of(get_args(Initialisation)),
+    )
     return Method(
         "cores-contrastive",
         "retrain on two views of each image, contrasted behind the fixed simplex; no labels",
@@ -109,7 +119,10 @@ def l2_regularised(lam: float = 1.0, head: Head = "softmax") -> Method:
     classifier, options = trainable_head("l2", head)
 
     def begin(upgrade: Upgrade) -> Objective:
-        if upgrade.teacher is not None and upgrade.teacher.feature_dim != upgrade.encoder.feature_dim:
+        if (
+            upgrade.teacher is not None
+            and upgrade.teacher.feature_dim != upgrade.encoder.feature_dim
+        ):
             raise ModelError(
                 f"l2 compares features of one width; the old ones have {upgrade.teacher.feature_dim} components, the "
                 f"new ones {upgrade.encoder.feature_dim}"
@@ -120,7 +133,10 @@ def l2_regularised(lam: float = 1.0, head: Head = "softmax") -> Method:
             ce = step.new.cross_entropy(step.targets)
             if step.old is None:
                 return {"ce": ce}
-            return {"ce": ce, "l2": lam * feature_distance(step.new.z, step.old.z, step.targets < shared)}
+            return {
+                "ce": ce,
+                "l2": lam * feature_distance(step.new.z, step.old.z, step.targets < shared),
+            }
 
         return Objective(terms)
 
@@ -139,7 +155,10 @@ def l2_regularised(lam: float = 1.0, head: Head = "softmax") -> Method:
 
 
 def learning_without_forgetting(
-    lam: float = 1.0, temperature: float = 2.0, on: Literal["all", "new"] = "all", head: Head = "softmax"
+    lam: float = 1.0,
+    temperature: float = 2.0,
+    on: Literal["all", "new"] = "all",
+    head: Head = "softmax",
 ) -> Method:
     """LwF (Li and Hoiem 2017): fine-tuned while the outputs of the old classes follow the old model's answers.
 
@@ -163,7 +182,10 @@ def learning_without_forgetting(
             taught = step.old.logits[:, :shared]
             return {
                 "ce": cross_entropy(step.new.logits, step.targets, chosen),
-                "lwf": lam * knowledge_distillation(answers, old=taught, temperature=temperature, chosen=chosen),
+                "lwf": lam
+                * knowledge_distillation(
+                    answers, old=taught, temperature=temperature, chosen=chosen
+                ),
             }
 
         return Objective(terms)

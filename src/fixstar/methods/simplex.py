@@ -11,7 +11,18 @@ from torch import Tensor, nn
 
 from fixstar.errors import InputError, NextStep, plural
 from fixstar.losses import SameClass, feature_distillation, info_nce, info_nce_of, search_contrast
-from fixstar.methods.method import Method, Objective, Rule, Step, Terms, Upgrade, above, at_least, one_of, require
+from fixstar.methods.method import (
+    Method,
+    Objective,
+    Rule,
+    Step,
+    Terms,
+    Upgrade,
+    above,
+    at_least,
+    one_of,
+    require,
+)
 from fixstar.models import Encoder, Outputs
 
 WIDE = 8192  # features wider than this are compared through the m x m product of the projections
@@ -32,10 +43,18 @@ def simplex_hoc(
     ``with_rotated`` and ``with_first`` are not in the paper. They add parts of Polaris: rotated images as additional
     classes, and the first model as a second teacher.
     """
-    options = {"lam": lam, "rho": rho, "same_class": same_class, "with_rotated": with_rotated, "with_first": with_first}
+    options = {
+        "lam": lam,
+        "rho": rho,
+        "same_class": same_class,
+        "with_rotated": with_rotated,
+        "with_first": with_first,
+    }
     require("hoc", options, lam=Rule("in [0, 1]", lambda share: 0 <= share <= 1), rho=above(0))
     if same_class not in get_args(SameClass):
-        raise InputError(f"hoc needs same_class one of {', '.join(get_args(SameClass))}, got {same_class!r}")
+        raise InputError(
+            f"hoc needs same_class one of {', '.join(get_args(SameClass))}, got {same_class!r}"
+        )
 
     def contrasted(new: Outputs, past: Outputs, targets: Tensor) -> Tensor:
         if new.projection is not None and len(new.projection) > WIDE:  # no [B, d] of the old model
@@ -80,10 +99,24 @@ def simplex_fd(
     on the whole batch, ``head="softmax"`` trains a linear classifier, both as in the paper's ablation (table 9).
     ``with_rotated`` and ``with_first`` are not in the paper; see ``simplex_hoc``.
     """
-    options = {"base": base, "on": on, "head": head, "with_rotated": with_rotated, "with_first": with_first}
-    require("fd", options, base=at_least(0), on=one_of(("replay", "all")), head=one_of(("simplex", "softmax")))
+    options = {
+        "base": base,
+        "on": on,
+        "head": head,
+        "with_rotated": with_rotated,
+        "with_first": with_first,
+    }
+    require(
+        "fd",
+        options,
+        base=at_least(0),
+        on=one_of(("replay", "all")),
+        head=one_of(("simplex", "softmax")),
+    )
     if with_rotated and head != "simplex":
-        raise InputError("fd has rotated classes only in the slots of a simplex; leave head or with_rotated out")
+        raise InputError(
+            "fd has rotated classes only in the slots of a simplex; leave head or with_rotated out"
+        )
 
     def begin(upgrade: Upgrade) -> Objective:
         old = upgrade.remembered
@@ -138,14 +171,19 @@ def simplex_upper_bound(base: float = 5.0) -> Method:
         lam = 0.0
         if old:
             lam = base * math.sqrt(max(new, 1) / old)
-        remembered = torch.zeros(upgrade.encoder.classifier.outputs, dtype=torch.bool, device=upgrade.encoder.device)
+        remembered = torch.zeros(
+            upgrade.encoder.classifier.outputs, dtype=torch.bool, device=upgrade.encoder.device
+        )
         remembered[upgrade.encoder.slots.of(upgrade.old_classes)] = True
 
         def terms(step: Step) -> Terms:
             ce = step.new.cross_entropy(step.targets)
             if step.old is None:
                 return {"ce": ce}
-            return {"ce": ce, "fd": lam * feature_distillation(step.new.z, step.old.z, remembered[step.targets])}
+            return {
+                "ce": ce,
+                "fd": lam * feature_distillation(step.new.z, step.old.z, remembered[step.targets]),
+            }
 
         return Objective(terms)
 
@@ -183,7 +221,14 @@ def polaris(
 
     It needs a large capacity (10,000): see docs/appendix/methods.md for why, and for what each part adds.
     """
-    options = {"hold": hold, "contrast": contrast, "rho": rho, "rotated": rotated, "rate": rate, "fade": fade}
+    options = {
+        "hold": hold,
+        "contrast": contrast,
+        "rho": rho,
+        "rotated": rotated,
+        "rate": rate,
+        "fade": fade,
+    }
     require(
         "polaris",
         options,
@@ -235,7 +280,11 @@ def polaris(
 
 
 def vega(
-    head: float = 0.5, contrast: float = 0.3, rho: float = 5.0, rotated: bool = True, longer: float = 2.0
+    head: float = 0.5,
+    contrast: float = 0.3,
+    rho: float = 5.0,
+    rotated: bool = True,
+    longer: float = 2.0,
 ) -> Method:
     """Vega, our own: the new model is trained freely. Vectors of older models are translated.
 
@@ -352,8 +401,12 @@ def rotated_slots(encoder: Encoder) -> Tensor:
                 f"rotated classes need 8 slots per class: of K={capacity} slots {eighth} are for classes on each side, "
                 f"and the model has {plural(len(encoder.slots), 'class')}. Choose a larger capacity for the first "
                 "version, or continue without rotated classes",
-                NextStep("train", {"data": ..., "capacity": 8 * len(encoder.slots)}, "the first version"),
-                NextStep("upgrade", {"data": ..., "option": "rotated=false"}, "without rotated classes"),
+                NextStep(
+                    "train", {"data": ..., "capacity": 8 * len(encoder.slots)}, "the first version"
+                ),
+                NextStep(
+                    "upgrade", {"data": ..., "option": "rotated=false"}, "without rotated classes"
+                ),
             )
         table[slot] += (eighth if slot < eighth else -eighth) * torch.arange(4)
     return table.to(encoder.device)

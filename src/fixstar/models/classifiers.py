@@ -40,7 +40,9 @@ class Classifier(nn.Module):
 
     def grown(self, outputs: int) -> Classifier:
         """A classifier with at least ``outputs`` outputs, the first ones from this one; itself if it has enough."""
-        raise InputError(f"a {self.kind} classifier of {self.outputs} outputs cannot grow to {outputs}")
+        raise InputError(
+            f"a {self.kind} classifier of {self.outputs} outputs cannot grow to {outputs}"
+        )
 
     def extended(self, extra: int) -> Classifier:
         """A classifier with one more simplex of capacity ``extra``, in new dimensions at the end."""
@@ -56,7 +58,9 @@ class TrainableClassifier(Classifier):
 
     def _allocate(self, feature_dim: int, outputs: int) -> None:
         if feature_dim < 1 or outputs < 1:
-            raise InputError(f"a classifier needs features and classes, got {feature_dim} and {outputs}")
+            raise InputError(
+                f"a classifier needs features and classes, got {feature_dim} and {outputs}"
+            )
         self.feature_dim = feature_dim
         self.outputs = outputs
         self.weight = nn.Parameter(torch.empty(outputs, feature_dim))
@@ -93,7 +97,9 @@ class NoClassifier(Classifier):
 
     def forward(self, z: Tensor, targets: Tensor | None = None) -> Tensor:  # noqa: ARG002
         """Not supported."""
-        raise InputError(f"this model was added and only embeds: it has no classifier for features {tuple(z.shape)}")
+        raise InputError(
+            f"this model was added and only embeds: it has no classifier for features {tuple(z.shape)}"
+        )
 
 
 class LinearClassifier(TrainableClassifier):
@@ -117,20 +123,31 @@ class CosineClassifier(TrainableClassifier):
 
     kind = "cosine"
 
-    def __init__(self, feature_dim: int, outputs: int, scale: float = 30.0, margin: float = 0.0) -> None:
+    def __init__(
+        self, feature_dim: int, outputs: int, scale: float = 30.0, margin: float = 0.0
+    ) -> None:
         super().__init__()
         if not scale > 0 or not 0 <= margin < 2:
-            raise InputError(f"a cosine classifier needs scale > 0 and 0 <= margin < 2, got {scale} and {margin}")
+            raise InputError(
+                f"a cosine classifier needs scale > 0 and 0 <= margin < 2, got {scale} and {margin}"
+            )
         self._allocate(feature_dim, outputs)
         self.scale = float(scale)
         self.margin = float(margin)
-        self.options = {"feature_dim": feature_dim, "outputs": outputs, "scale": self.scale, "margin": self.margin}
+        self.options = {
+            "feature_dim": feature_dim,
+            "outputs": outputs,
+            "scale": self.scale,
+            "margin": self.margin,
+        }
 
     def forward(self, z: Tensor, targets: Tensor | None = None) -> Tensor:
         """[B, d] -> [B, C]; with ``targets`` [B] the margin applies."""
         cosines = functional.linear(functional.normalize(z), functional.normalize(self.weight))
         if targets is not None and self.margin > 0:
-            cosines = cosines - self.margin * functional.one_hot(targets, self.outputs).to(cosines.dtype)
+            cosines = cosines - self.margin * functional.one_hot(targets, self.outputs).to(
+                cosines.dtype
+            )
         return cosines * self.scale
 
 
@@ -143,25 +160,38 @@ class ProxyClassifier(TrainableClassifier):
 
     kind = "proxy"
 
-    def __init__(self, feature_dim: int, outputs: int, proxies: int = 10, margin: float = 0.6) -> None:
+    def __init__(
+        self, feature_dim: int, outputs: int, proxies: int = 10, margin: float = 0.6
+    ) -> None:
         super().__init__()
         if proxies < 1 or not 0 <= margin < 2:
-            raise InputError(f"a proxy classifier needs proxies >= 1 and 0 <= margin < 2, got {proxies} and {margin}")
+            raise InputError(
+                f"a proxy classifier needs proxies >= 1 and 0 <= margin < 2, got {proxies} and {margin}"
+            )
         self._allocate(feature_dim, outputs * proxies)
         self.outputs = outputs
         self.proxies = proxies
         self.margin = float(margin)
         self.weight = nn.Parameter(self.weight.detach().view(outputs, proxies, feature_dim))
         self.scale = nn.Parameter(torch.ones(()))
-        self.options = {"feature_dim": feature_dim, "outputs": outputs, "proxies": proxies, "margin": float(margin)}
+        self.options = {
+            "feature_dim": feature_dim,
+            "outputs": outputs,
+            "proxies": proxies,
+            "margin": float(margin),
+        }
 
     def forward(self, z: Tensor, targets: Tensor | None = None) -> Tensor:
         """[B, d] -> [B, C]; with ``targets`` [B] the margin applies."""
         prototypes = functional.normalize(self.weight, dim=2).flatten(0, 1)
-        cosines = functional.linear(functional.normalize(z), prototypes).view(-1, self.outputs, self.proxies)
+        cosines = functional.linear(functional.normalize(z), prototypes).view(
+            -1, self.outputs, self.proxies
+        )
         similarity: Tensor = (cosines.softmax(dim=2) * cosines).sum(dim=2)  # [B, C]
         if targets is not None and self.margin > 0:
-            similarity = similarity - self.margin * functional.one_hot(targets, self.outputs).to(similarity.dtype)
+            similarity = similarity - self.margin * functional.one_hot(targets, self.outputs).to(
+                similarity.dtype
+            )
         return similarity * self.scale
 
 
@@ -178,7 +208,9 @@ class FixedClassifier(Classifier, ABC):
     def __init__(self, capacity: int, scale: float = 1.0) -> None:
         super().__init__()
         if capacity < self.smallest:
-            raise InputError(f"a {self.kind} needs capacity >= {self.smallest}, got capacity={capacity}")
+            raise InputError(
+                f"a {self.kind} needs capacity >= {self.smallest}, got capacity={capacity}"
+            )
         if not scale > 0:
             raise InputError(f"a {self.kind} needs scale > 0, got scale={scale}")
         self.feature_dim = self.width(capacity)
@@ -230,7 +262,9 @@ class SimplexClassifier(FixedClassifier):
         self.added = tuple(added)
         for extra in self.added:
             if extra < self.smallest:
-                raise InputError(f"an added simplex needs a capacity of at least {self.smallest}, got {extra}")
+                raise InputError(
+                    f"an added simplex needs a capacity of at least {self.smallest}, got {extra}"
+                )
         self.capacities = (capacity, *self.added)
         self.parts = tuple(self.width(K) for K in self.capacities)
         self.feature_dim = sum(self.parts)
@@ -262,7 +296,9 @@ class OrthoplexClassifier(FixedClassifier):
 
     kind = "orthoplex"
     width = staticmethod(lambda capacity: math.ceil(capacity / 2))
-    prototype_logits = staticmethod(lambda z, K, scale: orthoplex_logits(z, scale)[..., :K])  # odd K: without the last
+    prototype_logits = staticmethod(
+        lambda z, K, scale: orthoplex_logits(z, scale)[..., :K]
+    )  # odd K: without the last
 
 
 class CubeClassifier(FixedClassifier):

@@ -23,7 +23,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fixstar.durable import DAMAGE, disk_errors, document, flush, is_vacant, make_directory, read_document, replace_json
+from fixstar.durable import (
+    DAMAGE,
+    disk_errors,
+    document,
+    flush,
+    is_vacant,
+    make_directory,
+    read_document,
+    replace_json,
+)
 from fixstar.errors import (
     FixstarError,
     InputError,
@@ -43,8 +52,19 @@ from fixstar.models.backbones.base import require_images
 from fixstar.models.backbones.endpoint import endpoint_backbone
 from fixstar.models.backbones.foreign import foreign_backbone, require_fitting
 from fixstar.models.backbones.libraries import OPEN_CLIP, SENTENCE_TRANSFORMERS, library_model
-from fixstar.models.backbones.texts import OnnxText, TextBackbone, TokenPooling, is_text_model, text_backbone
-from fixstar.models.classifiers import CLASSIFIERS, Classifier, TrainableClassifier, create_classifier
+from fixstar.models.backbones.texts import (
+    OnnxText,
+    TextBackbone,
+    TokenPooling,
+    is_text_model,
+    text_backbone,
+)
+from fixstar.models.classifiers import (
+    CLASSIFIERS,
+    Classifier,
+    TrainableClassifier,
+    create_classifier,
+)
 from fixstar.models.slots import CAPACITY, Side, Slots
 from fixstar.progress import progress_bar
 from fixstar.texts import Prompts, Reads, Role, checked_text
@@ -58,7 +78,9 @@ Form = Literal["full", "short", "raw"]
 Vectors = np.ndarray[Any, np.dtype[np.float32]]
 
 _FORMAT = "encoder"
-_SAME = 0.03  # maximum distance of two unit vectors of one image by one model; devices differ far less
+_SAME = (
+    0.03  # maximum distance of two unit vectors of one image by one model; devices differ far less
+)
 
 
 class EmbeddedBatch(NamedTuple):
@@ -122,14 +144,22 @@ class Outputs:
         P = self.projection
         Q = other.projection
         rows = len(self.h) + len(other.h)
-        if P is None or Q is None or rows < P.shape[1] or P.shape[0] <= P.shape[1] or Q.shape[0] <= Q.shape[1]:
+        if (
+            P is None
+            or Q is None
+            or rows < P.shape[1]
+            or P.shape[0] <= P.shape[1]
+            or Q.shape[0] <= Q.shape[1]
+        ):
             return functional.normalize(self.z.float()) @ functional.normalize(other.z.float()).T
         return self._unit_scaled() @ (P.T @ Q) @ other._unit_scaled().T
 
     def _unit_scaled(self) -> Tensor:
         """h / |P h| [B, m]."""
         assert self.projection is not None
-        squared = ((self.h @ (self.projection.T @ self.projection)) * self.h).sum(dim=1, keepdim=True)
+        squared = ((self.h @ (self.projection.T @ self.projection)) * self.h).sum(
+            dim=1, keepdim=True
+        )
         return self.h / squared.clamp(min=1e-24).sqrt()
 
     @functools.cached_property
@@ -172,11 +202,15 @@ class Adapter(nn.Module):
         """Stored unit vectors [N, d] of the previous version as unit vectors of this one."""
         array = np.asarray(vectors, np.float32)
         if array.ndim != 2 or array.shape[1] != self.width:
-            raise InputError(f"this adapter takes vectors of {self.width} components, got an array {array.shape}")
+            raise InputError(
+                f"this adapter takes vectors of {self.width} components, got an array {array.shape}"
+            )
         device = self.first.weight.device
         with torch.no_grad():
             parts = [
-                unit(self(torch.from_numpy(array[start : start + batch_size]).to(device))).cpu().numpy()
+                unit(self(torch.from_numpy(array[start : start + batch_size]).to(device)))
+                .cpu()
+                .numpy()
                 for start in range(0, len(array), batch_size)
             ]
         if parts:
@@ -244,22 +278,32 @@ class Encoder(nn.Module):
         if isinstance(body, str):
             options = dict(backbone_options or {})
             own = body in BACKBONES or body in PRETRAINED
-            if preprocessing is not None and not own:  # the width of an added model is measured with it
+            if (
+                preprocessing is not None and not own
+            ):  # the width of an added model is measured with it
                 options["preprocessing"] = preprocessing.to_json()
             body = create_backbone(body, **options)
         if preprocessing is not None:
             _require_images(body, preprocessing)
         if isinstance(body.inputs, Prompts):
-            raise InputError(f"{body.name} reads texts, and only image models are trained here; add it instead")
+            raise InputError(
+                f"{body.name} reads texts, and only image models are trained here; add it instead"
+            )
         if CLASSIFIERS[classifier].fixed:
             if width is not None:
-                raise InputError(f"the width of a feature before a {classifier} follows from its capacity; got {width}")
-            head = create_classifier(classifier, **{"capacity": capacity, **(classifier_options or {})})
+                raise InputError(
+                    f"the width of a feature before a {classifier} follows from its capacity; got {width}"
+                )
+            head = create_classifier(
+                classifier, **{"capacity": capacity, **(classifier_options or {})}
+            )
             projection: nn.Linear | None = nn.Linear(body.feature_dim, head.feature_dim, bias=False)
             slots = Slots(head.outputs).assign(classes, side)
         else:
             if not classes:
-                raise InputError(f"a {classifier} classifier has one output per class: pass classes")
+                raise InputError(
+                    f"a {classifier} classifier has one output per class: pass classes"
+                )
             slots = Slots().assign(classes)
             projection = None
             if width is not None:
@@ -313,17 +357,32 @@ class Encoder(nn.Module):
         if isinstance(model, str) and model.startswith(ADDRESSES):
             _refuse_preprocessing(model, preprocessing)
             with trusting(server_of(model)):
-                body = endpoint_backbone(model, prompts, key=key, price=price, per_minute=per_minute)
+                body = endpoint_backbone(
+                    model, prompts, key=key, price=price, per_minute=per_minute
+                )
         elif tokenizer is not None:
             _refuse_preprocessing(str(model), preprocessing)
-            body = OnnxText.of(Path(str(model)), Path(tokenizer), prompts=prompts, pooling=pooling, output=output)
-        elif isinstance(model, str) and model.startswith(("hf:", SENTENCE_TRANSFORMERS)) and is_text_model(model):
+            body = OnnxText.of(
+                Path(str(model)), Path(tokenizer), prompts=prompts, pooling=pooling, output=output
+            )
+        elif (
+            isinstance(model, str)
+            and model.startswith(("hf:", SENTENCE_TRANSFORMERS))
+            and is_text_model(model)
+        ):
             _refuse_preprocessing(model, preprocessing)
             body = text_backbone(model, prompts, pooling)
         elif prompts is not None or pooling is not None:
             raise InputError(f"{model} is not a text model: prompts and pooling do not apply")
         else:
-            body = _image_body(model, preprocessing, source=source, arguments=arguments, weights=weights, output=output)
+            body = _image_body(
+                model,
+                preprocessing,
+                source=source,
+                arguments=arguments,
+                weights=weights,
+                output=output,
+            )
         head = create_classifier("none", feature_dim=body.feature_dim)
         encoder = cls(body, None, head, Slots(), preprocessing or body.inputs).eval()
         with _trusting_own(encoder):
@@ -357,7 +416,11 @@ class Encoder(nn.Module):
         return pixels * self._gain + self._offset
 
     def forward(
-        self, pixels: Tensor, targets: Tensor | None = None, maps: bool = False, bfloat16: bool = False
+        self,
+        pixels: Tensor,
+        targets: Tensor | None = None,
+        maps: bool = False,
+        bfloat16: bool = False,
     ) -> Outputs:
         """uint8 pixels [B, C, H, W], or backbone features in the first m columns of floats, to features and logits.
 
@@ -368,7 +431,9 @@ class Encoder(nn.Module):
         x = self.normalise(pixels)
         with torch.autocast(x.device.type, torch.bfloat16, enabled=bfloat16, cache_enabled=False):
             if bfloat16 or not x.is_cuda:
-                x = x.contiguous(memory_format=torch.channels_last)  # in float32 on a GPU: channels first
+                x = x.contiguous(
+                    memory_format=torch.channels_last
+                )  # in float32 on a GPU: channels first
             seen: tuple[Tensor, ...] = ()
             if maps:
                 seen = self.backbone.maps(x)
@@ -377,7 +442,9 @@ class Encoder(nn.Module):
                 h = self.backbone(x)
         return self.heads(h.float(), targets, seen)
 
-    def heads(self, h: Tensor, targets: Tensor | None = None, maps: tuple[Tensor, ...] = ()) -> Outputs:
+    def heads(
+        self, h: Tensor, targets: Tensor | None = None, maps: tuple[Tensor, ...] = ()
+    ) -> Outputs:
         """The outputs for backbone features [B, m]."""
         projection = None if self.projection is None else self.projection.weight
         return Outputs(h, self.classifier, projection, targets=targets, maps=maps)
@@ -401,7 +468,11 @@ class Encoder(nn.Module):
         """R of P = Q R, cached until the weights change."""
         assert self.projection is not None
         weight = self.projection.weight
-        key = (weight.data_ptr(), weight._version, len(weight))  # a grown weight may reuse the memory of the old one
+        key = (
+            weight.data_ptr(),
+            weight._version,
+            len(weight),
+        )  # a grown weight may reuse the memory of the old one
         if getattr(self, "_factor_key", None) != key:
             self._factor = short_factors(weight.detach())[1]
             self._factor_key = key
@@ -435,7 +506,9 @@ class Encoder(nn.Module):
         assert self.projection is not None, "a simplex comes after a projection"
         weight = self.projection.weight
         rows = weight.new_zeros(extra - 1, weight.shape[1])
-        self.projection.weight = nn.Parameter(torch.cat([weight.detach(), rows]), requires_grad=weight.requires_grad)
+        self.projection.weight = nn.Parameter(
+            torch.cat([weight.detach(), rows]), requires_grad=weight.requires_grad
+        )
         self.projection.out_features = head.feature_dim
         self.classifier = head.train(self.classifier.training)
         self.slots = self.slots.grown(extra)
@@ -515,7 +588,9 @@ class Encoder(nn.Module):
         While the model works on a batch, the next one is fetched and decoded. A GPU gets the next batch before the
         vectors of the current one are copied back. Closing the generator early stops the threads.
         """
-        prepared = self._read(((batch, range(len(batch))) for batch in batches), refuse=False, decode=decode)
+        prepared = self._read(
+            ((batch, range(len(batch))) for batch in batches), refuse=False, decode=decode
+        )
         return self._embedded(prepared, form, role)
 
     def _width(self, form: Form) -> int:
@@ -569,7 +644,10 @@ class Encoder(nn.Module):
         starts = range(0, len(items), batch_size)
         parts = [range(start, min(start + batch_size, len(items))) for start in starts]
         if self.reads == "images" and isinstance(items, np.ndarray) and self._takes(items):
-            whole = (torch.from_numpy(np.ascontiguousarray(items[part.start : part.stop])) for part in parts)
+            whole = (
+                torch.from_numpy(np.ascontiguousarray(items[part.start : part.stop]))
+                for part in parts
+            )
             return (_Prepared(len(pixels), list(range(len(pixels))), pixels) for pixels in whole)
         return self._read([(items, part) for part in parts], refuse=refuse, decode=decode)
 
@@ -577,7 +655,9 @@ class Encoder(nn.Module):
         """Whether the array holds pixels in the model's format, or backbone features."""
         if array.dtype == np.float32 and array.ndim == 2:
             if array.shape[1] != self.backbone.feature_dim:
-                raise InputError(f"features have {self.backbone.feature_dim} components here, got {array.shape[1]}")
+                raise InputError(
+                    f"features have {self.backbone.feature_dim} components here, got {array.shape[1]}"
+                )
             return True
         shape = (*self.preprocessing.size, self.preprocessing.channels)
         return bool(array.dtype == np.uint8 and array.shape[1:] == shape)
@@ -603,7 +683,9 @@ class Encoder(nn.Module):
         """Texts unchanged; pixels [H, W, C] as one tensor, pinned for an asynchronous copy to a GPU."""
         if isinstance(self.backbone, TextBackbone) or not items:
             return items
-        stack = torch.empty((len(items), *items[0].shape), dtype=torch.uint8, pin_memory=self.device.type == "cuda")
+        stack = torch.empty(
+            (len(items), *items[0].shape), dtype=torch.uint8, pin_memory=self.device.type == "cuda"
+        )
         np.stack(items, out=stack.numpy())
         return stack
 
@@ -615,11 +697,18 @@ class Encoder(nn.Module):
                 f"{directory} already exists, and a saved model is never overwritten; choose another directory"
             )
         make_directory(directory.parent)
-        partial = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", suffix=".partial", dir=directory.parent))
+        partial = Path(
+            tempfile.mkdtemp(prefix=f".{directory.name}.", suffix=".partial", dir=directory.parent)
+        )
         try:
-            weights = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
+            weights = {
+                name: tensor.detach().cpu().contiguous()
+                for name, tensor in self.state_dict().items()
+            }
             with disk_errors(directory / WEIGHTS):
-                save_file({**weights, CANARY: torch.from_numpy(canary_vectors(self))}, partial / WEIGHTS)
+                save_file(
+                    {**weights, CANARY: torch.from_numpy(canary_vectors(self))}, partial / WEIGHTS
+                )
             replace_json(partial / CARD, document(_FORMAT, _card(self, partial / WEIGHTS)))
             partial.chmod(0o755)
             for written in (partial / WEIGHTS, partial / CARD):
@@ -661,12 +750,20 @@ def _capacities(parts: Sequence[int]) -> str:
 
 
 def _check_encode(images: Any, batch_size: int, form: str, bad: str) -> None:
-    planes_first = isinstance(images, Tensor)  # arrays are channels last: [3, H, W] is three grey images
+    planes_first = isinstance(
+        images, Tensor
+    )  # arrays are channels last: [3, H, W] is three grey images
     one = getattr(images, "ndim", 0) == 3 and (
         images.shape[-1] in (1, 3, 4) or (planes_first and images.shape[0] in (1, 3))
     )
-    if one or isinstance(images, (str, bytes)) or not (hasattr(images, "__len__") and hasattr(images, "__getitem__")):
-        raise InputError(f"encode takes a sequence of images, got {type(images).__name__}; for one image pass [image]")
+    if (
+        one
+        or isinstance(images, (str, bytes))
+        or not (hasattr(images, "__len__") and hasattr(images, "__getitem__"))
+    ):
+        raise InputError(
+            f"encode takes a sequence of images, got {type(images).__name__}; for one image pass [image]"
+        )
     for name, value, allowed in (("form", form, get_args(Form)), ("bad", bad, ("refuse", "skip"))):
         if value not in allowed:
             raise InputError(f"{name}={value!r} is not one of {', '.join(allowed)}")
@@ -799,7 +896,9 @@ def _card(encoder: Encoder, weights: Path) -> dict[str, Any]:
     return {
         "fixstar": __version__,
         "backbone": {"name": encoder.backbone.name, "options": encoder.backbone.options},
-        "projection": None if projection is None else {"in": projection.in_features, "out": projection.out_features},
+        "projection": None
+        if projection is None
+        else {"in": projection.in_features, "out": projection.out_features},
         "classifier": {"kind": encoder.classifier.kind, "options": encoder.classifier.options},
         "adapter": None if encoder.adapter is None else encoder.adapter.options,
         "slots": {"capacity": encoder.slots.capacity, "by_class": dict(encoder.slots.by_class)},
@@ -817,11 +916,15 @@ def _sha256(path: Path) -> str:
 def read_card(directory: Path) -> dict[str, Any]:
     """The validated card of a saved encoder."""
     if not directory.is_dir():
-        raise ModelError(f"{directory} is not a directory; a saved model is a directory with {CARD} and {WEIGHTS}")
+        raise ModelError(
+            f"{directory} is not a directory; a saved model is a directory with {CARD} and {WEIGHTS}"
+        )
     for name in (CARD, WEIGHTS):
         if not (directory / name).is_file():
             seen = ", ".join(sorted(p.name for p in directory.iterdir())[:8]) or "nothing"
-            raise ModelError(f"{directory} is not a saved fixstar model: {name} is missing (found: {seen})")
+            raise ModelError(
+                f"{directory} is not a saved fixstar model: {name} is missing (found: {seen})"
+            )
     return read_document(directory / CARD, _FORMAT)
 
 
@@ -841,14 +944,19 @@ def _load(directory: Path) -> Encoder:
         weights = load_file(path)
         canary = weights.pop(CANARY).numpy()
         encoder.load_state_dict(weights)
-        if len(encoder.slots) and max(encoder.slots.by_class.values()) >= encoder.classifier.outputs:
+        if (
+            len(encoder.slots)
+            and max(encoder.slots.by_class.values()) >= encoder.classifier.outputs
+        ):
             raise ModelError("its class slots are outside of its classifier")
     except UntrustedCodeError as error:
         raise UntrustedCodeError(f"{directory} was not loaded: {error}") from None
     except FixstarError as error:
         raise ModelError(f"{directory} cannot be rebuilt: {error}") from error
     except (SafetensorError, RuntimeError, *DAMAGE) as error:
-        raise ModelError(f"{directory} is damaged: card and weights do not belong together ({error})") from error
+        raise ModelError(
+            f"{directory} is damaged: card and weights do not belong together ({error})"
+        ) from error
     encoder.eval()._canary = canary, directory
     encoder.require_unchanged()
     return encoder
@@ -873,7 +981,11 @@ def canary_vectors(encoder: Encoder) -> Vectors:
     """The vectors of a few fixed images or texts, saved with a model to detect later changes."""
     if encoder.reads == "texts":
         return encoder.encode(_CANARY_TEXTS, form="short")
-    pixels = torch.from_numpy(_canary_images(encoder.preprocessing)).permute(0, 3, 1, 2).to(encoder.device)
+    pixels = (
+        torch.from_numpy(_canary_images(encoder.preprocessing))
+        .permute(0, 3, 1, 2)
+        .to(encoder.device)
+    )
     training = encoder.training
     with torch.no_grad():
         vectors: Vectors = encoder.eval().features(pixels, "short").float().cpu().numpy()
@@ -918,11 +1030,15 @@ def _trusting_own(encoder: Encoder) -> AbstractContextManager[None]:
 
 def _require_steady(encoder: Encoder) -> None:
     """Refuse a model whose vectors are constant, or change between calls or with the rest of the batch."""
-    shown: Any = _CANARY_TEXTS if encoder.reads == "texts" else _canary_images(encoder.preprocessing)
+    shown: Any = (
+        _CANARY_TEXTS if encoder.reads == "texts" else _canary_images(encoder.preprocessing)
+    )
     kind = encoder.reads.removesuffix("s")
     first = canary_vectors(encoder)
     again = canary_vectors(encoder)
-    alone = np.concatenate([encoder.encode(shown[i : i + 1], form="short") for i in range(len(shown))])
+    alone = np.concatenate(
+        [encoder.encode(shown[i : i + 1], form="short") for i in range(len(shown))]
+    )
     if not (np.linalg.norm(first, axis=1) > 0.5).all():
         raise ModelError(f"the model returns zero for {_a(kind)}; which cannot be normalised")
     for other, when in ((again, "in two calls"), (alone, "alone and in a batch")):
@@ -943,15 +1059,23 @@ def _a(noun: str) -> str:
 
 def _check_weights(path: Path, card: dict[str, Any]) -> None:
     expected = card.get("weights")
-    if not isinstance(expected, dict) or not isinstance(expected.get("bytes"), int) or "sha256" not in expected:
-        raise ModelError(f"{path.parent / CARD} does not describe its weights; restore the model from a copy")
+    if (
+        not isinstance(expected, dict)
+        or not isinstance(expected.get("bytes"), int)
+        or "sha256" not in expected
+    ):
+        raise ModelError(
+            f"{path.parent / CARD} does not describe its weights; restore the model from a copy"
+        )
     size = path.stat().st_size
     if size != expected["bytes"]:
         raise ModelError(
             f"{path} is damaged: {size:,} bytes, the card says {expected['bytes']:,}; restore it from a copy"
         )
     if _sha256(path) != expected["sha256"]:
-        raise ModelError(f"{path} is damaged: its checksum is not the card's; restore it from a copy")
+        raise ModelError(
+            f"{path} is damaged: its checksum is not the card's; restore it from a copy"
+        )
 
 
 def _check_shapes(path: Path, card: dict[str, Any]) -> None:
@@ -962,9 +1086,21 @@ def _check_shapes(path: Path, card: dict[str, Any]) -> None:
     cut = backbone["options"].get("tokenizer_size")
     for part, weight, shape in (
         ("backbone", "backbone.tokenizer_file", None if cut is None else [cut]),
-        ("backbone", "backbone.file", [backbone["options"]["size"]] if "onnx" in backbone["name"] else None),
-        ("projection", "projection.weight", None if projection is None else [projection["out"], projection["in"]]),
-        ("adapter", "adapter.first.weight", None if adapter is None else [adapter["hidden"], adapter["width"]]),
+        (
+            "backbone",
+            "backbone.file",
+            [backbone["options"]["size"]] if "onnx" in backbone["name"] else None,
+        ),
+        (
+            "projection",
+            "projection.weight",
+            None if projection is None else [projection["out"], projection["in"]],
+        ),
+        (
+            "adapter",
+            "adapter.first.weight",
+            None if adapter is None else [adapter["hidden"], adapter["width"]],
+        ),
     ):
         with safe_open(path, framework="pt") as stored:
             if weight in set(stored.keys()):
@@ -976,7 +1112,9 @@ def _check_shapes(path: Path, card: dict[str, Any]) -> None:
 
 
 def _build(card: dict[str, Any]) -> Encoder:
-    with torch.random.fork_rng(devices=[]):  # building draws initial weights: do not change the caller's generator
+    with torch.random.fork_rng(
+        devices=[]
+    ):  # building draws initial weights: do not change the caller's generator
         backbone = create_backbone(card["backbone"]["name"], **card["backbone"]["options"])
         shape = card["projection"]
         if shape is None:

@@ -37,7 +37,10 @@ class _Folded(NamedTuple):
         weight = (conv.weight * gain.view(-1, 1, 1, 1)).detach().to(torch.bfloat16)
         bias = (norm.bias - norm.running_mean * gain).detach().to(torch.bfloat16)
         return cls(
-            weight.contiguous(memory_format=torch.channels_last), bias, (conv.stride[0], conv.stride[1]), supports(conv)
+            weight.contiguous(memory_format=torch.channels_last),
+            bias,
+            (conv.stride[0], conv.stride[1]),
+            supports(conv),
         )
 
     def relu(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
@@ -47,7 +50,9 @@ class _Folded(NamedTuple):
         one = (1, 1)
         if residual is None:
             return torch.cudnn_convolution_relu(x, self.weight, self.bias, self.stride, one, one, 1)
-        return torch.cudnn_convolution_add_relu(x, self.weight, residual, 1.0, self.bias, self.stride, one, one, 1)
+        return torch.cudnn_convolution_add_relu(
+            x, self.weight, residual, 1.0, self.bias, self.stride, one, one, 1
+        )
 
 
 class FoldedCifarResNet:
@@ -98,12 +103,16 @@ def _grey(x: Tensor) -> Tensor:
     return red * x[:, 0:1] + green * x[:, 1:2] + blue * x[:, 2:3]
 
 
-def _refit_arrays(images: np.ndarray[Any, Any], preprocessing: Preprocessing) -> np.ndarray[Any, Any]:
+def _refit_arrays(
+    images: np.ndarray[Any, Any], preprocessing: Preprocessing
+) -> np.ndarray[Any, Any]:
     """``refit_pixels`` for uint8 arrays [N, H, W, C]."""
     result = np.empty((len(images), *preprocessing.size, preprocessing.channels), np.uint8)
     for start in range(0, len(images), _CHUNK):
         part = torch.tensor(images[start : start + _CHUNK]).permute(0, 3, 1, 2)
-        result[start : start + _CHUNK] = refit_pixels(part, preprocessing).permute(0, 2, 3, 1).to(torch.uint8).numpy()
+        result[start : start + _CHUNK] = (
+            refit_pixels(part, preprocessing).permute(0, 2, 3, 1).to(torch.uint8).numpy()
+        )
     return result
 
 
@@ -141,7 +150,9 @@ class FrozenEncoder:
         with torch.no_grad():
             pixels = refit_pixels(pixels, encoder.preprocessing)
             if bfloat16 and not maps and FoldedCifarResNet.supports(encoder.backbone):
-                self._folded = self._folded or FoldedCifarResNet(cast(CifarResNet, encoder.backbone))
+                self._folded = self._folded or FoldedCifarResNet(
+                    cast(CifarResNet, encoder.backbone)
+                )
                 return encoder.heads(self._folded(encoder.normalise(pixels)))
             outputs: Outputs = encoder(pixels, maps=maps, bfloat16=bfloat16)
         return outputs

@@ -95,11 +95,15 @@ class Gradients:
         self._device = device
         sizes = [layer.size + 2 * layer.outputs for layer in layers]
         parts = [layer.chunks(images)[0] * layer.size for layer in layers]
-        self._starts, self._sources = ([0, *itertools.accumulate(lengths)] for lengths in (sizes, parts))
+        self._starts, self._sources = (
+            [0, *itertools.accumulate(lengths)] for lengths in (sizes, parts)
+        )
 
     def empty(self) -> tuple[Tensor, Tensor]:
         """Memory for the gradients and the partial sums."""
-        return torch.empty(self._starts[-1], device=self._device), torch.empty(self._sources[-1], device=self._device)
+        return torch.empty(self._starts[-1], device=self._device), torch.empty(
+            self._sources[-1], device=self._device
+        )
 
     def parts(self, memory: Tensor, number: int) -> Tensor:
         """The partial gradients of a layer's weights, one per chunk of pixels."""
@@ -159,7 +163,9 @@ class FusedCifarResNet:
         devices = {parameter.device for parameter in backbone.parameters()}
         if not AVAILABLE or len(devices) != 1 or (device := devices.pop()).type != "cuda":
             return False
-        return torch.cuda.get_device_capability(device) >= (8, 0) and FusedCifarResNet.follows(backbone, sides)
+        return torch.cuda.get_device_capability(device) >= (8, 0) and FusedCifarResNet.follows(
+            backbone, sides
+        )
 
     @staticmethod
     def follows(backbone: nn.Module, sides: tuple[int, int]) -> bool:
@@ -168,7 +174,10 @@ class FusedCifarResNet:
             return False
         modules = list(backbone.modules())
         norms = [m for m in modules if isinstance(m, nn.BatchNorm2d)]
-        usual = all(norm.training and norm.track_running_stats and norm.momentum is not None for norm in norms)
+        usual = all(
+            norm.training and norm.track_running_stats and norm.momentum is not None
+            for norm in norms
+        )
         hooked = any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in modules)
         return usual and not hooked and all(p.requires_grad for p in backbone.parameters())
 
@@ -194,10 +203,16 @@ class FusedCifarResNet:
         """Features, and for the backward pass the layers and the output of the last block."""
         height, width = images.shape[2:]
         if height % 4 or width % 4:
-            raise InputError(f"images are halved twice: both sides must be divisible by 4, got {height} x {width}")
+            raise InputError(
+                f"images are halved twice: both sides must be divisible by 4, got {height} x {width}"
+            )
         layers = self._plan(len(images), height, width, images.device).layers
         packed = self._packed(layers)
-        pixels = images.contiguous(memory_format=torch.channels_last).permute(0, 2, 3, 1).to(self._storage)
+        pixels = (
+            images.contiguous(memory_format=torch.channels_last)
+            .permute(0, 2, 3, 1)
+            .to(self._storage)
+        )
         kept = [self._convolve(layers[0], packed[0], pixels)]
         outs = [self._activated(kept[0], None)]
         for i, block in enumerate(self._backbone.blocks()):
@@ -216,7 +231,9 @@ class FusedCifarResNet:
 
     def _convolve(self, layer: FusedLayer, weight: Tensor, x: Tensor) -> _Kept:
         taps, tile, warps = _FORWARD[layer.outputs]
-        y = torch.empty((len(x), *layer.sides(), layer.outputs), dtype=self._storage, device=x.device)
+        y = torch.empty(
+            (len(x), *layer.sides(), layer.outputs), dtype=self._storage, device=x.device
+        )
         total = y.numel() // layer.outputs
         programs = programs_for(total, tile)
         parts = torch.empty((2, layer.outputs, programs), device=x.device)
@@ -238,7 +255,9 @@ class FusedCifarResNet:
         out = torch.empty_like(kept.y)
         tile = _POINTWISE[channels]
         total = images * height * width
-        stride, narrower = (1, 0) if before is None else (before.shape[1] // height, before.shape[-1])
+        stride, narrower = (
+            (1, 0) if before is None else (before.shape[1] // height, before.shape[-1])
+        )
         self._run.joint[(programs_for(total, tile),)](
             kept.y, kept.norm, kept.y if before is None else before, out, total, height, width, channels, narrower,
             stride, relu, tile, num_warps=4,
@@ -261,13 +280,17 @@ class FusedCifarResNet:
                 self._weights(layer, dy, plan.parts(parts, number), plan.of_weight(memory, number))
             if number == 0:
                 break
-            if number % 2 == 0:  # second layer of a block: the shortcut has the same gradient as the output
+            if (
+                number % 2 == 0
+            ):  # second layer of a block: the shortcut has the same gradient as the output
                 skip = g
             g, sums = self._below(layer, kept[number - 1], dy, skip if number % 2 else None)
         side.join()
         return plan.views(memory)
 
-    def _tail(self, gradient: Tensor, kept: _Kept, top: Tensor, relu: bool) -> tuple[Tensor, Tensor]:
+    def _tail(
+        self, gradient: Tensor, kept: _Kept, top: Tensor, relu: bool
+    ) -> tuple[Tensor, Tensor]:
         images, height, width, channels = kept.y.shape
         out = torch.empty_like(kept.y)
         tile = _POINTWISE[channels]
@@ -280,7 +303,9 @@ class FusedCifarResNet:
         )  # fmt: skip
         return out, sums
 
-    def _through_norm(self, kept: _Kept, g: Tensor, sums: Tensor, d_gain: Tensor, d_shift: Tensor) -> Tensor:
+    def _through_norm(
+        self, kept: _Kept, g: Tensor, sums: Tensor, d_gain: Tensor, d_shift: Tensor
+    ) -> Tensor:
         """The gradient of a layer's raw output, from that of its batch norm's output and the sums over it."""
         channels = kept.layer.outputs
         programs = sums.shape[-1]
@@ -291,10 +316,14 @@ class FusedCifarResNet:
         self._run.coefficients[(channels,)](
             sums, kept.norm, line, d_gain, d_shift, total, programs, channels, *_in_blocks(programs), num_warps=1
         )  # fmt: skip
-        self._run.along[(programs_for(total, tile),)](g, kept.y, line, dy, total, channels, tile, num_warps=4)
+        self._run.along[(programs_for(total, tile),)](
+            g, kept.y, line, dy, total, channels, tile, num_warps=4
+        )
         return dy
 
-    def _below(self, kept: _Kept, lower: _Kept, dy: Tensor, skip: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _below(
+        self, kept: _Kept, lower: _Kept, dy: Tensor, skip: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """The gradient at the batch norm below a convolution, with the shortcut's, and the sums over it."""
         layer, (taps, tile, warps) = kept.layer, _BACKWARD[kept.layer.inputs]
         out = torch.empty_like(lower.y)
@@ -319,7 +348,13 @@ class FusedCifarResNet:
         )  # fmt: skip
         block, at_once = SUM_BLOCK
         self._run.summed[(programs_for(layer.size, block),)](
-            parts, out, layer.size, chunks, min(at_once, 1 << (chunks - 1).bit_length()), block, num_warps=4
+            parts,
+            out,
+            layer.size,
+            chunks,
+            min(at_once, 1 << (chunks - 1).bit_length()),
+            block,
+            num_warps=4,
         )
 
 
@@ -356,7 +391,9 @@ class _Function(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, net: FusedCifarResNet, images: Tensor, *parameters: Tensor) -> Tensor:  # noqa: ARG004
         if ctx.needs_input_grad[1]:
-            raise InputError("the fused network has no gradient by its images; call the backbone itself")
+            raise InputError(
+                "the fused network has no gradient by its images; call the backbone itself"
+            )
         features, kept, top = net.forward(images)
         ctx.net = net
         ctx.kept = kept

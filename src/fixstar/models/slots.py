@@ -35,7 +35,9 @@ class Slots:
         taken = sorted(self.by_class.values())
         limit = self.capacity if self.capacity is not None else len(taken)
         if len(set(taken)) != len(taken) or (taken and not 0 <= taken[0] <= taken[-1] < limit):
-            raise ModelError(f"the class slots are not distinct numbers from 0 to {limit - 1}: {dict(self.by_class)}")
+            raise ModelError(
+                f"the class slots are not distinct numbers from 0 to {limit - 1}: {dict(self.by_class)}"
+            )
 
     def __len__(self) -> int:
         return len(self.by_class)
@@ -52,7 +54,9 @@ class Slots:
         """The map with a slot for each of ``names``, which must be distinct; existing slots do not change."""
         names = list(names)
         if twice := [name for name, count in Counter(names).items() if count > 1]:
-            raise InputError(f"class names must be distinct; given more than once: {', '.join(map(repr, twice[:5]))}")
+            raise InputError(
+                f"class names must be distinct; given more than once: {', '.join(map(repr, twice[:5]))}"
+            )
         if side not in get_args(Side):
             raise UnknownNameError("side", side, get_args(Side), "Slots are taken from there")
         new = [name for name in names if name not in self.by_class]

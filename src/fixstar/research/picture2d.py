@@ -46,7 +46,18 @@ BACKBONES: dict[str, tuple[dict[str, Any], float]] = {
 }
 
 # Paul Tol's "muted" scheme, ordered so that consecutive classes differ most; for any colour vision.
-COLOURS = ("#332288", "#cc6677", "#117733", "#88ccee", "#ddaa33", "#882255", "#44aa99", "#997733", "#aa4499", "#5a6877")
+COLOURS = (
+    "#332288",
+    "#cc6677",
+    "#117733",
+    "#88ccee",
+    "#ddaa33",
+    "#882255",
+    "#44aa99",
+    "#997733",
+    "#aa4499",
+    "#5a6877",
+)
 LIGHT = ("#88ccee", "#ddaa33", "#44aa99")  # dark text is readable on these
 # radius of the rim of a panel, and where the panel ends
 RIM = 1.0
@@ -90,14 +101,23 @@ def run_picture2d(
     firsts: dict[str, Encoder] = {}
     for name, method in _methods().items():
         say(f"{name}: {method.summary}")
-        planes[name] = [_plane(one, test) for one in _versions(stream, method, settings, firsts, progress)]
+        planes[name] = [
+            _plane(one, test) for one in _versions(stream, method, settings, firsts, progress)
+        ]
     sizes = [len(stream.seen(task.number).classes) for task in stream]
     rows = [f"v{number}\n{size} classes" for number, size in enumerate(sizes, start=1)]
     feature_plot(
-        planes, test.classes, rows, out, "Two upgrades seen in the plane: which method keeps known classes in place?"
+        planes,
+        test.classes,
+        rows,
+        out,
+        "Two upgrades seen in the plane: which method keeps known classes in place?",
     )
     return PictureResult(
-        {name: [_mean_turn(*pair) for pair in itertools.pairwise(row)] for name, row in planes.items()},
+        {
+            name: [_mean_turn(*pair) for pair in itertools.pairwise(row)]
+            for name, row in planes.items()
+        },
         {name: [_accuracy(plane) for plane in row] for name, row in planes.items()},
         str(out),
     )
@@ -120,7 +140,13 @@ def _settings(backbone: str, epochs: int, seed: int, device: str) -> Settings:
         backbone=backbone,
         backbone_options=options,
         capacity=CAPACITY,
-        recipe=Recipe(epochs=epochs, learning_rate=rate, milestones=milestones, weight_decay=5e-4, batch_size=64),
+        recipe=Recipe(
+            epochs=epochs,
+            learning_rate=rate,
+            milestones=milestones,
+            weight_decay=5e-4,
+            batch_size=64,
+        ),
         augmentation=Augmentation(crop_padding=1, flip=False),
         seed=seed,
         device=device,
@@ -135,14 +161,18 @@ def _images(data: Path | None, per_class: int) -> tuple[ImageSet, ImageSet]:
     train = open_images(data, "train")
     test = open_images(data, "test")
     if len(train.classes) < CLASSES:
-        raise InputError(f"{data} has {plural(len(train.classes), 'class')}; the picture needs {CLASSES}")
+        raise InputError(
+            f"{data} has {plural(len(train.classes), 'class')}; the picture needs {CLASSES}"
+        )
     classes = train.classes[:CLASSES]
     return _first_of_each(train, classes, per_class), _first_of_each(test, classes, TEST)
 
 
 def _first_of_each(images: ImageSet, classes: tuple[str, ...], count: int) -> ImageSet:
     chosen = images.of_classes(classes)
-    return chosen.take(np.concatenate([np.flatnonzero(chosen.labels == c)[:count] for c in range(len(classes))]))
+    return chosen.take(
+        np.concatenate([np.flatnonzero(chosen.labels == c)[:count] for c in range(len(classes))])
+    )
 
 
 def _drawn(per_class: int, seed: int) -> ImageSet:
@@ -161,7 +191,11 @@ def _as_mnist(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def _versions(
-    stream: TaskStream, method: Method, settings: Settings, firsts: dict[str, Encoder], progress: bool
+    stream: TaskStream,
+    method: Method,
+    settings: Settings,
+    firsts: dict[str, Encoder],
+    progress: bool,
 ) -> list[Encoder]:
     """The versions of one method. First versions use plain cross-entropy, so methods of one classifier share it."""
     encoders: list[Encoder] = []
@@ -171,7 +205,9 @@ def _versions(
             continue
         images = stream.seen(task.number)
         previous = encoders[-1] if encoders else None
-        version = train_version(task.number, images, TrainingContext(previous), method, settings, progress=progress)
+        version = train_version(
+            task.number, images, TrainingContext(previous), method, settings, progress=progress
+        )
         encoders.append(version.encoder)
     firsts.setdefault(method.classifier, encoders[0])
     return encoders
@@ -181,9 +217,13 @@ def _plane(encoder: Encoder, test: ImageSet) -> Plane:
     """The test features of the classes that the version knows, with its prototypes; labels are slots."""
     known = test.of_classes(encoder.slots.classes)
     with torch.no_grad():
-        logits: torch.Tensor = encoder.classifier(torch.eye(2, device=encoder.device))  # of unit vectors: prototypes
+        logits: torch.Tensor = encoder.classifier(
+            torch.eye(2, device=encoder.device)
+        )  # of unit vectors: prototypes
     slots = np.array(encoder.slots.of(known.classes))
-    return Plane(encoder.encode(known.images, form="raw"), slots[known.labels], logits.T.cpu().numpy())
+    return Plane(
+        encoder.encode(known.images, form="raw"), slots[known.labels], logits.T.cpu().numpy()
+    )
 
 
 def _mean_turn(before: Plane, after: Plane) -> float:
@@ -206,10 +246,18 @@ class Plane:
 
     def __post_init__(self) -> None:
         shapes = self.features.shape, self.labels.shape, self.prototypes.shape
-        if shapes[0] != (len(self.labels), 2) or self.prototypes.shape[1:] != (2,) or not len(self.labels):
-            raise InputError(f"a plane needs features [N, 2], labels [N] and prototypes [P, 2], got {shapes}")
+        if (
+            shapes[0] != (len(self.labels), 2)
+            or self.prototypes.shape[1:] != (2,)
+            or not len(self.labels)
+        ):
+            raise InputError(
+                f"a plane needs features [N, 2], labels [N] and prototypes [P, 2], got {shapes}"
+            )
         if not 0 <= int(self.labels.min()) <= int(self.labels.max()) < len(self.prototypes):
-            raise InputError(f"labels are between 0 and {len(self.prototypes) - 1}, the rows of the prototypes")
+            raise InputError(
+                f"labels are between 0 and {len(self.prototypes) - 1}, the rows of the prototypes"
+            )
 
     def directions(self) -> dict[int, float]:
         """The angle of each class, in radians: that of the mean of its unit features."""
@@ -243,10 +291,17 @@ def feature_plot(
     """Draw every version of every method: a row per version, a column per method; ``KEY`` explains the marks."""
     from matplotlib.figure import Figure
 
-    if not methods or any(len(planes) != len(versions) for planes in methods.values()) or not versions:
+    if (
+        not methods
+        or any(len(planes) != len(versions) for planes in methods.values())
+        or not versions
+    ):
         raise InputError("feature_plot needs one plane per version of each method")
     figure = Figure(
-        (PANEL * len(methods) + 0.9, PANEL * len(versions) + 1.3), DPI, facecolor="white", layout="constrained"
+        (PANEL * len(methods) + 0.9, PANEL * len(versions) + 1.3),
+        DPI,
+        facecolor="white",
+        layout="constrained",
     )
     figure.suptitle(title, size=13, weight="bold", color=INK)
     figure.supxlabel(KEY, size=8.5, color=GREY)
@@ -256,7 +311,9 @@ def feature_plot(
         for row, plane in enumerate(planes):
             _draw_plane(panels[row, column], plane, planes[row - 1] if row else None, names)
     for row, version in enumerate(versions):
-        panels[row, 0].text(-1.3 * EDGE, 0, version, size=10, color=INK, ha="right", va="center", linespacing=1.5)
+        panels[row, 0].text(
+            -1.3 * EDGE, 0, version, size=10, color=INK, ha="right", va="center", linespacing=1.5
+        )
     if path is not None:
         figure.savefig(path, dpi=DPI)
     return figure
@@ -267,22 +324,30 @@ def _draw_plane(axes: Axes, plane: Plane, before: Plane | None, names: Sequence[
 
     axes.set(xlim=(-EDGE, EDGE), ylim=(-EDGE, EDGE), aspect="equal")
     axes.axis("off")
-    axes.add_patch(Circle((0, 0), RIM, facecolor="#f7f8fa", edgecolor="#d9dee4", linewidth=0.8, zorder=0))
+    axes.add_patch(
+        Circle((0, 0), RIM, facecolor="#f7f8fa", edgecolor="#d9dee4", linewidth=0.8, zorder=0)
+    )
     where = plane.directions()
-    for row, (x, y) in enumerate(plane.prototypes / np.linalg.norm(plane.prototypes, axis=1, keepdims=True)):
+    for row, (x, y) in enumerate(
+        plane.prototypes / np.linalg.norm(plane.prototypes, axis=1, keepdims=True)
+    ):
         (spoke,) = axes.plot([0, RIM * x], [0, RIM * y], color=INK, linewidth=1.0, zorder=3)
         if row not in where:
             spoke.set(color="#aab4be", linewidth=0.8, linestyle=(0, (3, 3)), zorder=1)
     scale = np.quantile(np.linalg.norm(plane.features, axis=1), 0.99) / (0.96 * RIM)
     dots = plane.features / scale
-    dots /= np.maximum(1, np.linalg.norm(dots, axis=1, keepdims=True) / RIM)  # the farthest stop at the rim
+    dots /= np.maximum(
+        1, np.linalg.norm(dots, axis=1, keepdims=True) / RIM
+    )  # the farthest stop at the rim
     colours = [COLOURS[label % len(COLOURS)] for label in plane.labels]
     axes.scatter(dots[:, 0], dots[:, 1], c=colours, s=7, alpha=0.6, linewidths=0, zorder=2)
     for c, angle in where.items():
         spot = LABEL * math.cos(angle), LABEL * math.sin(angle)
         colour = COLOURS[c % len(COLOURS)]
         axes.scatter(*spot, s=125, color=colour, linewidths=0, zorder=5)
-        text = axes.text(*spot, names[c], size=9, weight="bold", ha="center", va="center_baseline", zorder=6)
+        text = axes.text(
+            *spot, names[c], size=9, weight="bold", ha="center", va="center_baseline", zorder=6
+        )
         text.set(color=INK if colour in LIGHT else "white", parse_math=False)
     if before is not None:
         _draw_turns(axes, before, plane)
@@ -295,8 +360,18 @@ def _draw_turns(axes: Axes, before: Plane, after: Plane) -> None:
     for c, turn in turns.items():
         arc = old[c] + np.radians(np.linspace(0, turn, 40))
         colour = COLOURS[c % len(COLOURS)]
-        axes.plot(LABEL * np.cos(arc), LABEL * np.sin(arc), color=colour, linewidth=2, alpha=0.8, zorder=4)
+        axes.plot(
+            LABEL * np.cos(arc), LABEL * np.sin(arc), color=colour, linewidth=2, alpha=0.8, zorder=4
+        )
         ring = LABEL * math.cos(old[c]), LABEL * math.sin(old[c])
         axes.scatter(*ring, s=62, facecolor="white", edgecolor=colour, linewidths=1.4, zorder=4)
     mean = np.abs(list(turns.values())).mean()
-    axes.text(0, CAPTION, f"known classes turned by {mean:.0f}°", size=9, color=GREY, ha="center", va="bottom")
+    axes.text(
+        0,
+        CAPTION,
+        f"known classes turned by {mean:.0f}°",
+        size=9,
+        color=GREY,
+        ha="center",
+        va="bottom",
+    )

@@ -73,17 +73,28 @@ class DimensionCheck:
 
 
 def check_theorem(
-    dimensions: Sequence[int], old_angle: float, new_angle: float, samples: int = 40_000, seed: int = 0
+    dimensions: Sequence[int],
+    old_angle: float,
+    new_angle: float,
+    samples: int = 40_000,
+    seed: int = 0,
 ) -> list[DimensionCheck]:
     """Estimate both sides of eqs. 1a and 1b for caps of these polar angles (radians), dimension by dimension."""
     if not dimensions or min(dimensions) < 2 or samples < 2:
-        raise InputError(f"need dimensions of at least 2 and samples >= 2, got {list(dimensions)} and {samples}")
+        raise InputError(
+            f"need dimensions of at least 2 and samples >= 2, got {list(dimensions)} and {samples}"
+        )
     for angle in (old_angle, new_angle):
         _require_angle(angle)
-    return [_check(d, old_angle, new_angle, samples, np.random.default_rng([seed, d])) for d in dimensions]
+    return [
+        _check(d, old_angle, new_angle, samples, np.random.default_rng([seed, d]))
+        for d in dimensions
+    ]
 
 
-def _check(d: int, old_angle: float, new_angle: float, samples: int, rng: np.random.Generator) -> DimensionCheck:
+def _check(
+    d: int, old_angle: float, new_angle: float, samples: int, rng: np.random.Generator
+) -> DimensionCheck:
     # K - 1 = d. By assumption A1 any two classes represent all.
     cosines: dict[Case, float] = {"same": 1.0, "different": -1.0 / d}
     drawn: dict[Case, list[Floats]] = {case: [] for case in cosines}
@@ -100,7 +111,9 @@ def _check(d: int, old_angle: float, new_angle: float, samples: int, rng: np.ran
             drawn[case].append(1 - np.cos(polar) * seen[:, 0] - np.sin(polar) * across)
     means = mean_cosine(d, old_angle), mean_cosine(d, new_angle)
     results = {
-        case: _distances(np.concatenate(blocks, axis=1), means, cosines[case], 1 if case == "same" else -1)
+        case: _distances(
+            np.concatenate(blocks, axis=1), means, cosines[case], 1 if case == "same" else -1
+        )
         for case, blocks in drawn.items()
     }
     return DimensionCheck(d, results["same"], results["different"])
@@ -129,7 +142,9 @@ def _distances(drawn: Floats, means: tuple[float, float], cosine: float, sign: i
 def sample_cap(axis: Floats, angle: float, count: int, rng: np.random.Generator) -> Floats:
     """Points [count, d], uniform on the cap of the unit sphere within ``angle`` radians of the unit vector ``axis``."""
     polar = polar_angles(len(axis), angle, rng.random(count))[:, None]
-    upright = np.concatenate([np.cos(polar), np.sin(polar) * _directions(count, len(axis), rng)], axis=1)
+    upright = np.concatenate(
+        [np.cos(polar), np.sin(polar) * _directions(count, len(axis), rng)], axis=1
+    )
     return _turned(upright, axis)
 
 
@@ -193,7 +208,9 @@ def _distribution(d: int, angle: float) -> tuple[Floats, Floats]:
 
 def _require_angle(angle: float) -> None:
     if not 0 < angle <= math.pi:
-        raise InputError(f"the polar angle of a cap lies in (0, pi] radians, 0 to 180 degrees; got {angle:g} radians")
+        raise InputError(
+            f"the polar angle of a cap lies in (0, pi] radians, 0 to 180 degrees; got {angle:g} radians"
+        )
 
 
 # before the upgrade, after it
@@ -201,7 +218,9 @@ OLD = "#b3591c"
 NEW = "#1d5a98"
 
 
-def draw_theorem(checks: Sequence[DimensionCheck], path: str | Path | None = None, title: str = "") -> Figure:
+def draw_theorem(
+    checks: Sequence[DimensionCheck], path: str | Path | None = None, title: str = ""
+) -> Figure:
     """Figure 12, and the margins of both inequalities: lines are exact, dots estimates with two standard errors."""
     from matplotlib.figure import Figure
 
@@ -211,12 +230,21 @@ def draw_theorem(checks: Sequence[DimensionCheck], path: str | Path | None = Non
     figure = Figure(figsize=(11.4, 3.9), dpi=DPI, facecolor="white", layout="constrained")
     figure.suptitle(title, x=0.008, ha="left", size=12, weight="bold", color=INK)
     left, middle, right = figure.subplots(1, 3)
-    for axes, case, words in ((left, "same", "within a class (eq. 1a)"), (middle, "different", "two classes (eq. 1b)")):
+    for axes, case, words in (
+        (left, "same", "within a class (eq. 1a)"),
+        (middle, "different", "two classes (eq. 1b)"),
+    ):
         _frame(axes, checks, f"Expected distance, {words}")
-        for side, colour, label in (("old", OLD, "old query, old item"), ("cross", NEW, "new query, old item")):
+        for side, colour, label in (
+            ("old", OLD, "old query, old item"),
+            ("cross", NEW, "new query, old item"),
+        ):
             _curve(axes, checks, (case, f"exact_{side}", side, f"{side}_error"), colour, label)
     _frame(right, checks, "Margins of the inequalities")
-    for case, colour, label in (("same", INK, "within a class"), ("different", "#8f7ab8", "two classes")):
+    for case, colour, label in (
+        ("same", INK, "within a class"),
+        ("different", "#8f7ab8", "two classes"),
+    ):
         _curve(right, checks, (case, "exact_margin", "margin", "error"), colour, label)
     if all(c.same.exact_margin > 0 and c.different.exact_margin > 0 for c in checks):
         right.set_yscale("log", nonpositive="mask")
@@ -231,13 +259,23 @@ def draw_theorem(checks: Sequence[DimensionCheck], path: str | Path | None = Non
 
 
 def _curve(
-    axes: Axes, checks: Sequence[DimensionCheck], names: tuple[str, str, str, str], colour: str, label: str
+    axes: Axes,
+    checks: Sequence[DimensionCheck],
+    names: tuple[str, str, str, str],
+    colour: str,
+    label: str,
 ) -> None:
     """One quantity over the dimension: ``names`` are its case and the attributes of exact value, estimate, error."""
     case, *attributes = names
     d = [check.dimension for check in checks]
-    exact, estimate, error = ([getattr(getattr(check, case), name) for check in checks] for name in attributes)
-    look: dict[str, Any] = {"fmt": "s" if "cross" in names else "o", "markersize": 4.5, "capsize": 2.5}
+    exact, estimate, error = (
+        [getattr(getattr(check, case), name) for check in checks] for name in attributes
+    )
+    look: dict[str, Any] = {
+        "fmt": "s" if "cross" in names else "o",
+        "markersize": 4.5,
+        "capsize": 2.5,
+    }
     axes.plot(d, exact, color=colour, linewidth=1.4)
     axes.errorbar(d, estimate, 2 * np.array(error), color=colour, elinewidth=1, label=label, **look)
 
@@ -246,7 +284,9 @@ def _frame(axes: Axes, checks: Sequence[DimensionCheck], title: str) -> None:
     axes.set_title(title, loc="left", size=9.5, color=INK)
     axes.set_xlabel("dimension d", size=9, color=GREY)
     axes.set_xscale("log")
-    axes.set_xticks([check.dimension for check in checks], [str(check.dimension) for check in checks])
+    axes.set_xticks(
+        [check.dimension for check in checks], [str(check.dimension) for check in checks]
+    )
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(GREY)
     axes.tick_params(colors=GREY, labelsize=8.5)

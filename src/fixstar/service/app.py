@@ -45,7 +45,15 @@ from fixstar.service.limits import (
 from fixstar.service.monitoring import CONTENT_TYPE, Metrics, RequestMonitor
 from fixstar.service.problems import PROBLEMS, Problem, is_disk_full, problem_response
 from fixstar.service.routes_versions import training_folders
-from fixstar.service.schemas import Health, NothingAdded, ProblemBody, Ready, Status, StatusCaller, problem_responses
+from fixstar.service.schemas import (
+    Health,
+    NothingAdded,
+    ProblemBody,
+    Ready,
+    Status,
+    StatusCaller,
+    problem_responses,
+)
 from fixstar.service.settings import ServiceSettings
 from fixstar.workspace import Workspace
 from fixstar.workspace.backfill.read_through import ReadThrough
@@ -68,8 +76,12 @@ async def _read_through(workspace: Workspace, settings: ServiceSettings, counter
             continue
         try:
             done = await asyncio.to_thread(reading.work)
-        except Exception:  # a server that embeds may be down, or the version being retired: searches go on
-            _log.exception("read-through failed; it continues with the next items that searches find")
+        except (
+            Exception
+        ):  # a server that embeds may be down, or the version being retired: searches go on
+            _log.exception(
+                "read-through failed; it continues with the next items that searches find"
+            )
             continue
         counters.embedded.labels(await asyncio.to_thread(serving.deployed), "item").inc(done)
 
@@ -130,7 +142,9 @@ def create_app(
         redoc_url=None,
         middleware=[
             Middleware(SecurityHeaders),
-            Middleware(RequestMonitor, metrics=counters, documented=documented, access=settings.access_log),
+            Middleware(
+                RequestMonitor, metrics=counters, documented=documented, access=settings.access_log
+            ),
             Middleware(Admission, settings=settings, keys=keys, buckets=buckets),
             Middleware(BodyLimit, settings=settings, budget=budget),
             Middleware(WellFormed),
@@ -166,7 +180,9 @@ def readyz(context: Shared) -> Ready:
         room = shutil.disk_usage(context.workspace.path).free
     except (FixstarError, OSError) as error:
         _log.warning("not ready: %s", error)  # not sent: the caller has shown no key
-        raise Problem("not-ready", "a search would fail now", headers={"Retry-After": "5"}) from error
+        raise Problem(
+            "not-ready", "a search would fail now", headers={"Retry-After": "5"}
+        ) from error
     return Ready(version=version, writes=room >= context.settings.upload_bytes)
 
 
@@ -226,7 +242,13 @@ _FORM_ERRORS = (  # how Starlette's messages about forms begin, and what they me
     ("Field exceeded", ("too-large", _FEWER)),
     ("Too many files", ("invalid-request", "send the images in several requests")),
     ("Too many fields", ("invalid-request", "see /v1/docs for the fields that there are")),
-    ("Missing boundary", ("unreadable-form", "let the HTTP library write the form's Content-Type, with its boundary")),
+    (
+        "Missing boundary",
+        (
+            "unreadable-form",
+            "let the HTTP library write the form's Content-Type, with its boundary",
+        ),
+    ),
     ("", ("unreadable-form", "send multipart/form-data as curl -F does; see /v1/docs")),
 )
 
@@ -253,7 +275,10 @@ def _add_problem_handlers(app: FastAPI) -> None:
         return problem_response(_framework_problem(request, error))
 
 
-_SAID = {"extra_forbidden": "there is no such field", "model_attributes_type": "it must be a JSON object"}
+_SAID = {
+    "extra_forbidden": "there is no such field",
+    "model_attributes_type": "it must be a JSON object",
+}
 _NO_FILE = "Expected UploadFile"  # how FastAPI begins to say it
 
 
@@ -263,7 +288,9 @@ def _validation_detail(one: Mapping[str, Any]) -> str:
     came = one.get("input")
     if _NO_FILE in said:
         said = "it must be a file, and is text"
-    elif said.startswith("Value error, "):  # which pydantic puts before messages that are not its own
+    elif said.startswith(
+        "Value error, "
+    ):  # which pydantic puts before messages that are not its own
         said = said.removeprefix("Value error, ")
     elif isinstance(came, str | int | float) and len(str(came)) <= 60 and one["type"] not in _SAID:
         said = f"{said}; got {json.dumps(came, ensure_ascii=False)}"
@@ -278,11 +305,19 @@ def _validation_hint(request: Request, error: RequestValidationError) -> str:
         return "send JSON with the header content-type: application/json (curl: -H 'content-type: application/json')"
     if ("body",) in places:
         return "send a JSON object; see /v1/docs for its fields"
-    taken = operation(request).get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+    taken = (
+        operation(request)
+        .get("requestBody", {})
+        .get("content", {})
+        .get("application/json", {})
+        .get("schema", {})
+    )
     for one in error.errors():
         if _NO_FILE in one["msg"]:
             return f"send it as a file, as curl -F {one['loc'][1]}=@FILE does, with the @"
-        if one["type"] == "extra_forbidden" and len(one["loc"]) == 2:  # deeper ones are fields of a part
+        if (
+            one["type"] == "extra_forbidden" and len(one["loc"]) == 2
+        ):  # deeper ones are fields of a part
             fields = _resolved(request.app.openapi(), taken).get("properties", {})
             return known_hint("in the body", str(one["loc"][1]), fields)
     if ("body", "budget") in places:
@@ -306,14 +341,22 @@ def _framework_problem(request: Request, error: HTTPException) -> Problem:
     seen = str(error.detail)
     headers = error.headers
     if code == 404:
-        close = difflib.get_close_matches(path[:200], request.app.openapi()["paths"], n=1, cutoff=0.75)
+        close = difflib.get_close_matches(
+            path[:200], request.app.openapi()["paths"], n=1, cutoff=0.75
+        )
         hint = ""
         if close:
             hint = f"did you mean {close[0]}? All are listed at /v1/docs"
-        return Problem("not-found", f"no operation has the path {path!r:.200}", hint, headers=headers)
+        return Problem(
+            "not-found", f"no operation has the path {path!r:.200}", hint, headers=headers
+        )
     if code == 405:
         allowed = (headers or {}).get("Allow") or (headers or {}).get("allow") or "other methods"
-        return Problem("wrong-method", f"{method:.20} {path!r:.200}: this address takes {allowed}", headers=headers)
+        return Problem(
+            "wrong-method",
+            f"{method:.20} {path!r:.200}: this address takes {allowed}",
+            headers=headers,
+        )
     if code == 400:
         kind, hint = next(meaning for begin, meaning in _FORM_ERRORS if seen.startswith(begin))
         return Problem(kind, seen, hint, headers=headers)
@@ -340,7 +383,9 @@ def _add_documents(app: FastAPI) -> None:
 
     def document() -> dict[str, Any]:
         if not _DOCUMENT:
-            plain = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+            plain = get_openapi(
+                title=app.title, version=app.version, description=app.description, routes=app.routes
+            )
             _DOCUMENT.update(_completed(plain))
         return _DOCUMENT
 
@@ -356,13 +401,17 @@ def _completed(document: dict[str, Any]) -> dict[str, Any]:
     parts = document.setdefault("components", {})
     schemas = parts.setdefault("schemas", {})
     for model in (ProblemBody, NothingAdded):
-        schemas[model.__name__] = model.model_json_schema(ref_template="#/components/schemas/{model}")
+        schemas[model.__name__] = model.model_json_schema(
+            ref_template="#/components/schemas/{model}"
+        )
         schemas |= schemas[model.__name__].pop("$defs", {})
     parts["securitySchemes"] = _SECURITY
     for path, operations in document["paths"].items():
         for one in operations.values():
             answers = one["responses"]
-            if "HTTPValidationError" in str(answers.get("422")):  # FastAPI's own, which is never sent
+            if "HTTPValidationError" in str(
+                answers.get("422")
+            ):  # FastAPI's own, which is never sent
                 del answers["422"]
             codes = list(_EVERYWHERE)
             if "requestBody" in one:
@@ -370,8 +419,13 @@ def _completed(document: dict[str, Any]) -> dict[str, Any]:
             for code in codes:
                 answers.setdefault(str(code), problem_responses(code)[code])
             if path not in _OPEN:
-                one["security"] = [{}, *({name: []} for name in _SECURITY)]  # {}: no keys, on this machine
-    for name in (name for name in schemas if name.startswith("Body_")):  # forms: other fields are refused
+                one["security"] = [
+                    {},
+                    *({name: []} for name in _SECURITY),
+                ]  # {}: no keys, on this machine
+    for name in (
+        name for name in schemas if name.startswith("Body_")
+    ):  # forms: other fields are refused
         schemas[name]["additionalProperties"] = False
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)
@@ -407,13 +461,25 @@ def _docs_page(document: dict[str, Any]) -> HTMLResponse:
 def _operation(document: dict[str, Any], method: str, path: str, one: dict[str, Any]) -> str:
     """One operation as a fold: its address and summary, and inside its fields."""
     rows = [
-        (field["name"], field["in"], field.get("schema", {}), field.get("description", ""), field.get("required"))
+        (
+            field["name"],
+            field["in"],
+            field.get("schema", {}),
+            field.get("description", ""),
+            field.get("required"),
+        )
         for field in one.get("parameters", ())
     ]
     for media, content in one.get("requestBody", {}).get("content", {}).items():
         schema = _resolved(document, content["schema"])
         rows += [
-            (name, media.rpartition("/")[2], kind, kind.get("description", ""), name in schema.get("required", ()))
+            (
+                name,
+                media.rpartition("/")[2],
+                kind,
+                kind.get("description", ""),
+                name in schema.get("required", ()),
+            )
             for name, kind in schema.get("properties", {}).items()
         ]
     fields = "".join(
@@ -434,7 +500,9 @@ def _operation(document: dict[str, Any], method: str, path: str, one: dict[str, 
 
 def _resolved(document: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
     """Follow a schema's reference, also where null is allowed beside it."""
-    named = schema.get("$ref") or next((one["$ref"] for one in schema.get("anyOf", ()) if "$ref" in one), "")
+    named = schema.get("$ref") or next(
+        (one["$ref"] for one in schema.get("anyOf", ()) if "$ref" in one), ""
+    )
     found: dict[str, Any] = document["components"]["schemas"].get(named.rpartition("/")[2], schema)
     return found
 
@@ -479,7 +547,11 @@ def _add_page(app: FastAPI) -> None:
     @app.get("/problems/{name}", include_in_schema=False)
     async def problem_type(name: str) -> HTMLResponse:
         if name not in PROBLEMS:
-            raise Problem("not-found", f"no problem has the type {name!r:.200}", "the types are listed at /v1/docs")
+            raise Problem(
+                "not-found",
+                f"no problem has the type {name!r:.200}",
+                "the types are listed at /v1/docs",
+            )
         code, title, remedy = PROBLEMS[name]
         return html_page(title, f"<p>HTTP {code}. What to do: {escape(remedy)}.</p>")
 

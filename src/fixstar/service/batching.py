@@ -81,7 +81,9 @@ def _group(request: SearchRequest, move: Move) -> tuple[int, int, str | None, bo
 class QueryBatcher:
     """Embeds images, and answers queries, in batches. For one event loop."""
 
-    def __init__(self, workspace: Workspace, settings: ServiceSettings, metrics: Metrics, intake: Intake) -> None:
+    def __init__(
+        self, workspace: Workspace, settings: ServiceSettings, metrics: Metrics, intake: Intake
+    ) -> None:
         self._workspace = workspace
         self._settings = settings
         self._metrics = metrics
@@ -113,7 +115,10 @@ class QueryBatcher:
             await asyncio.to_thread(pool.shutdown, wait=True, cancel_futures=True)
 
     async def search(
-        self, data: bytes | str, request: SearchRequest | None = None, **options: Unpack[SearchOptions]
+        self,
+        data: bytes | str,
+        request: SearchRequest | None = None,
+        **options: Unpack[SearchOptions],
     ) -> SearchResult:
         """The nearest items of an image or a text."""
         found: SearchResult = await self._answer_to(data, (), SearchRequest.of(request, **options))
@@ -124,8 +129,12 @@ class QueryBatcher:
     ) -> list[SearchResult | BaseException]:
         """The nearest items of each image, or why there are none: all by what is deployed now."""
         move, models = await run_in_threadpool(self._workspace.serving.asking)
-        asked = (self._answer_to(data, tuple(models), request=request, move=move) for data in images)
-        found: list[SearchResult | BaseException] = await asyncio.gather(*asked, return_exceptions=True)
+        asked = (
+            self._answer_to(data, tuple(models), request=request, move=move) for data in images
+        )
+        found: list[SearchResult | BaseException] = await asyncio.gather(
+            *asked, return_exceptions=True
+        )
         return found
 
     async def embed(self, data: bytes | str, models: tuple[str, ...]) -> _Vectors:
@@ -141,7 +150,10 @@ class QueryBatcher:
         move: Move | None = None,
     ) -> Any:
         caller = calling()
-        if self._of_caller[caller] >= self._settings.waiting or self._inside >= _CALLERS * self._settings.waiting:
+        if (
+            self._of_caller[caller] >= self._settings.waiting
+            or self._inside >= _CALLERS * self._settings.waiting
+        ):
             self._metrics.refused.inc()
             raise _busy(f"{self._of_caller[caller]} queries are waiting already")
         self._inside += 1
@@ -176,10 +188,14 @@ class QueryBatcher:
         """The input decoded for the model, or a problem."""
         if isinstance(wanted, Prompts):
             if isinstance(data, bytes):
-                raise Problem("wrong-kind", "this gallery holds texts, and an image came", "send a text")
+                raise Problem(
+                    "wrong-kind", "this gallery holds texts, and an image came", "send a text"
+                )
             return checked_text(data, name="the text")
         if isinstance(data, str):
-            raise Problem("wrong-kind", "this gallery holds images, and a text came", "send an image")
+            raise Problem(
+                "wrong-kind", "this gallery holds images, and a text came", "send an image"
+            )
         return (await self._intake.read(data, wanted)).pixels
 
     async def _collect(self) -> None:
@@ -190,7 +206,9 @@ class QueryBatcher:
             try:
                 await self._fill(batch)
                 batch = [query for query in batch if not query.answer.done()]
-                move, rows, answers = await _in(self._embedding, functools.partial(self._work, batch))
+                move, rows, answers = await _in(
+                    self._embedding, functools.partial(self._work, batch)
+                )
             except BaseException as error:
                 self._batches.release()
                 self._fail(batch, error)
@@ -242,7 +260,9 @@ class QueryBatcher:
                     row[name] = vector
         return move, rows
 
-    def _by_model(self, name: str, queries: Sequence[_Query]) -> list[NDArray[np.float32] | Exception]:
+    def _by_model(
+        self, name: str, queries: Sequence[_Query]
+    ) -> list[NDArray[np.float32] | Exception]:
         """Vectors of queries by one version. If it cannot be loaded, only these queries fail."""
         try:
             encoder = self._workspace.serving.encoder(name)
@@ -266,7 +286,9 @@ class QueryBatcher:
 
     async def _search(self, batch: Sequence[_Query], move: Move, rows: _Rows) -> None:
         try:
-            answers = await _in(self._searching, functools.partial(self._answers, batch, move, rows))
+            answers = await _in(
+                self._searching, functools.partial(self._answers, batch, move, rows)
+            )
             self._deliver(batch, answers)
         except BaseException as error:
             self._fail(batch, error)
@@ -284,9 +306,13 @@ class QueryBatcher:
                 groups.setdefault(_group(query.request, query.move or move), {})[number] = row
         for group in groups.values():
             first = batch[min(group)]
-            vectors = {name: np.stack([row[name] for row in group.values()]) for name in group[min(group)]}
+            vectors = {
+                name: np.stack([row[name] for row in group.values()]) for name in group[min(group)]
+            }
             try:
-                found = self._workspace.serving.search_queries(first.move or move, vectors, first.request)
+                found = self._workspace.serving.search_queries(
+                    first.move or move, vectors, first.request
+                )
             except Exception as error:
                 for number in group:
                     answers[number] = error
@@ -318,7 +344,9 @@ def deployed_encoder(workspace: Workspace) -> tuple[str, Encoder]:
     return version, workspace.serving.encoder(version)
 
 
-def _embedded(encoder: Encoder, pixels: Sequence[Pixels | str]) -> list[NDArray[np.float32] | Exception]:
+def _embedded(
+    encoder: Encoder, pixels: Sequence[Pixels | str]
+) -> list[NDArray[np.float32] | Exception]:
     """The vector of each image or text. If a batch fails, each of its inputs is tried alone."""
     if not pixels:
         return []

@@ -84,7 +84,11 @@ class ServiceError(FixstarError):
     @classmethod
     def of(cls, body: Mapping[str, Any], status: int | None = None) -> ServiceError:
         """The error that a problem+json document describes."""
-        steps = [NextStep.from_json(step) for step in body.get("next_steps", ()) if step["action"] in ACTIONS]
+        steps = [
+            NextStep.from_json(step)
+            for step in body.get("next_steps", ())
+            if step["action"] in ACTIONS
+        ]
         return ServiceError(
             title=str(body.get("title") or ""),
             detail=str(body.get("detail") or ""),
@@ -102,7 +106,11 @@ class ImagesLeftOutError(ServiceError):
     """
 
     def __init__(
-        self, added: tuple[str, ...], bad: tuple[BadImage, ...], status: int | None = 200, kind: str = "image"
+        self,
+        added: tuple[str, ...],
+        bad: tuple[BadImage, ...],
+        status: int | None = 200,
+        kind: str = "image",
     ) -> None:
         named = "; ".join(f"{one.title}: {one.reason}" for one in bad[:_NAMED])
         if len(bad) > _NAMED:
@@ -146,7 +154,9 @@ class Client:
         headers = {}
         if key is not None:
             headers["Authorization"] = f"Bearer {key}"
-        self._http = httpx.Client(base_url=base_url, headers=headers, timeout=timeout, transport=transport)
+        self._http = httpx.Client(
+            base_url=base_url, headers=headers, timeout=timeout, transport=transport
+        )
         self._retries = retries
         self._patience = patience
 
@@ -181,10 +191,14 @@ class Client:
         params = _given(where, k=k, exact=exact, min_score=min_score, version=version)
         return self._search_with("text", (None, text), params)
 
-    def _search_with(self, field: str, content: tuple[Any, Any], params: Mapping[str, Any]) -> SearchResponse:
+    def _search_with(
+        self, field: str, content: tuple[Any, Any], params: Mapping[str, Any]
+    ) -> SearchResponse:
         """Search with one field of a form: an image or a text."""
         files = {field: content}
-        return self._ask(SearchResponse, "POST", "/v1/search", again=True, files=files, params=params)
+        return self._ask(
+            SearchResponse, "POST", "/v1/search", again=True, files=files, params=params
+        )
 
     def search_batch(
         self,
@@ -195,7 +209,10 @@ class Client:
         min_score: float | None = None,
     ) -> list[SearchResponse]:
         """The items nearest to each of several images."""
-        content = {**_upload(images, None), "params": _given(where, k=k, exact=exact, min_score=min_score)}
+        content = {
+            **_upload(images, None),
+            "params": _given(where, k=k, exact=exact, min_score=min_score),
+        }
         return self._ask(list[SearchResponse], "POST", "/v1/search/batch", again=True, **content)
 
     def search_examples(
@@ -212,7 +229,10 @@ class Client:
         """The items most like the positive examples and unlike the negative ones: ids of items, and images."""
         sides = {"positive": (positive, positive_images), "negative": (negative, negative_images)}
         examples = {
-            name: {"ids": list(ids), "images": [base64.b64encode(_content(image)).decode() for image in images]}
+            name: {
+                "ids": list(ids),
+                "images": [base64.b64encode(_content(image)).decode() for image in images],
+            }
             for name, (ids, images) in sides.items()
         }
         query = {**examples, "k": k, "where": where, "exact": exact, "min_score": min_score}
@@ -232,7 +252,14 @@ class Client:
         It is the short form, which galleries store: ``encoder.encode(images, form="short")``.
         """
         numbers = [float(number) for number in vector]
-        query = {"vector": numbers, "version": version, "k": k, "where": where, "exact": exact, "min_score": min_score}
+        query = {
+            "vector": numbers,
+            "version": version,
+            "k": k,
+            "where": where,
+            "exact": exact,
+            "min_score": min_score,
+        }
         return self._ask(SearchResponse, "POST", "/v1/search/vector", again=True, json=query)
 
     def similar(
@@ -274,14 +301,18 @@ class Client:
         ``ImagesLeftOutError`` where some cannot be used: the others are stored. With ``leave_out`` those are named in
         the answer's ``bad`` instead; where none at all can be used it is an error in any case.
         """
-        again = isinstance(images, Mapping)  # with ids of its own a repeated call stores nothing twice
+        again = isinstance(
+            images, Mapping
+        )  # with ids of its own a repeated call stores nothing twice
         added = self._ask(Added, "POST", "/v1/items", again=again, **_upload(images, payloads))
         if added.bad and not leave_out:
             raise ImagesLeftOutError(added.added, added.bad)
         return added
 
     def add_texts(
-        self, texts: Mapping[str, str] | Sequence[str], payloads: Mapping[str, Mapping[str, Any]] | None = None
+        self,
+        texts: Mapping[str, str] | Sequence[str],
+        payloads: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> Added:
         """Store texts, by id or with ids made up by the service; on disk when this returns.
 
@@ -294,7 +325,9 @@ class Client:
         for name, text in named:
             payload = (payloads or {}).get(name or "", {})
             items.append({"id": name, "text": text, "payload": dict(payload)})
-        again = isinstance(texts, Mapping)  # with ids of its own a repeated call stores nothing twice
+        again = isinstance(
+            texts, Mapping
+        )  # with ids of its own a repeated call stores nothing twice
         added = self._ask(Added, "POST", "/v1/items/texts", again=again, json={"items": items})
         if added.bad:
             raise ImagesLeftOutError(added.added, added.bad, kind="text")
@@ -314,10 +347,15 @@ class Client:
         return self._ask(Item, "GET", "/v1/item", params={"id": item})
 
     def items(
-        self, version: str | None = None, after: str | None = None, where: Mapping[str, Any] | None = None
+        self,
+        version: str | None = None,
+        after: str | None = None,
+        where: Mapping[str, Any] | None = None,
     ) -> Iterator[Item]:
         """All items, or those of one version or with such a payload, sorted by id, behind ``after``."""
-        for page in self._pages(ItemPage, "/v1/items", where, after=after, version=version, limit=_PAGE):
+        for page in self._pages(
+            ItemPage, "/v1/items", where, after=after, version=version, limit=_PAGE
+        ):
             yield from page.items
 
     def update(self, item: str, payload: Mapping[str, Any], revision: str | None = None) -> Item:
@@ -329,13 +367,19 @@ class Client:
         if revision is not None:
             headers["If-Match"] = f'"{revision}"'
         body = {"payload": dict(payload)}
-        return self._ask(Item, "PATCH", "/v1/item", again=True, params={"id": item}, json=body, headers=headers)
+        return self._ask(
+            Item, "PATCH", "/v1/item", again=True, params={"id": item}, json=body, headers=headers
+        )
 
     def count(self, where: Mapping[str, Any] | None = None, version: str | None = None) -> int:
         """How many items have such a payload."""
-        return sum(part.count for part in self._pages(ItemCount, "/v1/items/count", where, version=version))
+        return sum(
+            part.count for part in self._pages(ItemCount, "/v1/items/count", where, version=version)
+        )
 
-    def facets(self, field: str, where: Mapping[str, Any] | None = None, version: str | None = None) -> dict[str, int]:
+    def facets(
+        self, field: str, where: Mapping[str, Any] | None = None, version: str | None = None
+    ) -> dict[str, int]:
         """How many items have each value of a payload field, most frequent first."""
         seen = Counter[str]()
         for part in self._pages(ItemCount, "/v1/items/count", where, version=version, field=field):
@@ -343,7 +387,12 @@ class Client:
         return dict(seen.most_common())
 
     def _pages(
-        self, kind: type[Page], path: str, where: Mapping[str, Any] | None, after: str | None = None, **wanted: Any
+        self,
+        kind: type[Page],
+        path: str,
+        where: Mapping[str, Any] | None,
+        after: str | None = None,
+        **wanted: Any,
     ) -> Iterator[Page]:
         """All pages of a paged answer."""
         while True:
@@ -355,7 +404,9 @@ class Client:
 
     def delete(self, *items: str) -> int:
         """Delete items, all at once; how many there were."""
-        return self._ask(Deleted, "POST", "/v1/items/delete", again=True, json={"ids": list(items)}).deleted
+        return self._ask(
+            Deleted, "POST", "/v1/items/delete", again=True, json={"ids": list(items)}
+        ).deleted
 
     # --- versions
 
@@ -368,7 +419,10 @@ class Client:
         return self._ask(list[Version], "GET", "/v1/versions")
 
     def check(
-        self, version: str, relevant: Mapping[str, Mapping[str, float]] | None = None, **rules: float | str
+        self,
+        version: str,
+        relevant: Mapping[str, Mapping[str, float]] | None = None,
+        **rules: float | str,
     ) -> Job:
         """Check a version against all live vectors, in a job. ``confidence`` and ``tolerance`` are fractions.
 
@@ -378,12 +432,16 @@ class Client:
         """
         wanted: dict[str, Any] = dict(rules)
         if relevant is not None:
-            wanted["relevant"] = [{"text": text, "items": dict(items)} for text, items in relevant.items()]
+            wanted["relevant"] = [
+                {"text": text, "items": dict(items)} for text, items in relevant.items()
+            ]
         return self._ask(Job, "POST", f"/v1/versions/{quote(version, safe='')}/check", json=wanted)
 
     def drift(self, old: str, new: str, limit: int = 150) -> DriftMap:
         """Where a version puts a sample of the stored items, beside an older one, in one plane."""
-        return self._ask(DriftMap, "GET", "/v1/drift", params={"old": old, "new": new, "limit": limit})
+        return self._ask(
+            DriftMap, "GET", "/v1/drift", params={"old": old, "new": new, "limit": limit}
+        )
 
     def last_check(self, version: str) -> Check:
         """What the gate last found out about a version, with the most evidence."""
@@ -394,7 +452,11 @@ class Client:
         return self._ask(list[Check], "GET", f"/v1/versions/{quote(version, safe='')}/checks")
 
     def deploy(
-        self, version: str, force: str | None = None, deployed: str | None = None, queries: str = "checked"
+        self,
+        version: str,
+        force: str | None = None,
+        deployed: str | None = None,
+        queries: str = "checked",
     ) -> Deployment:
         """Let queries and new items use a version; ``force`` is a reason to do without a passed check.
 
@@ -409,7 +471,11 @@ class Client:
         return self._ask(Rollback, "POST", "/v1/rollback", json={"deployed": deployed, "to": to})
 
     def backfill(
-        self, budget: str = "10%", order: str = "auto", rate: float | None = None, anyway: bool = False
+        self,
+        budget: str = "10%",
+        order: str = "auto",
+        rate: float | None = None,
+        anyway: bool = False,
     ) -> Job:
         """Re-embed older items with the deployed version, in a job.
 
@@ -455,7 +521,9 @@ class Client:
         while not seen.has_ended:
             if timeout is not None and time.monotonic() >= began + timeout:
                 raise ServiceError(
-                    "The job is still running", f"{seen.id} is {seen.state} after {timeout:g} s", "wait again"
+                    "The job is still running",
+                    f"{seen.id} is {seen.state} after {timeout:g} s",
+                    "wait again",
                 )
             time.sleep(every)
             seen = self.job(job)
@@ -467,7 +535,9 @@ class Client:
 
     # --- the wire
 
-    def _ask(self, kind: type[Answer], method: str, path: str, again: bool = False, **content: Any) -> Answer:
+    def _ask(
+        self, kind: type[Answer], method: str, path: str, again: bool = False, **content: Any
+    ) -> Answer:
         """Send a request. ``again``: it may be repeated, as every GET may."""
         import httpx
         from pydantic import TypeAdapter
@@ -481,7 +551,9 @@ class Client:
                 answer = self._http.request(method, path, **content)
             except httpx.HTTPError as error:
                 hint = "is it running, and is this its address?"
-                raise ServiceError("The service cannot be reached", f"{self._http.base_url}: {error}", hint) from error
+                raise ServiceError(
+                    "The service cannot be reached", f"{self._http.base_url}: {error}", hint
+                ) from error
             tries -= 1
             pause = _pause(answer)
             if answer.status_code not in _RETRIED or not tries or time.monotonic() + pause > end:

@@ -31,7 +31,9 @@ class Context:
     metrics: Metrics
 
 
-async def _context(request: Request) -> Context:  # async: a plain function would be called in a thread
+async def _context(
+    request: Request,
+) -> Context:  # async: a plain function would be called in a thread
     context: Context = request.app.state.context
     return context
 
@@ -49,7 +51,11 @@ def needs(role: Role) -> Callable[[Request], Awaitable[Caller]]:
             raise missing_key(request.headers, context.keys)
         if not caller.may(role):
             seen = f"{caller.name!r} has the role {caller.role}; this needs {role}"
-            raise Problem("not-allowed", seen, f"ask the operator for a key: fixstar keys add NAME --role {role}")
+            raise Problem(
+                "not-allowed",
+                seen,
+                f"ask the operator for a key: fixstar keys add NAME --role {role}",
+            )
         return caller
 
     return allowed

@@ -22,14 +22,26 @@ from starlette.types import Message, Receive, Scope, Send
 from fixstar.errors import FixstarError, InputError, plural
 from fixstar.service.app import html_page, readyz
 from fixstar.service.keys import Keys
-from fixstar.service.limits import BodyLimit, SecurityHeaders, TokenBuckets, address, foreign_request, too_often
+from fixstar.service.limits import (
+    BodyLimit,
+    SecurityHeaders,
+    TokenBuckets,
+    address,
+    foreign_request,
+    too_often,
+)
 from fixstar.service.monitoring import GALLERY
 from fixstar.service.problems import Problem, problem_response
 from fixstar.service.schemas import Health
 from fixstar.service.settings import ServiceSettings
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_SAME = ("/static/", "/problems/", "/v1/docs", "/v1/openapi.json")  # in every gallery, without a key
+_SAME = (
+    "/static/",
+    "/problems/",
+    "/v1/docs",
+    "/v1/openapi.json",
+)  # in every gallery, without a key
 
 
 def check_name(name: str) -> None:
@@ -58,7 +70,12 @@ def _redirecting(send: Send, prefix: str) -> Send:
 class Galleries:
     """The application over several galleries. One that is None could not be opened, and answers 503."""
 
-    def __init__(self, apps: Mapping[str, FastAPI | None], keys: Mapping[str, Keys], settings: ServiceSettings) -> None:
+    def __init__(
+        self,
+        apps: Mapping[str, FastAPI | None],
+        keys: Mapping[str, Keys],
+        settings: ServiceSettings,
+    ) -> None:
         self._apps = dict(apps)
         self._keys = keys
         self._settings = settings
@@ -106,12 +123,18 @@ class Galleries:
         if path.startswith("/g/"):
             name = path.removeprefix("/g/").partition("/")[0]
         if name in self._apps and self._apps[name] is None:
-            raise Problem("not-ready", f"the gallery {name} could not be opened when the service started")
+            raise Problem(
+                "not-ready", f"the gallery {name} could not be opened when the service started"
+            )
         if name not in self._apps and path not in ("/", "/healthz", "/readyz"):
-            raise Problem("not-found", f"nothing has the path {path!r:.200}", "galleries are at /g/NAME/")
+            raise Problem(
+                "not-found", f"nothing has the path {path!r:.200}", "galleries are at /g/NAME/"
+            )
         if method not in ("GET", "HEAD"):
             raise Problem(
-                "wrong-method", f"{method:.20} {path!r:.200}: this address takes GET", headers={"Allow": "GET"}
+                "wrong-method",
+                f"{method:.20} {path!r:.200}: this address takes GET",
+                headers={"Allow": "GET"},
             )
         if path == "/healthz":
             return JSONResponse(Health().model_dump())
@@ -131,7 +154,9 @@ class Galleries:
             except Problem:
                 continue
         if not ready:
-            raise Problem("not-ready", "no gallery can be searched now", headers={"Retry-After": "5"})
+            raise Problem(
+                "not-ready", "no gallery can be searched now", headers={"Retry-After": "5"}
+            )
         return JSONResponse({"ready": ready, "galleries": len(self._apps)})
 
     def _list(self) -> Response:
@@ -172,4 +197,6 @@ def _line(name: str, app: FastAPI | None) -> str:
     kind = app.state.context.workspace.registry.reads().removesuffix("s")
     stored = plural(sum(seen.vectors.values()), kind)
     deployed = f"{seen.deployed} deployed" if seen.deployed else "no version yet"
-    return f'<a href="/g/{escape(name)}/">{escape(name)}</a> <span>{stored}, {escape(deployed)}</span>'
+    return (
+        f'<a href="/g/{escape(name)}/">{escape(name)}</a> <span>{stored}, {escape(deployed)}</span>'
+    )

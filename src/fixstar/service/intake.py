@@ -219,7 +219,9 @@ class Intake:
         try:
             return await work()
         except TooManyPixelsError as error:
-            hint = "scale it down; the operator may allow more megapixels with: fixstar serve --pixels"
+            hint = (
+                "scale it down; the operator may allow more megapixels with: fixstar serve --pixels"
+            )
             raise Problem("unreadable-image", error.reason, hint) from error
         except ImageError as error:
             raise Problem("unreadable-image", error.reason) from error
@@ -250,7 +252,9 @@ class Intake:
             unchanged = Preprocessing(size=size, mean=(0, 0, 0), std=(1, 1, 1), fit="squash")
             pixels = self.processes.pixels(path, unchanged)
         except ImageError as error:
-            raise Problem("unknown-picture", f"its image cannot be read any more: {error.reason}") from error
+            raise Problem(
+                "unknown-picture", f"its image cannot be read any more: {error.reason}"
+            ) from error
         buffer = io.BytesIO()
         Image.fromarray(pixels).save(buffer, "JPEG", quality=85)
         return Picture(buffer.getvalue(), etag=f'"{digest}"')
@@ -261,7 +265,9 @@ class Intake:
 
 
 def _too_large(size: int, settings: ServiceSettings) -> Problem:
-    return Problem("image-too-large", f"{size:,} bytes; up to {settings.upload_bytes:,} are allowed")
+    return Problem(
+        "image-too-large", f"{size:,} bytes; up to {settings.upload_bytes:,} are allowed"
+    )
 
 
 async def read_upload(upload: UploadFile, settings: ServiceSettings) -> bytes:
@@ -279,7 +285,9 @@ def image_in(name: str, text: str) -> bytes:
         if not comma or not head.lower().endswith(";base64"):
             raise Problem("invalid-request", f"{name} is a data URL without ;base64,", hint)
     elif text[:8].lower().startswith(("http://", "https://")):
-        raise Problem("invalid-request", f"{name} is an address, and nothing is fetched from elsewhere", hint)
+        raise Problem(
+            "invalid-request", f"{name} is an address, and nothing is fetched from elsewhere", hint
+        )
     try:
         return base64.b64decode(text, validate=True)
     except ValueError as error:

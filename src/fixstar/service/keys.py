@@ -64,7 +64,9 @@ class Key:
     @property
     def has_expired(self) -> bool:
         """Whether its time is over."""
-        return self.expires is not None and datetime.fromisoformat(self.expires) <= datetime.now(UTC)
+        return self.expires is not None and datetime.fromisoformat(self.expires) <= datetime.now(
+            UTC
+        )
 
 
 class Keys:
@@ -80,17 +82,23 @@ class Keys:
         """All keys, oldest first. Costs one stat of the file, unless it changed."""
         return self._keys.content()
 
-    def add(self, name: str, role: Role, days: float | None = None, token: str | None = None) -> str:
+    def add(
+        self, name: str, role: Role, days: float | None = None, token: str | None = None
+    ) -> str:
         """A new key for ``name``, valid for so many days or until it is removed; it is shown here and never again.
 
         ``token`` is one made for another workspace, which then opens this one too.
         """
         if not 0 < len(name) <= 64 or not name.isprintable() or name != name.strip():
-            raise InputError(f"a key's name is 1 to 64 printable characters without spaces around them, got {name!r}")
+            raise InputError(
+                f"a key's name is 1 to 64 printable characters without spaces around them, got {name!r}"
+            )
         if role not in ROLES:
             raise UnknownNameError("role", role, ROLES)
         if days is not None and not 0 < days <= _MAX_DAYS:
-            raise InputError(f"a key is valid for more than 0 and up to {_MAX_DAYS:,} days, got {days:g}")
+            raise InputError(
+                f"a key is valid for more than 0 and up to {_MAX_DAYS:,} days, got {days:g}"
+            )
         now = datetime.now(UTC)
         expires = None
         if days is not None:
@@ -108,7 +116,9 @@ class Keys:
         with self._locked():
             keys = self.all()
             if any(other.name == name for other in keys):
-                raise InputError(f"there is already a key named {name!r}; remove it first, or choose another name")
+                raise InputError(
+                    f"there is already a key named {name!r}; remove it first, or choose another name"
+                )
             self._write((*keys, key))
         return token
 
@@ -141,7 +151,10 @@ class Keys:
         return exclusive(self._directory, _WAIT, busy)
 
     def _write(self, keys: tuple[Key, ...]) -> None:
-        stored = [{name: value for name, value in asdict(key).items() if value is not None} for key in keys]
+        stored = [
+            {name: value for name, value in asdict(key).items() if value is not None}
+            for key in keys
+        ]
         replace_json(self._file, document("keys", {"keys": stored}), mode=0o600)
 
 
@@ -165,7 +178,10 @@ def _hash(salt: str, token: str | bytes) -> str:
 
 
 def identify(
-    scope: MutableMapping[str, Any], headers: Mapping[str, str], keys: Keys, settings: ServiceSettings
+    scope: MutableMapping[str, Any],
+    headers: Mapping[str, str],
+    keys: Keys,
+    settings: ServiceSettings,
 ) -> Caller | None:
     """The caller, or None if unknown. Looked up once per request, for the rate limit and for the route."""
     state = scope.setdefault("state", {})
@@ -175,7 +191,11 @@ def identify(
 
 
 def _caller(
-    scope: MutableMapping[str, Any], headers: Mapping[str, str], *, keys: Keys, settings: ServiceSettings
+    scope: MutableMapping[str, Any],
+    headers: Mapping[str, str],
+    *,
+    keys: Keys,
+    settings: ServiceSettings,
 ) -> Caller | None:
     """The owner of a valid key; without any keys, any user of this machine."""
     if keys.all():

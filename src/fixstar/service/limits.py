@@ -54,21 +54,28 @@ _HEADERS: Final = {
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
 _SAFE = ("GET", "HEAD", "OPTIONS")
-_HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[0-9a-zA-Z._-]+)(:[0-9]{1,5})?")  # one name, and perhaps a port
+_HOST = re.compile(
+    r"(\[[0-9a-fA-F:.]+\]|[0-9a-zA-Z._-]+)(:[0-9]{1,5})?"
+)  # one name, and perhaps a port
 _ONE_IMAGE = ("/v1/search", "/v1/item")
 _IMAGES = ("/v1/items", "/v1/items/async", "/v1/search/batch")
 _EMBEDDED = ("/v1/embeddings", "/v1/search/examples")
 _JSON_IMAGES = 4  # times the largest image: JSON with images is read into memory as a whole
 _JSON_WEIGHT = 3  # bytes of memory for each of a JSON body
 _BESIDE_IMAGES = 1 << 20  # bytes of a request beside its images
-_PROBES = ("/healthz", "/readyz")  # polled by monitoring, so others at its address must not use up its requests
+_PROBES = (
+    "/healthz",
+    "/readyz",
+)  # polled by monitoring, so others at its address must not use up its requests
 _OPEN = ("/v1/openapi.json", "/v1/docs")  # need no key
 _SMALL_COST = 0.1  # of a request: one search shows many thumbnails, and the page has many files
 _IDLE = 30.0  # seconds that a body may pause
 _SLOWEST = 1 << 14  # bytes per second that a body must come with, after its first seconds
 _DRAIN = 5.0  # seconds in which a refused body is still read, so that its sender sees why
 _MAX_DEPTH = 20  # levels of lists and maps that a request may nest
-_MAX_FIELDS = 100  # of a JSON body: the framework would write an error for every field that it does not know
+_MAX_FIELDS = (
+    100  # of a JSON body: the framework would write an error for every field that it does not know
+)
 _QUICK = 1 << 14  # bytes of JSON that are parsed on the event loop
 _FORM = "multipart/form-data"
 _FILTERS = 'write a filter such as {"label": "shoes"}, {"price": {"lt": 50}} or {"sold": {"exists": false}}'
@@ -91,7 +98,9 @@ class SecurityHeaders:
                 headers = MutableHeaders(scope=message)
                 for name, value in _HEADERS.items():
                     headers.setdefault(name, value)
-                headers.setdefault("Cache-Control", "no-store" if scope["path"].startswith("/v1") else "no-cache")
+                headers.setdefault(
+                    "Cache-Control", "no-store" if scope["path"].startswith("/v1") else "no-cache"
+                )
             await send(message)
 
         await self._app(scope, receive, with_headers)
@@ -106,7 +115,9 @@ _CLOCKS_DIFFER = 60.0  # seconds, at most, between machines that share a workspa
 class TokenBuckets:
     """Limits the requests per minute of each caller; bursts are allowed."""
 
-    def __init__(self, rate: int, clock: Callable[[], float] = time.monotonic, most: int = 10_000) -> None:
+    def __init__(
+        self, rate: int, clock: Callable[[], float] = time.monotonic, most: int = 10_000
+    ) -> None:
         self._rate = rate
         self._clock = clock
         self._most = most
@@ -122,7 +133,9 @@ class TokenBuckets:
                 self._forget(self._clock())
             return wait
 
-    def _taken(self, known: tuple[float, float] | None, cost: float, owing: bool) -> tuple[float, tuple[float, float]]:
+    def _taken(
+        self, known: tuple[float, float] | None, cost: float, owing: bool
+    ) -> tuple[float, tuple[float, float]]:
         """The seconds to wait, and the new bucket; ``known`` is the old bucket, if there is one."""
         left, when = known or (float(self._rate), 0.0)
         now = self._clock()
@@ -214,7 +227,9 @@ class Admission:
     limit (per valid key, else per address), and callers without a valid key.
     """
 
-    def __init__(self, app: ASGIApp, settings: ServiceSettings, keys: Keys, buckets: TokenBuckets) -> None:
+    def __init__(
+        self, app: ASGIApp, settings: ServiceSettings, keys: Keys, buckets: TokenBuckets
+    ) -> None:
         self._app = app
         self._settings = settings
         self._keys = keys
@@ -226,7 +241,9 @@ class Admission:
             headers = Headers(scope=scope)
             problem = foreign_request(self._settings, scope["method"], headers)
             if problem is None and self._settings.shared:
-                problem = await run_in_threadpool(self._unwelcome, scope, headers)  # may wait for a file's lock
+                problem = await run_in_threadpool(
+                    self._unwelcome, scope, headers
+                )  # may wait for a file's lock
             elif problem is None:
                 problem = self._unwelcome(scope, headers)
             if problem is not None:
@@ -253,10 +270,16 @@ def _caller_name(scope: Scope) -> str:
     return f"key {caller.name}"
 
 
-def too_often(buckets: TokenBuckets, settings: ServiceSettings, caller: str, path: str) -> Problem | None:
+def too_often(
+    buckets: TokenBuckets, settings: ServiceSettings, caller: str, path: str
+) -> Problem | None:
     """The problem of a caller above its rate limit, on any path; None within it."""
     cost = 1.0
-    if not path.startswith(("/v1", "/metrics")) or path == "/v1/item/image" or path.endswith(".png"):
+    if (
+        not path.startswith(("/v1", "/metrics"))
+        or path == "/v1/item/image"
+        or path.endswith(".png")
+    ):
         cost = _SMALL_COST
     if path in _PROBES:
         caller = f"probe {caller}"
@@ -284,11 +307,15 @@ def foreign_request(settings: ServiceSettings, method: str, headers: Headers) ->
     known = (*LOOPBACK, settings.host, *names)
     if settings.loopback and (not _HOST.fullmatch(host) or _site(f"//{host}")[1] not in known):
         own = ", ".join(("localhost", *names))
-        return Problem("wrong-host", f"the request is for {host!r:.200}; this service answers to {own}")
+        return Problem(
+            "wrong-host", f"the request is for {host!r:.200}; this service answers to {own}"
+        )
     if method in _SAFE:
         return None
     origin = headers.get("origin")
-    same = origin is None or _site(origin)[0] == host or _site(origin)[1] in names  # names: a proxy has them for it
+    same = (
+        origin is None or _site(origin)[0] == host or _site(origin)[1] in names
+    )  # names: a proxy has them for it
     if headers.get("sec-fetch-site", "none") in ("same-origin", "none") and same:
         return None
     return Problem("cross-site", f"a page of {origin or 'another site'} sent this request")
@@ -393,7 +420,11 @@ class BodyLimit:
             seen = f"one request takes up to {self.allowed(path):,} bytes of JSON; base64 is a third larger than images"
             return Problem("too-large", seen, "send fewer images per request, or smaller ones")
         if not self.allowed(path):
-            return Problem("too-large", "this address takes no body", "send the request without one; see /v1/docs")
+            return Problem(
+                "too-large",
+                "this address takes no body",
+                "send the request without one; see /v1/docs",
+            )
         return Problem("too-large", f"this takes up to {_BESIDE_IMAGES:,} bytes, and no image")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -477,7 +508,9 @@ def _content_length(headers: Headers) -> int:
 
 def _no_room() -> Problem:
     seen = "the bodies of other requests take all memory that the service has for them"
-    hint = "try again when they are answered; the operator may allow more with: fixstar serve --memory"
+    hint = (
+        "try again when they are answered; the operator may allow more with: fixstar serve --memory"
+    )
     return Problem("busy", seen, hint, headers={"Retry-After": "2"})
 
 
@@ -601,9 +634,15 @@ def parse_json(name: str, text: str | bytes, hint: str = "let a JSON library wri
         value = json.loads(text, parse_constant=_no_constant, parse_float=_finite)
         json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate cannot be stored
     except (ValueError, RecursionError) as error:
-        raise Problem("invalid-request", f"{name} is not valid JSON: {error}", f"it must be JSON: {hint}") from error
+        raise Problem(
+            "invalid-request", f"{name} is not valid JSON: {error}", f"it must be JSON: {hint}"
+        ) from error
     if _depth(value) > _MAX_DEPTH:
-        raise Problem("invalid-request", f"{name} is nested deeper than {_MAX_DEPTH} levels", "send it flatter")
+        raise Problem(
+            "invalid-request",
+            f"{name} is nested deeper than {_MAX_DEPTH} levels",
+            "send it flatter",
+        )
     return value
 
 
@@ -662,7 +701,9 @@ async def known_parameters(request: Request) -> None:
     if request.query_params:
         parameters = operation(request).get("parameters", ())
         known = {one["name"]: one["schema"] for one in parameters if one["in"] == "query"}
-        _refuse_unknown("query parameter", place="in the address", given=request.query_params, known=known)
+        _refuse_unknown(
+            "query parameter", place="in the address", given=request.query_params, known=known
+        )
     fields = _form_fields(request)
     if fields:
         _require_form(request.headers.get("content-type", ""), file=next(iter(fields)))
@@ -678,20 +719,30 @@ def _require_form(kind: str, file: str) -> None:
     seen = "the request has no content type"
     if kind:
         seen = f"the content type is {kind:.80}, not {_FORM}"
-    hint = f"send {_FORM} with a file in the field {file}, as curl -F {file}=@FILE does; see /v1/docs"
+    hint = (
+        f"send {_FORM} with a file in the field {file}, as curl -F {file}=@FILE does; see /v1/docs"
+    )
     raise Problem("invalid-request", seen, hint)
 
 
 def operation(request: Request) -> dict[str, Any]:
     """The OpenAPI entry of the operation of a request; empty if there is none."""
     path = getattr(request.scope.get("route"), "path", "")
-    found: dict[str, Any] = request.app.openapi()["paths"].get(path, {}).get(request.method.lower(), {})
+    found: dict[str, Any] = (
+        request.app.openapi()["paths"].get(path, {}).get(request.method.lower(), {})
+    )
     return found
 
 
 def _form_fields(request: Request) -> dict[str, Any]:
     """The schemas of the form fields that the operation takes; empty if it takes no form."""
-    schema = operation(request).get("requestBody", {}).get("content", {}).get(_FORM, {}).get("schema", {})
+    schema = (
+        operation(request)
+        .get("requestBody", {})
+        .get("content", {})
+        .get(_FORM, {})
+        .get("schema", {})
+    )
     if "$ref" in schema:
         schema = request.app.openapi()["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
     fields: dict[str, Any] = schema.get("properties", {})
@@ -703,7 +754,11 @@ def _refuse_unknown(
 ) -> None:
     for name in given:
         if name not in known:
-            raise Problem("invalid-request", f"there is no {kind} {name!r:.80}", known_hint(place, name, known))
+            raise Problem(
+                "invalid-request",
+                f"there is no {kind} {name!r:.80}",
+                known_hint(place, name, known),
+            )
     if len(given.multi_items()) == len(given):
         return
     for name in given:

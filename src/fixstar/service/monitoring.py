@@ -11,7 +11,14 @@ from functools import cached_property
 from re import Pattern
 from urllib.parse import quote
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
 from starlette.routing import compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -46,10 +53,14 @@ class Metrics:
             return Gauge(f"fixstar_{name}", text, labels, registry=self.registry)
 
         def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
-            return Histogram(f"fixstar_{name}", text, labels, buckets=buckets, registry=self.registry)
+            return Histogram(
+                f"fixstar_{name}", text, labels, buckets=buckets, registry=self.registry
+            )
 
         self.requests = counter("requests", "Requests answered.", "method", "route", "status")
-        self.seconds = histogram("request_seconds", "Time from request to answer.", _SECONDS, "method", "route")
+        self.seconds = histogram(
+            "request_seconds", "Time from request to answer.", _SECONDS, "method", "route"
+        )
         self.under_way = gauge("requests_under_way", "Requests being answered.")
         self.embedded = counter("embedded_images", "Images embedded.", "version", "purpose")
         self.batch_size = histogram("query_batch_size", "Queries embedded together.", _SIZES)
@@ -59,7 +70,9 @@ class Metrics:
         self._deployed = gauge("deployed", "1 for the deployed version.", "version")
         self._jobs = gauge("jobs", "Jobs by state.", "state")
 
-    def text(self, items: Mapping[str, int], deployed: str | None, jobs: Mapping[str, int]) -> bytes:
+    def text(
+        self, items: Mapping[str, int], deployed: str | None, jobs: Mapping[str, int]
+    ) -> bytes:
         """All metrics as text, with the current state of the workspace."""
         for gauge in (self._items, self._deployed, self._jobs):
             gauge.clear()  # versions and states that are gone
@@ -81,7 +94,9 @@ class LogThrottle:
     def __init__(self, log: logging.Logger, every: float = 60.0) -> None:
         self._log = log
         self._every = every
-        self._held: dict[str, tuple[int, str]] = {}  # how often since the last line, and what to say
+        self._held: dict[
+            str, tuple[int, str]
+        ] = {}  # how often since the last line, and what to say
 
     def warn(self, key: str, message: str) -> None:
         """Write ``message``, or count it where a line for this key was written a moment ago."""

@@ -40,24 +40,44 @@ _RETRY = "try again in a moment"
 
 _TYPES: dict[str, tuple[int, str, str]] = {
     # the library's errors, by their type
-    "invalid-input": (400, "The request cannot be carried out", "change what detail names; see /v1/docs"),
+    "invalid-input": (
+        400,
+        "The request cannot be carried out",
+        "change what detail names; see /v1/docs",
+    ),
     "gallery": (400, "The gallery cannot do that", "change what detail names; see /v1/docs"),
     "unknown-name": (404, "There is nothing of that name", "use one of the names in detail"),
     "unknown-item": (404, "There is no such item", "see /v1/items"),
     "not-compatible": (409, "Not shown to be compatible", "see next_steps, or leave it as it is"),
-    "deployment-moved": (409, "The deployment has moved", "see GET /v1/status or /v1/rollback, then decide again"),
+    "deployment-moved": (
+        409,
+        "The deployment has moved",
+        "see GET /v1/status or /v1/rollback, then decide again",
+    ),
     "item-changed": (412, "The item has changed", "see GET /v1/item, then decide again"),
-    "unreadable-image": (422, "The image cannot be used", "open it in an image editor and save it again"),
+    "unreadable-image": (
+        422,
+        "The image cannot be used",
+        "open it in an image editor and save it again",
+    ),
     "unreadable-text": (422, "The text cannot be used", "send a text with words, or a shorter one"),
     "unreadable-item": (422, "The item cannot be used", "send it again, as detail says"),
     "unusable-data": (422, "The data cannot be used", "the operator can repair what detail names"),
     "missing-extra": (501, "Not installed here", "the operator can install what detail names"),
-    "damaged-item": (500, "A stored item is damaged", "the operator can find it by verifying the gallery"),
+    "damaged-item": (
+        500,
+        "A stored item is damaged",
+        "the operator can find it by verifying the gallery",
+    ),
     "unusable-model": (500, "The workspace cannot do that", _SEE_LOG),
     "untrusted-code": (500, "The workspace cannot do that", _SEE_LOG),
     "unusable-checkpoint": (500, "The workspace cannot do that", _SEE_LOG),
     "error": (500, "The workspace cannot do that", _SEE_LOG),
-    "embedding-server": (503, "The server that embeds texts does not answer as it should", f"try again; {_SEE_LOG}"),
+    "embedding-server": (
+        503,
+        "The server that embeds texts does not answer as it should",
+        f"try again; {_SEE_LOG}",
+    ),
     "gallery-unavailable": (503, "The gallery is not available now", f"try again; {_SEE_LOG}"),
     # the service's own
     "unreadable-form": (400, "The form cannot be read", "send multipart/form-data as curl -F does"),
@@ -66,14 +86,22 @@ _TYPES: dict[str, tuple[int, str, str]] = {
         "A valid key is needed",
         "send the header Authorization: Bearer KEY; the operator makes keys with: fixstar keys add NAME --role read",
     ),
-    "not-allowed": (403, "Your key may not do that", "ask the operator for a key with the role it needs"),
+    "not-allowed": (
+        403,
+        "Your key may not do that",
+        "ask the operator for a key with the role it needs",
+    ),
     "cross-site": (403, "Not from another site", "use the page of this service, or a program"),
     "not-found": (404, "There is nothing at this address", _SEE_DOCS),
     "not-checked": (404, "Not checked yet", "run a check: POST /v1/versions/NAME/check"),
     "unknown-folder": (404, "There is no such folder of images", "use one of the names in hint"),
     "unknown-job": (404, "There is no such job", "see /v1/jobs"),
     "unknown-picture": (404, "There is no such picture", "store the item again with its image"),
-    "unknown-version": (404, "There is no such version", "use one of those that there are; see /v1/versions"),
+    "unknown-version": (
+        404,
+        "There is no such version",
+        "use one of those that there are; see /v1/versions",
+    ),
     "wrong-method": (405, "Method not allowed", _SEE_DOCS),
     "stalled": (408, "The request came too slowly", "send it again, without a pause"),
     "already-deployed": (409, "It is deployed already", "there is nothing to do; see /v1/status"),
@@ -98,7 +126,11 @@ _TYPES: dict[str, tuple[int, str, str]] = {
         "The service has no folder to train on",
         "train on the stored items, or let the operator choose one: fixstar serve --training-images FOLDER",
     ),
-    "no-rollback": (409, "There is nothing to roll back to", "name the version you want: POST /v1/deploy"),
+    "no-rollback": (
+        409,
+        "There is nothing to roll back to",
+        "name the version you want: POST /v1/deploy",
+    ),
     "retired-version": (409, "The version was retired", "use one that still has its weights"),
     "too-large": (413, "Too large", "send it in several requests"),
     "image-too-large": (
@@ -106,7 +138,11 @@ _TYPES: dict[str, tuple[int, str, str]] = {
         "The image is too large",
         "send a smaller version; the operator may allow more megabytes with: fixstar serve --upload",
     ),
-    "unknown-format": (415, "Not an image of a known format", "send JPEG, PNG, WebP, AVIF, GIF, BMP or TIFF"),
+    "unknown-format": (
+        415,
+        "Not an image of a known format",
+        "send JPEG, PNG, WebP, AVIF, GIF, BMP or TIFF",
+    ),
     "wrong-host": (
         421,
         "Not this host",
@@ -116,13 +152,25 @@ _TYPES: dict[str, tuple[int, str, str]] = {
     "invalid-request": (422, "The request is not as documented", _SEE_DOCS),
     "no-usable-image": (422, "No image can be used", "see bad for what to do about each"),
     "no-usable-text": (422, "No text can be used", "see bad for what to do about each"),
-    "too-many-results": (422, "Too many results", "ask for fewer; to list all items: GET /v1/items"),
-    "wrong-vector": (422, "The vector does not fit", "send the short form of a vector of that version"),
+    "too-many-results": (
+        422,
+        "Too many results",
+        "ask for fewer; to list all items: GET /v1/items",
+    ),
+    "wrong-vector": (
+        422,
+        "The vector does not fit",
+        "send the short form of a vector of that version",
+    ),
     "too-many-jobs": (429, "Too many jobs", "try again when some are done"),
     "too-many-requests": (429, "Too many requests", "wait as long as Retry-After says"),
     "bug": (500, "Something is wrong in the service", "the operator finds it in the log"),
     "damaged-job": (500, "The job's file is damaged", "ask for it again"),
-    "process-ended": (500, "The process of the job ended too early", "see the log, then ask for it again"),
+    "process-ended": (
+        500,
+        "The process of the job ended too early",
+        "see the log, then ask for it again",
+    ),
     "job-abandoned": (500, "The job was abandoned", "see the log, then ask for it again"),
     "busy": (503, "Too busy", _RETRY),
     "not-ready": (503, "Not ready", _SEE_LOG),
@@ -136,7 +184,11 @@ PROBLEMS = {name: ProblemType(*row) for name, row in _TYPES.items()}
 # action: method, path, fields of the body. Other actions need a shell on the service's machine, or files there
 REQUESTS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "backfill": ("POST", "/v1/backfill", ("budget", "order", "rate", "deployed", "anyway")),
-    "check": ("POST", "/v1/versions/{version}/check", ("confidence", "tolerance", "seed", "weight", "refit")),
+    "check": (
+        "POST",
+        "/v1/versions/{version}/check",
+        ("confidence", "tolerance", "seed", "weight", "refit"),
+    ),
     "delete-items": ("POST", "/v1/items/delete", ("ids",)),
     "deploy": ("POST", "/v1/deploy", ("version", "force", "deployed", "queries")),
     "rollback": ("POST", "/v1/rollback", ("deployed", "to")),
@@ -205,7 +257,12 @@ class Problem(Exception):  # noqa: N818 (the name of the media type)
 
     def body(self) -> dict[str, Any]:
         """The JSON document. Lone surrogates from a request are replaced, as they cannot be encoded."""
-        words = {"type": f"/problems/{self.kind}", "title": self.title, "detail": self.detail, "hint": self.hint}
+        words = {
+            "type": f"/problems/{self.kind}",
+            "title": self.title,
+            "detail": self.detail,
+            "hint": self.hint,
+        }
         return {
             **{name: text.encode("utf-8", "replace").decode() for name, text in words.items()},
             "status": self.status,
@@ -256,7 +313,10 @@ def is_disk_full(error: BaseException | None) -> bool:
     while error is not None:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             return True
-        if str(getattr(error, "sqlite_errorname", "")) == "SQLITE_FULL" or getattr(error, "sqlstate", None) == "53100":
+        if (
+            str(getattr(error, "sqlite_errorname", "")) == "SQLITE_FULL"
+            or getattr(error, "sqlstate", None) == "53100"
+        ):
             return True
         if _SHORT_WRITE.search(str(error)):
             return True
@@ -268,4 +328,6 @@ def problem_response(problem: Problem) -> JSONResponse:
     """The HTTP response."""
     from fastapi.responses import JSONResponse
 
-    return JSONResponse(problem.body(), problem.status, problem.headers, media_type="application/problem+json")
+    return JSONResponse(
+        problem.body(), problem.status, problem.headers, media_type="application/problem+json"
+    )

@@ -41,17 +41,25 @@ class _Model(NamedTuple):
     target: str
 
 
-@router.post("/embeddings", tags=["search"], dependencies=READ, responses=problem_responses(404, 413, 415))
+@router.post(
+    "/embeddings", tags=["search"], dependencies=READ, responses=problem_responses(404, 413, 415)
+)
 async def embeddings(context: Shared, wanted: EmbeddingRequest) -> EmbeddingResponse:
     """The vectors of images by a version, or, with ``v2->v1``, its queries for another version's vectors."""
     texts = [wanted.input] if isinstance(wanted.input, str) else wanted.input
     most = min(context.settings.items_at_once, context.settings.waiting)
     if len(texts) > most:
-        raise Problem("invalid-request", f"{len(texts)} inputs; up to {most} may come at once", "send several requests")
+        raise Problem(
+            "invalid-request",
+            f"{len(texts)} inputs; up to {most} may come at once",
+            "send several requests",
+        )
     model = await run_in_threadpool(_chosen, context.workspace, wanted.model)
     given: Sequence[bytes | str] = texts
     if await run_in_threadpool(context.workspace.registry.reads) == "images":
-        given = await run_in_threadpool(lambda: [image_in(f"input {row}", text) for row, text in enumerate(texts)])
+        given = await run_in_threadpool(
+            lambda: [image_in(f"input {row}", text) for row, text in enumerate(texts)]
+        )
     asked = (context.batcher.embed(one, (model.version,)) for one in given)
     good = numbered("input", await asyncio.gather(*asked, return_exceptions=True))
     await context.intake.count(len(texts))
@@ -98,7 +106,10 @@ def _searching(space: Workspace, model: _Model, vectors: _Rows) -> _Rows:
         return vectors
     made = space.serving.in_space_of(model.target, model.version, vectors)
     if made is None:
-        raise Problem("unknown-version", f"queries of {model.version} no longer reach vectors of {model.target}")
+        raise Problem(
+            "unknown-version",
+            f"queries of {model.version} no longer reach vectors of {model.target}",
+        )
     return unit(np.asarray(made)).astype(np.float32)
 
 

@@ -83,7 +83,9 @@ router = APIRouter(prefix="/v1", route_class=FormRoute)
 COUNTED = 100_000  # items that one answer counts, at most
 LISTED = 4 << 20  # characters of payloads, or of values, in one answer, roughly
 SCANNED = 5000  # items that a filter is compared with for one page, at most
-IMMUTABLE = "private, max-age=31536000, immutable"  # the header of a picture whose address has a stamp
+IMMUTABLE = (
+    "private, max-age=31536000, immutable"  # the header of a picture whose address has a stamp
+)
 _REPEATED = 30  # items of one label in a row, after which a sample goes to the next folder
 _MAX_ID = 1024
 _MAX_FILE_NAME = 255
@@ -92,30 +94,49 @@ _EXAMPLES = {"ids": '["shoes/17"]', "payloads": '[{"label": "shoes"}]'}
 
 _ETAG = re.compile(r'(?:W/)?"([0-9]{1,20})"')  # proxies that compress make it a weak one
 
-ItemId = Annotated[str, Query(alias="id", min_length=1, max_length=_MAX_ID, description="The item's id.")]
+ItemId = Annotated[
+    str, Query(alias="id", min_length=1, max_length=_MAX_ID, description="The item's id.")
+]
 IfMatch = Annotated[
-    str | None, Header(max_length=100, description="The item's ETag: nothing is written if it has changed since.")
+    str | None,
+    Header(
+        max_length=100, description="The item's ETag: nothing is written if it has changed since."
+    ),
 ]
 Image = Annotated[UploadFile, File(description=f"{FORMATS}.")]
 Images = Annotated[list[UploadFile], File(description=f"{FORMATS}.")]
-Payloads = Annotated[str | None, Form(description="A JSON list: one object per image, stored with it.")]
-Ids = Annotated[str | None, Form(description="A JSON list of ids, one per image; made up by default.")]
+Payloads = Annotated[
+    str | None, Form(description="A JSON list: one object per image, stored with it.")
+]
+Ids = Annotated[
+    str | None, Form(description="A JSON list of ids, one per image; made up by default.")
+]
 Count = Annotated[int | None, Query(ge=1, le=MAX_RESULTS, description="Results; 10 by default.")]
 FilterText = Annotated[
-    str | None, Query(max_length=8192, description='Restrict by payload, as JSON: {"label": "shoes"}.')
+    str | None,
+    Query(max_length=8192, description='Restrict by payload, as JSON: {"label": "shoes"}.'),
 ]
 Exact = Annotated[
-    bool | None, Query(description="false uses an approximate index if there is one: faster, a hit may be missing.")
+    bool | None,
+    Query(
+        description="false uses an approximate index if there is one: faster, a hit may be missing."
+    ),
 ]
 
 Model = TypeVar("Model", bound=BaseModel)
 Value = TypeVar("Value")
 
-MinScore = Annotated[float | None, Query(ge=-1, le=1, description="Leave out hits with a lower score.")]
+MinScore = Annotated[
+    float | None, Query(ge=-1, le=1, description="Leave out hits with a lower score.")
+]
 
 
 async def _options(
-    context: Shared, k: Count = None, where: FilterText = None, exact: Exact = None, min_score: MinScore = None
+    context: Shared,
+    k: Count = None,
+    where: FilterText = None,
+    exact: Exact = None,
+    min_score: MinScore = None,
 ) -> SearchRequest:
     return SearchRequest(
         k=_count(context, k or 10),
@@ -138,7 +159,9 @@ class SearchParameters(BaseModel):
     where: FilterText = None
     exact: Exact = None
     min_score: MinScore = None
-    version: Annotated[str | None, Query(max_length=100, description="Who embeds it; as deployed by default.")] = None
+    version: Annotated[
+        str | None, Query(max_length=100, description="Who embeds it; as deployed by default.")
+    ] = None
 
 
 class SearchForm(BaseModel):
@@ -158,7 +181,11 @@ def _search_form() -> dict[str, Any]:
     """The form of a search as OpenAPI describes it: an image or a text, one of them."""
     schema = SearchForm.model_json_schema()
     fields = schema["properties"]
-    fields["image"] = {"type": "string", "format": "binary", "description": fields["image"]["description"]}
+    fields["image"] = {
+        "type": "string",
+        "format": "binary",
+        "description": fields["image"]["description"],
+    }
     fields["text"] = {"type": "string", "description": fields["text"]["description"]}
     schema["oneOf"] = [{"required": ["image"]}, {"required": ["text"]}]
     return schema
@@ -169,7 +196,10 @@ _SEARCH_DOCUMENT = {
         {"name": name, "in": "query", "description": schema.pop("description"), "schema": schema}
         for name, schema in SearchParameters.model_json_schema()["properties"].items()
     ],
-    "requestBody": {"required": True, "content": {"multipart/form-data": {"schema": _search_form()}}},
+    "requestBody": {
+        "required": True,
+        "content": {"multipart/form-data": {"schema": _search_form()}},
+    },
 }
 
 
@@ -235,15 +265,21 @@ async def _image_or_text(context: Context, form: SearchForm) -> bytes | str:
         return await read_upload(form.image, context.settings)
     if form.text is not None and form.image is None:
         return form.text
-    raise _invalid("a search takes an image or a text, one of them", "send image, or text, as a form field")
+    raise _invalid(
+        "a search takes an image or a text, one of them", "send image, or text, as a form field"
+    )
 
 
-async def _found_by(context: Context, version: str, data: bytes | str, request: SearchRequest) -> SearchResult:
+async def _found_by(
+    context: Context, version: str, data: bytes | str, request: SearchRequest
+) -> SearchResult:
     """The hits of one version that embeds the query alone."""
     space = context.workspace
     known = await run_in_threadpool(space.versions)
     if version not in known:
-        raise Problem("unknown-version", f"no version {version!r}", f"there are: {', '.join(known) or 'none'}")
+        raise Problem(
+            "unknown-version", f"no version {version!r}", f"there are: {', '.join(known) or 'none'}"
+        )
     vectors = await context.batcher.embed(data, (version,))
     search_vectors = partial(space.serving.search_vectors, version, vectors[version][None], request)
     return await run_in_threadpool(search_vectors)
@@ -266,27 +302,39 @@ def _as_json(answer: SearchResponse) -> Response:
     return Response(answer.model_dump_json(), media_type="application/json")
 
 
-@router.post("/search/batch", tags=["search"], dependencies=READ, responses=problem_responses(413, 415))
+@router.post(
+    "/search/batch", tags=["search"], dependencies=READ, responses=problem_responses(413, 415)
+)
 async def search_batch(context: Shared, images: Images, request: Options) -> list[SearchResponse]:
     """The items nearest to each of several images, in their order. One bad image fails the request."""
     began = time.perf_counter()
     most = min(context.settings.items_at_once, context.settings.waiting)
     if len(images) > most:
-        raise _invalid(f"{len(images)} images; up to {most} may come at once", "send several requests")
+        raise _invalid(
+            f"{len(images)} images; up to {most} may come at once", "send several requests"
+        )
     data = [await read_upload(image, context.settings) for image in images]
     found = numbered("image", await context.batcher.search_together(data, request))
     await context.intake.count(len(images))
     return [await _answered(context, request, one, began=began) for one in found]
 
 
-@router.post("/search/examples", tags=["search"], dependencies=READ, responses=problem_responses(404, 413, 415))
+@router.post(
+    "/search/examples",
+    tags=["search"],
+    dependencies=READ,
+    responses=problem_responses(404, 413, 415),
+)
 async def search_examples(context: Shared, query: ExampleQuery) -> SearchResponse:
     """The items most like the positive examples and unlike the negative ones, these left out."""
     began = time.perf_counter()
     request = _request(context, query)
     images = len(query.positive.images) + len(query.negative.images)
     if images > context.settings.items_at_once:
-        raise _invalid(f"{images} images; up to {context.settings.items_at_once} may come at once", "send fewer")
+        raise _invalid(
+            f"{images} images; up to {context.settings.items_at_once} may come at once",
+            "send fewer",
+        )
     positive = await _examples(context, "positive", query.positive)
     negative = await _examples(context, "negative", query.negative)
     search_now = partial(
@@ -300,7 +348,9 @@ async def search_examples(context: Shared, query: ExampleQuery) -> SearchRespons
     if not images:
         found = await run_in_threadpool(search_now)
     else:
-        found = await context.intake.in_turn(lambda: run_in_threadpool(search_now))  # it decodes in its thread
+        found = await context.intake.in_turn(
+            lambda: run_in_threadpool(search_now)
+        )  # it decodes in its thread
         await context.intake.count(images)
     return await _answered(context, request, found, began=began)
 
@@ -324,7 +374,9 @@ def search_vector(context: Shared, query: VectorQuery) -> SearchResponse:
     spaces = {space.name: space for space in space.gallery.versions()}
     if version not in spaces:
         seen = f"no vectors of {version!r}; there are: {', '.join(spaces) or 'none yet'}"
-        raise Problem("unknown-version", seen, "use one of those, or send no version: the deployed one")
+        raise Problem(
+            "unknown-version", seen, "use one of those, or send no version: the deployed one"
+        )
     vector = np.asarray(query.vector, np.float64)
     if len(vector) != spaces[version].width:
         seen = f"{plural(len(vector), 'number')}; vectors of {version} have {spaces[version].width}"
@@ -332,9 +384,13 @@ def search_vector(context: Shared, query: VectorQuery) -> SearchResponse:
         raise Problem("wrong-vector", seen, hint)
     largest = float(np.abs(vector).max())
     if not largest:
-        raise Problem("wrong-vector", "all its numbers are 0", "send one with a number that is not 0")
+        raise Problem(
+            "wrong-vector", "all its numbers are 0", "send one with a number that is not 0"
+        )
     request = _request(context, query)
-    row = unit(vector[None] / largest)  # scaled first: squares of very large or small numbers overflow
+    row = unit(
+        vector[None] / largest
+    )  # scaled first: squares of very large or small numbers overflow
     found = space.serving.search_vectors(version, row.astype(np.float32), request)
     return _search_response(context, request, found, began=began)
 
@@ -366,7 +422,9 @@ def _count(context: Context, k: int) -> int:
     return k
 
 
-async def _answered(context: Context, request: SearchRequest, found: SearchResult, *, began: float) -> SearchResponse:
+async def _answered(
+    context: Context, request: SearchRequest, found: SearchResult, *, began: float
+) -> SearchResponse:
     """The response. Made in a thread if the filter must be applied to the items again."""
     make_response = partial(_search_response, context, request, found, began=began)
     if found.hits[0] or not request.where:
@@ -374,7 +432,9 @@ async def _answered(context: Context, request: SearchRequest, found: SearchResul
     return await run_in_threadpool(make_response)
 
 
-def _search_response(context: Context, request: SearchRequest, found: SearchResult, *, began: float) -> SearchResponse:
+def _search_response(
+    context: Context, request: SearchRequest, found: SearchResult, *, began: float
+) -> SearchResponse:
     unknown: Iterable[str] = ()
     if not found.hits[0]:
         unknown = unknown_fields(context.workspace.gallery, request.where or {})
@@ -416,9 +476,13 @@ def item_fields(name: str, version: str, payload: Payload) -> dict[str, Any]:
 @router.get("/items", tags=["items"], dependencies=READ, responses=problem_responses(404))
 def items(
     context: Shared,
-    after: Annotated[str | None, Query(max_length=_MAX_ID, description="The id to continue after.")] = None,
+    after: Annotated[
+        str | None, Query(max_length=_MAX_ID, description="The id to continue after.")
+    ] = None,
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
-    version: Annotated[str | None, Query(max_length=256, description="Only vectors of this version.")] = None,
+    version: Annotated[
+        str | None, Query(max_length=256, description="Only vectors of this version.")
+    ] = None,
     where: FilterText = None,
 ) -> ItemPage:
     """Page through all items. With ``where`` a page ends after 5,000 items were looked at; ``next`` continues."""
@@ -437,7 +501,11 @@ def _require_vectors(gallery: Gallery, version: str | None) -> None:
 
 
 def item_page(
-    gallery: Gallery, limit: int, version: str | None = None, after: str | None = None, where: Where | None = None
+    gallery: Gallery,
+    limit: int,
+    version: str | None = None,
+    after: str | None = None,
+    where: Where | None = None,
 ) -> ItemPage:
     """Up to ``limit`` items after ``after`` that pass the filter. Few matches do not make a page much slower."""
     passes = payload_test(where or {})
@@ -503,13 +571,22 @@ def item_sample(gallery: Gallery, limit: int) -> list[StoredItem]:
 def count(
     context: Shared,
     where: FilterText = None,
-    version: Annotated[str | None, Query(max_length=256, description="Only vectors of this version.")] = None,
-    field: Annotated[str | None, Query(max_length=256, description="Also count the values of this field.")] = None,
-    after: Annotated[str | None, Query(max_length=_MAX_ID, description="The id to continue after.")] = None,
+    version: Annotated[
+        str | None, Query(max_length=256, description="Only vectors of this version.")
+    ] = None,
+    field: Annotated[
+        str | None, Query(max_length=256, description="Also count the values of this field.")
+    ] = None,
+    after: Annotated[
+        str | None, Query(max_length=_MAX_ID, description="The id to continue after.")
+    ] = None,
 ) -> ItemCount:
     """Count items by payload. An answer ends after 100,000 items were looked at; ``next`` continues."""
     if field in HIDDEN_FIELDS:
-        raise _invalid(f"the field {field!r} names files of the service, and cannot be asked for", "use another field")
+        raise _invalid(
+            f"the field {field!r} names files of the service, and cannot be asked for",
+            "use another field",
+        )
     gallery = context.workspace.gallery
     _require_vectors(gallery, version)
     found = count_items(
@@ -550,8 +627,12 @@ async def item_image(
     context: Shared,
     request: Request,
     item_id: ItemId,
-    size: Annotated[int, Query(ge=16, le=THUMBNAIL_SIZES[-1], description="Pixels of the longer side, at most.")] = 256,
-    stamp: Annotated[str, Query(max_length=256, description="Makes the answer one that caches may keep.")] = "",
+    size: Annotated[
+        int, Query(ge=16, le=THUMBNAIL_SIZES[-1], description="Pixels of the longer side, at most.")
+    ] = 256,
+    stamp: Annotated[
+        str, Query(max_length=256, description="Makes the answer one that caches may keep.")
+    ] = "",
 ) -> Response:
     """An item's picture, encoded again."""
     found = await run_in_threadpool(_find_item, context, item_id)
@@ -568,7 +649,11 @@ async def item_image(
 
 @router.patch("/item", tags=["items"], dependencies=WRITE, responses=problem_responses(404, 412))
 def change_payload(
-    context: Shared, response: Response, item_id: ItemId, change: PayloadChange, if_match: IfMatch = None
+    context: Shared,
+    response: Response,
+    item_id: ItemId,
+    change: PayloadChange,
+    if_match: IfMatch = None,
 ) -> Item:
     """Change payload fields of an item; its image and vector stay. Null removes a field.
 
@@ -610,7 +695,9 @@ def _find_item(context: Context, name: str) -> StoredItem:
 
 
 def _shown_item(stored: StoredItem) -> Item:
-    return Item(**item_fields(stored.id, stored.version, stored.payload), revision=str(stored.revision))
+    return Item(
+        **item_fields(stored.id, stored.version, stored.payload), revision=str(stored.revision)
+    )
 
 
 def _with_etag(response: Response, shown: Item) -> Item:
@@ -651,7 +738,10 @@ class _Upload:
         """The file name that was sent, for messages; never used as a path."""
         if self.file is None:
             return None
-        return self.file.filename and self.file.filename.encode("utf-8", "replace").decode()[:_MAX_FILE_NAME]
+        return (
+            self.file.filename
+            and self.file.filename.encode("utf-8", "replace").decode()[:_MAX_FILE_NAME]
+        )
 
     def bad(self, reason: str) -> BadImage:
         """This upload as an entry of ``bad``."""
@@ -673,7 +763,9 @@ async def put_item(
     response: Response,
     item_id: ItemId,
     image: Image,
-    payload: Annotated[str | None, Form(description="A JSON object, stored with the image.")] = None,
+    payload: Annotated[
+        str | None, Form(description="A JSON object, stored with the image.")
+    ] = None,
     if_match: IfMatch = None,
 ) -> Item:
     """Store one item, replacing the one that had this id."""
@@ -683,19 +775,28 @@ async def put_item(
         content = {}
         if payload is not None:
             content = parse_json("payload", payload, _PAYLOAD)
-        return _plan_uploads(context.settings, images=[image], payloads=[content], ids=[item_id], most=1)
+        return _plan_uploads(
+            context.settings, images=[image], payloads=[content], ids=[item_id], most=1
+        )
 
     stored = await _add_items(context, await run_in_threadpool(plan), expected)
     if stored.rejected:
         raise stored.rejected[0][1]
-    fields = item_fields(item_id, stored.version, stored.payloads[item_id])  # another may have written since
+    fields = item_fields(
+        item_id, stored.version, stored.payloads[item_id]
+    )  # another may have written since
     return _with_etag(response, Item(**fields, revision=str(stored.revisions[item_id])))
 
 
 @router.post(
-    "/items", tags=["items"], dependencies=WRITE, responses=problem_responses(413, 415, 422, body=NothingAdded)
+    "/items",
+    tags=["items"],
+    dependencies=WRITE,
+    responses=problem_responses(413, 415, 422, body=NothingAdded),
 )
-async def add_items(context: Shared, images: Images, payloads: Payloads = None, ids: Ids = None) -> Added:
+async def add_items(
+    context: Shared, images: Images, payloads: Payloads = None, ids: Ids = None
+) -> Added:
     """Embed and store images with the deployed version before the answer. Those that cannot be used are named.
 
     If none can be used the answer is a problem, which names them too.
@@ -710,7 +811,9 @@ async def add_texts(context: Shared, given: TextList) -> Added:
     """Embed and store texts with the deployed version before the answer. Those that cannot be used are named."""
     most = context.settings.items_at_once
     if len(given.items) > most:
-        raise _invalid(f"{len(given.items)} texts; up to {most} may come at once", "send several requests")
+        raise _invalid(
+            f"{len(given.items)} texts; up to {most} may come at once", "send several requests"
+        )
     uploads = await run_in_threadpool(_plan_texts, context.settings, given.items)
     return await _added(context, uploads)
 
@@ -733,7 +836,10 @@ def _plan_texts(settings: ServiceSettings, texts: Sequence[TextItem]) -> list[_U
     for number, (name, one) in enumerate(zip(names, texts, strict=True)):
         content = _checked_payload(one.payload)
         if TEXT in content:
-            raise _invalid(f"the payload of {name!r:.80} has a field text", "send the text beside the payload, once")
+            raise _invalid(
+                f"the payload of {name!r:.80} has a field text",
+                "send the text beside the payload, once",
+            )
         _require_small(settings, name, content)
         uploads.append(_Upload(name, content, file=None, index=number, text=one.text))
     return uploads
@@ -777,7 +883,10 @@ def _parsed_list(name: str, text: str | None) -> list[Any] | None:
         return None
     content = parse_json(name, text, f"send such as {_EXAMPLES[name]}")
     if not isinstance(content, list):
-        raise _invalid(f"{name} must be a JSON list, one entry per image; got {text:.80}", f"send {_EXAMPLES[name]}")
+        raise _invalid(
+            f"{name} must be a JSON list, one entry per image; got {text:.80}",
+            f"send {_EXAMPLES[name]}",
+        )
     return content
 
 
@@ -796,7 +905,9 @@ def _plan_uploads(
     for name, given in (("payloads", payloads), ("ids", ids)):
         if given is not None and len(given) != len(images):
             seen = f"{plural(len(given), name[:-1])} for {plural(len(images), 'image')}; one per image is needed"
-            raise _invalid(seen, f"send as many as images, in their order, such as {_EXAMPLES[name]}")
+            raise _invalid(
+                seen, f"send as many as images, in their order, such as {_EXAMPLES[name]}"
+            )
     if ids is None:
         ids = [_new_id() for _ in images]
     if payloads is None:
@@ -814,7 +925,9 @@ def _require_small(settings: ServiceSettings, name: str, payload: Mapping[str, A
     size = len(json.dumps(payload, ensure_ascii=False).encode())
     if size > settings.payload_bytes:
         seen = f"the payload of {name!r:.80} has {size:,} bytes; {settings.payload_bytes:,} are allowed"
-        raise Problem("too-large", seen, "store less with the item, such as the address of the rest")
+        raise Problem(
+            "too-large", seen, "store less with the item, such as the address of the rest"
+        )
 
 
 def _checked_ids(ids: Sequence[Any]) -> list[str]:
@@ -824,7 +937,9 @@ def _checked_ids(ids: Sequence[Any]) -> list[str]:
         raise _invalid(str(error), f"send such as {_EXAMPLES['ids']}") from error
     for name in names:
         if len(name) > _MAX_ID:
-            raise _invalid(f"an id has up to {_MAX_ID} characters, got {len(name)}", "send a shorter one")
+            raise _invalid(
+                f"an id has up to {_MAX_ID} characters, got {len(name)}", "send a shorter one"
+            )
     return names
 
 
@@ -842,7 +957,9 @@ def _invalid(detail: str, hint: str) -> Problem:
     return Problem("invalid-request", detail, hint)
 
 
-async def _add_items(context: Context, uploads: Sequence[_Upload], expected: int | None = None) -> _Stored:
+async def _add_items(
+    context: Context, uploads: Sequence[_Upload], expected: int | None = None
+) -> _Stored:
     """Embed and store images or texts with the deployed version; on disk when it returns. Bad ones are left out.
 
     ``expected`` is the revision that one item must have to be replaced.
@@ -852,7 +969,9 @@ async def _add_items(context: Context, uploads: Sequence[_Upload], expected: int
     version, encoder = await run_in_threadpool(deployed_encoder, space)
     decoded = await asyncio.gather(*(_decoded(context, upload, encoder) for upload in uploads))
 
-    def write(version: str, ids: Sequence[str], vectors: Vectors, payloads: Sequence[Payload]) -> None:
+    def write(
+        version: str, ids: Sequence[str], vectors: Vectors, payloads: Sequence[Payload]
+    ) -> None:
         with context.jobs.overtaking(ids):
             made = space.gallery.upsert(version, ids, vectors, payloads, expected)
         revisions.update(zip(ids, made, strict=True))
@@ -891,7 +1010,11 @@ async def _decoded(context: Context, upload: _Upload, encoder: Encoder) -> Catal
     """The decoded image, with the name of its file in the payload; or a text, with the text in the payload."""
     wanted = "images" if upload.file is not None else "texts"
     if encoder.reads != wanted:
-        return Problem("wrong-kind", f"this gallery holds {encoder.reads}, and {wanted} came", f"send {encoder.reads}")
+        return Problem(
+            "wrong-kind",
+            f"this gallery holds {encoder.reads}, and {wanted} came",
+            f"send {encoder.reads}",
+        )
     if upload.file is None:
         return text_item(upload.id, upload.text, upload.payload)
     try:
@@ -922,7 +1045,9 @@ async def _keep_images(context: Context, uploads: Sequence[_Upload]) -> list[dic
     for upload in uploads:
         try:
             assert upload.file is not None
-            suffixes.append(await context.intake.check(await read_upload(upload.file, context.settings)))
+            suffixes.append(
+                await context.intake.check(await read_upload(upload.file, context.settings))
+            )
         except Problem as problem:
             problem.detail = f"{upload.bad('').title}: {problem.detail}; nothing was stored"
             raise
@@ -930,7 +1055,11 @@ async def _keep_images(context: Context, uploads: Sequence[_Upload]) -> list[dic
     for upload, suffix in zip(uploads, suffixes, strict=True):
         assert upload.file is not None
         await upload.file.seek(0)
-        kept = await run_in_threadpool(context.workspace.images.keep, await upload.file.read(), suffix)
+        kept = await run_in_threadpool(
+            context.workspace.images.keep, await upload.file.read(), suffix
+        )
         payload = {**upload.payload, **kept}
-        accepted.append({"id": upload.id, "image": kept[IMAGE], "payload": payload, "file": upload.name})
+        accepted.append(
+            {"id": upload.id, "image": kept[IMAGE], "payload": payload, "file": upload.name}
+        )
     return accepted

@@ -87,17 +87,22 @@ def versions(context: Shared) -> list[Version]:
     counts = space.gallery.count()
     deployed = space.rollout.current()
     return [
-        Version(**_version_fields(space, name, counts=counts, deployed=deployed)) for name in space.registry.known()
+        Version(**_version_fields(space, name, counts=counts, deployed=deployed))
+        for name in space.registry.known()
     ]
 
 
-@router.get("/versions/{name}", tags=["versions"], dependencies=READ, responses=problem_responses(404))
+@router.get(
+    "/versions/{name}", tags=["versions"], dependencies=READ, responses=problem_responses(404)
+)
 def version(context: Shared, name: Name) -> VersionCard:
     """One version: where it comes from, which class owns which slot, and its last check."""
     space = context.workspace
     card = space.registry.card(_known(space, name))
     about = card.get("about", {})
-    details = {key: card.get(key) for key in ("classifier", "projection", "preprocessing", "weights")}
+    details = {
+        key: card.get(key) for key in ("classifier", "projection", "preprocessing", "weights")
+    }
     details |= {key: about.get(key) for key in ("method", "loss", "selected_epoch")}
     details["recipe"] = about.get("settings", {}).get("recipe")
     found = last_check(space.path, name)
@@ -105,7 +110,9 @@ def version(context: Shared, name: Name) -> VersionCard:
         lineage = space.registry.lineage(name)
     except FixstarError:  # an ancestor is gone
         lineage = [name]
-    fields = _version_fields(space, name, counts=space.gallery.count(), deployed=space.rollout.current())
+    fields = _version_fields(
+        space, name, counts=space.gallery.count(), deployed=space.rollout.current()
+    )
     return VersionCard(
         **fields,
         lineage=tuple(lineage),
@@ -115,7 +122,9 @@ def version(context: Shared, name: Name) -> VersionCard:
     )
 
 
-def _version_fields(space: Workspace, name: str, counts: dict[str, int], deployed: str) -> dict[str, Any]:
+def _version_fields(
+    space: Workspace, name: str, counts: dict[str, int], deployed: str
+) -> dict[str, Any]:
     card = space.registry.card(name)
     about = card.get("about", {})
     trained = dict(about.get("data") or {})
@@ -164,7 +173,9 @@ def _known(space: Workspace, name: str) -> str:
     error = space.no_encoder(name)
     if error is not None:
         raise Problem("unknown-version", str(error), "", *error.next_steps)
-    raise Problem("unknown-version", f"no version {name!r}", f"there are: {', '.join(names) or 'none'}")
+    raise Problem(
+        "unknown-version", f"no version {name!r}", f"there are: {', '.join(names) or 'none'}"
+    )
 
 
 def _existing(space: Workspace, name: str) -> str:
@@ -178,20 +189,37 @@ def _existing(space: Workspace, name: str) -> str:
 # --- checks
 
 
-@router.get("/versions/{name}/check", tags=["versions"], dependencies=READ, responses=problem_responses(404))
+@router.get(
+    "/versions/{name}/check", tags=["versions"], dependencies=READ, responses=problem_responses(404)
+)
 def check(context: Shared, name: Name) -> Check:
     """The last check of a version that counts: one with less evidence does not replace one with more."""
     return _check_body(_checked(context, name))
 
 
-@router.get("/versions/{name}/checks", tags=["versions"], dependencies=READ, responses=problem_responses(404))
+@router.get(
+    "/versions/{name}/checks",
+    tags=["versions"],
+    dependencies=READ,
+    responses=problem_responses(404),
+)
 def checks(context: Shared, name: Name) -> list[Check]:
     """All checks of a version, oldest first."""
-    return [_check_body(one) for one in check_history(context.workspace.path, _known(context.workspace, name))]
+    return [
+        _check_body(one)
+        for one in check_history(context.workspace.path, _known(context.workspace, name))
+    ]
 
 
-@router.post("/versions/{name}/check", tags=["versions"], status_code=202, responses=problem_responses(404, 409))
-def start_check(context: Shared, name: Name, caller: Admin, wanted: CheckRequest | None = None) -> Job:
+@router.post(
+    "/versions/{name}/check",
+    tags=["versions"],
+    status_code=202,
+    responses=problem_responses(404, 409),
+)
+def start_check(
+    context: Shared, name: Name, caller: Admin, wanted: CheckRequest | None = None
+) -> Job:
     """Check a version against all live vectors, in a job: on named or held-out images, or by relevant items."""
     space = context.workspace
     _existing(space, name)
@@ -205,23 +233,33 @@ def start_check(context: Shared, name: Name, caller: Admin, wanted: CheckRequest
 def _require_distinct(space: Workspace, wanted: CheckRequest) -> None:
     """Refuse now what the job would refuse later: queries of images, two kinds of evidence, and a query given twice."""
     if space.registry.reads() != "texts":
-        raise Problem("wrong-kind", "queries with relevant items are texts, and this gallery holds images")
+        raise Problem(
+            "wrong-kind", "queries with relevant items are texts, and this gallery holds images"
+        )
     if wanted.data is not None:
         seen = "a check is judged by labels (data) or by relevant items; both came"
         raise Problem("invalid-request", seen, "send one of them")
     texts = [one.text for one in wanted.relevant or ()]
     if len(set(texts)) < len(texts):
         seen = "two of the queries have the same text"
-        raise Problem("invalid-request", seen, "send each text once, with all items that it should find")
+        raise Problem(
+            "invalid-request", seen, "send each text once, with all items that it should find"
+        )
 
 
-@router.get("/versions/{name}/flips", tags=["versions"], dependencies=READ, responses=problem_responses(404))
+@router.get(
+    "/versions/{name}/flips", tags=["versions"], dependencies=READ, responses=problem_responses(404)
+)
 def flips(
     context: Shared,
     name: Name,
     limit: Annotated[int, Query(ge=1, le=1000, description="Flips, at most.")] = 20,
-    against: Annotated[str | None, Query(max_length=100, description="Only those on this version's gallery.")] = None,
-    kind: Annotated[Literal["lost", "won"], Query(description="Queries that get worse, or better.")] = "lost",
+    against: Annotated[
+        str | None, Query(max_length=100, description="Only those on this version's gallery.")
+    ] = None,
+    kind: Annotated[
+        Literal["lost", "won"], Query(description="Queries that get worse, or better.")
+    ] = "lost",
 ) -> list[Flip]:
     """Queries that an older version answered correctly and this one does not, or the reverse: some of each class."""
     found = _checked(context, name)
@@ -247,13 +285,17 @@ def flip_image(
     name: Name,
     number: Annotated[int, InPath(ge=0, lt=2**31)],
     which: Shown,
-    stamp: Annotated[str, Query(max_length=100, description="Makes the answer one that caches may keep.")] = "",
+    stamp: Annotated[
+        str, Query(max_length=100, description="Makes the answer one that caches may keep.")
+    ] = "",
 ) -> Response:
     """A picture of a negative flip: the query, what the old version found, or what the new one finds."""
     found = _checked(context, name)
     pixels = flip_picture(context.workspace.path, found, number=number, which=which)
     if pixels is None:
-        raise Problem("unknown-picture", f"no flip {number} of {name}", f"see /v1/versions/{name}/flips")
+        raise Problem(
+            "unknown-picture", f"no flip {number} of {name}", f"see /v1/versions/{name}/flips"
+        )
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, "PNG")
     cached = IMMUTABLE if stamp else "private, no-cache"
@@ -283,7 +325,9 @@ def drift(
     if not _drift_lock.acquire(blocking=False):  # waiting would hold a thread that others need
         raise Problem("busy", "another drift map is being made", headers={"Retry-After": "5"})
     try:
-        moved = drift_map(space.serving, old, new, limit=limit, decode=context.intake.processes.pixels)
+        moved = drift_map(
+            space.serving, old, new, limit=limit, decode=context.intake.processes.pixels
+        )
         points = tuple(_drift_point(point) for point in moved)
         made = DriftMap(old=old, new=new, points=points)
         if revision is not None:
@@ -321,7 +365,10 @@ def compatibility(context: Shared) -> Compatibility:
         for cell in _matrix_cells(one):
             cells.setdefault((cell.query_version, cell.gallery_version), cell)
     shown = list(dict.fromkeys([*names, *(cell.gallery_version for cell in cells.values())]))
-    ranked = sorted(cells.values(), key=lambda one: (shown.index(one.query_version), shown.index(one.gallery_version)))
+    ranked = sorted(
+        cells.values(),
+        key=lambda one: (shown.index(one.query_version), shown.index(one.gallery_version)),
+    )
     measured_on = {one.version: _measured_on(one) for one in latest}
     return Compatibility(versions=tuple(shown), cells=tuple(ranked), measured_on=measured_on)
 
@@ -344,7 +391,9 @@ def _checked(context: Context, name: str) -> SavedCheck:
 
 def _check_body(found: SavedCheck) -> Check:
     fields = {name: getattr(found, name) for name in Check.model_fields if name != "next_steps"}
-    return Check.model_validate({**fields, "next_steps": [to_step(step) for step in found.next_steps]})
+    return Check.model_validate(
+        {**fields, "next_steps": [to_step(step) for step in found.next_steps]}
+    )
 
 
 def _flip(found: SavedCheck, number: int, cell: CheckedCell, kind: str, one: FlippedAnswer) -> Flip:
@@ -372,7 +421,11 @@ def _matrix_cells(found: SavedCheck) -> list[MatrixCell]:
     def cell(query: str, gallery: str, accuracy: float, **crossed: Any) -> MatrixCell:
         crossed = crossed or {"verdict": "self-test"}
         return MatrixCell(
-            query_version=query, gallery_version=gallery, accuracy=accuracy, check=found.version, **crossed
+            query_version=query,
+            gallery_version=gallery,
+            accuracy=accuracy,
+            check=found.version,
+            **crossed,
         )
 
     cells = []
@@ -386,7 +439,10 @@ def _matrix_cells(found: SavedCheck) -> list[MatrixCell]:
 
 
 def _measured_on(found: SavedCheck) -> dict[str, Any]:
-    facts = {name: getattr(found, name) for name in ("when", "queries", "gallery", "confidence", "tolerance")}
+    facts = {
+        name: getattr(found, name)
+        for name in ("when", "queries", "gallery", "confidence", "tolerance")
+    }
     public = ("source", "images", "classes", "fingerprint")
     return {**facts, **{key: value for key, value in found.data.items() if key in public}}
 
@@ -449,7 +505,8 @@ def rollback_preview(context: Shared) -> RollbackPreview:
 
 @router.get("/deployments", tags=["lifecycle"], dependencies=READ)
 def deployments(
-    context: Shared, limit: Annotated[int, Query(ge=1, le=1000, description="Moves, at most.")] = 100
+    context: Shared,
+    limit: Annotated[int, Query(ge=1, le=1000, description="Moves, at most.")] = 100,
 ) -> list[Move]:
     """Who deployed what, when, and why without a check: newest first."""
     return [Move.model_validate(move) for move in context.workspace.rollout.history()[::-1][:limit]]
@@ -493,7 +550,9 @@ def _ended_by(running: work.Job | None, deployed: str) -> str | None:
 # --- backfill and history
 
 
-@router.post("/backfill", tags=["lifecycle"], status_code=202, responses=problem_responses(404, 409))
+@router.post(
+    "/backfill", tags=["lifecycle"], status_code=202, responses=problem_responses(404, 409)
+)
 def start_backfill(context: Shared, caller: Admin, wanted: BackfillRequest | None = None) -> Job:
     """Re-embed older items with the deployed version, in a job, while searches continue.
 
@@ -525,12 +584,22 @@ def backfill(context: Shared) -> BackfillState:
     files = PlanFiles(space.path)
     plan = files.plan(with_ids=False)
     if plan is not None:
-        state |= {name: getattr(plan, name) for name in ("order", "budget", "old", "planned", "when")}
-        state |= {"version": plan.target, "position": files.position(plan), "kept": len(files.kept(plan))}
+        state |= {
+            name: getattr(plan, name) for name in ("order", "budget", "old", "planned", "when")
+        }
+        state |= {
+            "version": plan.target,
+            "position": files.position(plan),
+            "kept": len(files.kept(plan)),
+        }
     if space.versions() and _active_backfill(context) is None:
         outlook = Outlook.model_validate(space.backfill_outlook())
         state["outlook"] = outlook
-        if result.get("version") == outlook.version and result.get("done") and result.get("seconds"):
+        if (
+            result.get("version") == outlook.version
+            and result.get("done")
+            and result.get("seconds")
+        ):
             state["images_a_second"] = result["done"] / result["seconds"]
     return BackfillState(**state)
 
@@ -571,7 +640,10 @@ def start_upgrade(context: Shared, caller: Admin, wanted: UpgradeRequest | None 
 
 
 def _start_training(
-    context: Context, kind: Literal["train", "upgrade"], wanted: TrainRequest | UpgradeRequest, caller: Caller
+    context: Context,
+    kind: Literal["train", "upgrade"],
+    wanted: TrainRequest | UpgradeRequest,
+    caller: Caller,
 ) -> Job:
     context.jobs.require_room(kind)
     parameters = wanted.model_dump()
@@ -597,7 +669,9 @@ def _training_folder(allowed: Path | None, name: str) -> Path:
     parts = name.split("/")
     chosen = allowed / name
     if parts[0] not in known or ".." in parts or not chosen.is_dir():
-        raise Problem("unknown-folder", f"no folder {name!r}", f"there are: {', '.join(known[:20]) or 'none'}")
+        raise Problem(
+            "unknown-folder", f"no folder {name!r}", f"there are: {', '.join(known[:20]) or 'none'}"
+        )
     if not chosen.resolve().is_relative_to(allowed.resolve()):
         raise Problem("unknown-folder", f"{name!r} leads out of the folder that the operator chose")
     return chosen.absolute()
@@ -608,7 +682,9 @@ def _training_folder(allowed: Path | None, name: str) -> Path:
 
 @router.get("/jobs", tags=["jobs"])
 def jobs(
-    context: Shared, caller: Reader, limit: Annotated[int, Query(ge=1, le=200, description="Jobs, at most.")] = 50
+    context: Shared,
+    caller: Reader,
+    limit: Annotated[int, Query(ge=1, le=200, description="Jobs, at most.")] = 50,
 ) -> list[Job]:
     """The jobs that are remembered, newest first."""
     return [_as_shown(one, caller) for one in context.jobs.all()[:limit]]
@@ -624,7 +700,9 @@ def _as_shown(kept: work.Job, caller: Caller) -> Job:
     shown = Job.model_validate(kept)
     if shown.error is None or shown.kind not in _NAME_FILES or caller.may("admin"):
         return shown
-    error = shown.error.model_copy(update={"detail": "a key with the role admin shows why", "next_steps": ()})
+    error = shown.error.model_copy(
+        update={"detail": "a key with the role admin shows why", "next_steps": ()}
+    )
     return shown.model_copy(update={"error": error})
 
 

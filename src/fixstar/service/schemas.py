@@ -57,9 +57,13 @@ class ProblemBody(_Response):
     next_steps: tuple[NextStepBody, ...] = ()
 
 
-def problem_responses(*statuses: int, body: type[ProblemBody] = ProblemBody) -> dict[int | str, dict[str, Any]]:
+def problem_responses(
+    *statuses: int, body: type[ProblemBody] = ProblemBody
+) -> dict[int | str, dict[str, Any]]:
     """For ``responses=`` of a route: these statuses answer with problems."""
-    content = {"application/problem+json": {"schema": {"$ref": f"#/components/schemas/{body.__name__}"}}}
+    content = {
+        "application/problem+json": {"schema": {"$ref": f"#/components/schemas/{body.__name__}"}}
+    }
     return {status: {"description": "A problem", "content": content} for status in statuses}
 
 
@@ -125,13 +129,17 @@ class VectorQuery(SearchQuery):
     """A vector of a version: its short form, as galleries store it. Its length does not matter."""
 
     vector: Annotated[list[FiniteFloat], FailFast()] = Field(min_length=1, max_length=65536)
-    version: str | None = Field(None, description="The version that made it; the deployed one by default.")
+    version: str | None = Field(
+        None, description="The version that made it; the deployed one by default."
+    )
 
 
 class ExampleList(_Request):
     """Stored items by their ids, and images: base64, or data URLs with base64."""
 
-    ids: list[Annotated[str, Field(min_length=1, max_length=1024)]] = Field(default=[], max_length=100)
+    ids: list[Annotated[str, Field(min_length=1, max_length=1024)]] = Field(
+        default=[], max_length=100
+    )
     images: list[str] = Field(default=[], max_length=100)
 
 
@@ -230,7 +238,9 @@ class ItemPage(_Response):
 class IdList(_Request):
     """Items by their ids."""
 
-    ids: Annotated[list[Annotated[str, Field(min_length=1, max_length=1024)]], FailFast()] = Field(max_length=10_000)
+    ids: Annotated[list[Annotated[str, Field(min_length=1, max_length=1024)]], FailFast()] = Field(
+        max_length=10_000
+    )
 
 
 class BadImage(_Response):
@@ -280,7 +290,9 @@ class Job(_Response):
 
     id: str
     kind: str
-    version: str | None = Field(None, description="The version that is checked, or whose vectors replace older ones.")
+    version: str | None = Field(
+        None, description="The version that is checked, or whose vectors replace older ones."
+    )
     state: JobState
     done: int = 0
     total: int | None = None
@@ -481,7 +493,9 @@ class RelevantItems(_Request):
     """A query, and the stored items that it should find: their ids with grades, 1 or more for relevant."""
 
     text: str = Field(min_length=1, max_length=MOST_CHARACTERS)
-    items: dict[Annotated[str, Field(max_length=1000)], FiniteFloat] = Field(min_length=1, max_length=10_000)
+    items: dict[Annotated[str, Field(max_length=1000)], FiniteFloat] = Field(
+        min_length=1, max_length=10_000
+    )
 
 
 class CheckRequest(_Request):
@@ -512,7 +526,9 @@ class _TrainingRequest(_Request):
     )
     epochs: int | None = Field(default=None, ge=1, le=1000)
     learning_rate: float | None = Field(default=None, gt=0, le=10)
-    hold_out: float | None = Field(default=None, ge=0, le=0.5, description="Share of images kept for the gate.")
+    hold_out: float | None = Field(
+        default=None, ge=0, le=0.5, description="Share of images kept for the gate."
+    )
 
 
 class TrainRequest(_TrainingRequest):
@@ -522,7 +538,9 @@ class TrainRequest(_TrainingRequest):
     """
 
     data: str = Field(min_length=1, max_length=256)
-    backbone: str = Field(default="resnet18", max_length=40, description="One that starts from random weights.")
+    backbone: str = Field(
+        default="resnet18", max_length=40, description="One that starts from random weights."
+    )
     capacity: int = Field(default=10_000, ge=2, le=1_000_000)
     seed: int = Field(default=0, ge=0, lt=2**31)
 
@@ -632,9 +650,14 @@ class BackfillRequest(_Request):
     """
 
     budget: Annotated[str, AfterValidator(_budget)] = Field(
-        default="10%", max_length=20, json_schema_extra={"pattern": _BUDGET}, examples=["10%", "5000", "all"]
+        default="10%",
+        max_length=20,
+        json_schema_extra={"pattern": _BUDGET},
+        examples=["10%", "5000", "all"],
     )
-    order: Literal["auto", "gain", "classes", "certain", "uncertain", "queried", "oldest", "random"] = "auto"
+    order: Literal[
+        "auto", "gain", "classes", "certain", "uncertain", "queried", "oldest", "random"
+    ] = "auto"
     rate: float | None = Field(default=None, gt=0, le=1e6)
     deployed: VersionName | None = None
     anyway: bool = False

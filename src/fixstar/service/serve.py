@@ -66,7 +66,9 @@ def serve(workspace: Workspace | Mapping[str, Workspace], settings: ServiceSetti
         spaces = dict(workspace)
         own = {name: _settings_of(name, settings) for name in spaces}
     keys = {name: _required_keys(space, settings) for name, space in spaces.items()}
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
     usable = _usable(spaces, own)
     most = max_connections()
     with _listening(settings) as listener:
@@ -104,7 +106,9 @@ def _settings_of(name: str, settings: ServiceSettings) -> ServiceSettings:
     """One of several galleries has a name, and folders of its own below those of the settings."""
     check_name(name)
     if settings.snapshots is not None and settings.snapshots.suffix == ".tar":
-        raise InputError(f"the snapshots of several galleries go to a folder, each below it; got {settings.snapshots}")
+        raise InputError(
+            f"the snapshots of several galleries go to a folder, each below it; got {settings.snapshots}"
+        )
     return replace(
         settings,
         gallery=name,
@@ -129,13 +133,17 @@ def _required_keys(workspace: Workspace, settings: ServiceSettings) -> Keys:
     return keys
 
 
-def _usable(spaces: Mapping[str, Workspace], own: Mapping[str, ServiceSettings]) -> dict[str, Workspace]:
+def _usable(
+    spaces: Mapping[str, Workspace], own: Mapping[str, ServiceSettings]
+) -> dict[str, Workspace]:
     """Those whose gallery and deployed version open. What is wrong with the others is logged, or raised if all are."""
     usable: dict[str, Workspace] = {}
     errors: list[FixstarError] = []
     for name, space in spaces.items():
         try:
-            if space.versions() or own[name].training_images is None:  # else the first version is trained by a job
+            if (
+                space.versions() or own[name].training_images is None
+            ):  # else the first version is trained by a job
                 space.serving.encoder(space.deployed())
                 for asking in space.serving.asking()[1]:
                     space.serving.encoder(asking)
@@ -178,12 +186,17 @@ class _AnnouncingServer(uvicorn.Server):
         _throttle_accept_errors(asyncio.get_running_loop())
         await super().startup(sockets)
         for listener in sockets or ():
-            listener.listen(_QUEUE)  # uvicorn has one number for this and for what is accepted at once
+            listener.listen(
+                _QUEUE
+            )  # uvicorn has one number for this and for what is accepted at once
         if self.started and sockets:
             host, port = sockets[0].getsockname()[:2]
             address = f"[{host}]" if ":" in host else host
             for place, path in self._served.items():
-                print(f"serving {path} at http://{address}:{port}{place} (stop with Ctrl-C)", flush=True)
+                print(
+                    f"serving {path} at http://{address}:{port}{place} (stop with Ctrl-C)",
+                    flush=True,
+                )
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop without failing a request: answer open connections, refuse new ones."""
@@ -204,7 +217,10 @@ class _AnnouncingServer(uvicorn.Server):
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {
+            number: signal.signal(number, self.handle_exit)
+            for number in (signal.SIGINT, signal.SIGTERM)
+        }
         try:
             yield
         finally:
@@ -269,7 +285,9 @@ class _LimitedHeaders(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
     """
 
     _fed = 0  # bytes of the last read
-    _head: int | None = None  # bytes of headers or trailers so far; None beside them, and always with h11
+    _head: int | None = (
+        None  # bytes of headers or trailers so far; None beside them, and always with h11
+    )
     _admitted = False  # the headers of a request are complete
 
     def data_received(self, data: bytes) -> None:
@@ -334,7 +352,8 @@ class _GuardedProtocol(_LimitedHeaders):
         """Accept the connection; if there are too many, close another one first."""
         if len(self.connections) >= self.most:
             self.throttle.warn(
-                "full", f"{self.most:,} connections are open: silent ones, then others without a key, close"
+                "full",
+                f"{self.most:,} connections are open: silent ones, then others without a key, close",
             )
             other = _replaceable(self.connections)
             if other is None:
@@ -429,7 +448,10 @@ class _GuardedProtocol(_LimitedHeaders):
             self.transport.abort()
 
     def _abort(self) -> None:
-        self.throttle.warn("sending", f"an answer was not taken for {self.seconds:g} s, so its connection was closed")
+        self.throttle.warn(
+            "sending",
+            f"an answer was not taken for {self.seconds:g} s, so its connection was closed",
+        )
         self.transport.abort()
 
 
@@ -469,7 +491,9 @@ def _throttle_accept_errors(loop: asyncio.AbstractEventLoop) -> None:
 
     def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         if str(context.get("message", "")).startswith(_ACCEPT):
-            throttle.warn("accept", f"no new connection can be accepted: {context.get('exception')}")
+            throttle.warn(
+                "accept", f"no new connection can be accepted: {context.get('exception')}"
+            )
         else:
             loop.default_exception_handler(context)
 

@@ -14,7 +14,16 @@ from fixstar.errors import InputError
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _NOT_LIMITS = (
-    *("access_log", "batch_wait", "gallery", "host", "jobs_in_processes", "names", "port", "read_through"),
+    *(
+        "access_log",
+        "batch_wait",
+        "gallery",
+        "host",
+        "jobs_in_processes",
+        "names",
+        "port",
+        "read_through",
+    ),
     *("shared", "snapshots", "training_images"),
 )
 
@@ -32,7 +41,9 @@ class ServiceSettings:
     gallery: str = ""  # its name, if one service has several
     upload_bytes: int = 20 * 2**20  # one image
     request_bytes: int = 256 * 2**20  # one request of several images
-    field_bytes: int = 64 * 2**20  # the payloads, or the ids, of one request: 64 KB per image of a full job
+    field_bytes: int = (
+        64 * 2**20
+    )  # the payloads, or the ids, of one request: 64 KB per image of a full job
     memory_bytes: int = 1 << 30  # of the bodies of all requests that are being answered
     payload_bytes: int = 2 << 20  # one item's payload
     header_seconds: float = 20.0  # until the headers of a request have come
@@ -49,8 +60,12 @@ class ServiceSettings:
     training_images: Path | None = None  # its subfolders are labelled images that jobs may train on
     read_through: float | None = None  # items an hour that searches met and that are embedded again
     access_log: bool = False  # one line per request
-    shared: bool = False  # other services over the same workspace may run: jobs and rates are shared with them
-    jobs_in_processes: bool = False  # training, checks and backfills run in processes that give way to searches
+    shared: bool = (
+        False  # other services over the same workspace may run: jobs and rates are shared with them
+    )
+    jobs_in_processes: bool = (
+        False  # training, checks and backfills run in processes that give way to searches
+    )
 
     def __post_init__(self) -> None:
         wrong = [
@@ -83,6 +98,8 @@ class AuditLog(logging.LoggerAdapter[logging.Logger]):
         super().__init__(logging.getLogger("fixstar.audit"))
         self._start = f"gallery {gallery}: " if gallery else ""
 
-    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+    def process(
+        self, msg: Any, kwargs: MutableMapping[str, Any]
+    ) -> tuple[Any, MutableMapping[str, Any]]:
         """Put the gallery's name before a message."""
         return f"{self._start}{msg}", kwargs

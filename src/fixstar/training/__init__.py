@@ -13,7 +13,14 @@ if TYPE_CHECKING:
     from fixstar.training.loop import EpochLog, train
     from fixstar.training.run import Training, ValidationScores
     from fixstar.training.scenarios import run_scenario, train_versions
-    from fixstar.training.settings import CIFAR_CORES, CIFAR_LIFELONG, FROZEN, Recipe, Settings, paper_recipe
+    from fixstar.training.settings import (
+        CIFAR_CORES,
+        CIFAR_LIFELONG,
+        FROZEN,
+        Recipe,
+        Settings,
+        paper_recipe,
+    )
     from fixstar.training.version import TrainingContext, Validation, Version, train_version
 
 _MODULES = {

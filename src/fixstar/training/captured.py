@@ -22,7 +22,9 @@ from fixstar.training.run import PlacedStage, Training, lay_out_state, set_rate
 from fixstar.training.steps import Shown, update
 
 _WARM_UP = 3  # steps before recording, in which libraries choose kernels and memory is allocated
-_WORTH_COMPILING = 2000  # steps; compiling takes about 20 s per process and saves about 1 ms per step
+_WORTH_COMPILING = (
+    2000  # steps; compiling takes about 20 s per process and saves about 1 ms per step
+)
 _CHUNK = 20  # steps between two updates of the progress bar
 
 _PROGRAMS: dict[str, Callable[[dict[str, Tensor], Tensor], Tensor]] = {}  # compiled backbones
@@ -39,7 +41,9 @@ class CapturedSteps:
         self._plan = part.batches.plan_on_device(part.first)
         self._at = torch.zeros(1, dtype=torch.long, device=device)  # the step within the epoch
         self._done = torch.zeros((), device=device)  # the finished share of the stage
-        self._rates = torch.zeros(part.batches.per_epoch, dtype=torch.double, device=device)  # of each step
+        self._rates = torch.zeros(
+            part.batches.per_epoch, dtype=torch.double, device=device
+        )  # of each step
         self._sums: dict[str, Tensor] = {}
         if run.teacher is not None:
             self._teacher_stream = _stream()
@@ -62,7 +66,9 @@ class CapturedSteps:
             for _ in range(count):
                 self._graph.replay()
             shown(count * part.batches.batch_size, "")
-        torch.autograd.graph.increment_version(list(self._run.modules().parameters()))  # a replay does not do this
+        torch.autograd.graph.increment_version(
+            list(self._run.modules().parameters())
+        )  # a replay does not do this
         return {name: value.clone() for name, value in self._sums.items()}
 
     def _restart(self, number: int) -> None:
@@ -113,7 +119,9 @@ class CapturedSteps:
                     self._step()
             torch.cuda.current_stream().wait_stream(aside)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # a service searches in other threads
+            with torch.cuda.graph(
+                graph, capture_error_mode="thread_local"
+            ):  # a service searches in other threads
                 self._step()
         return graph
 
@@ -160,14 +168,21 @@ def _tensor_cores(allowed: bool) -> Iterator[None]:
 
 def _momenta(optimiser: optim.Optimizer) -> list[Tensor]:
     """All state of an optimiser, which is zero before the first step."""
-    return [value for state in optimiser.state.values() for value in state.values() if isinstance(value, Tensor)]
+    return [
+        value
+        for state in optimiser.state.values()
+        for value in state.values()
+        if isinstance(value, Tensor)
+    ]
 
 
 @contextlib.contextmanager
 def _without_batch_counts(modules: nn.Module) -> Iterator[None]:
     """Batch norms without their batch count, which is never read and costs a kernel each."""
     kinds = (nn.BatchNorm1d, nn.BatchNorm2d)
-    norms = [m for m in modules.modules() if isinstance(m, kinds) and m.num_batches_tracked is not None]
+    norms = [
+        m for m in modules.modules() if isinstance(m, kinds) and m.num_batches_tracked is not None
+    ]
     counts = [norm.num_batches_tracked for norm in norms]
     for norm in norms:
         norm.num_batches_tracked = None

@@ -62,12 +62,18 @@ def save_checkpoint(
     tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
     tensors |= {f"best.{name}": value for name, value in (best or {}).items()}
     for number, state in optimiser.state_dict()["state"].items():
-        tensors |= {f"optimiser.{number}.{key}": value for key, value in state.items() if isinstance(value, Tensor)}
+        tensors |= {
+            f"optimiser.{number}.{key}": value
+            for key, value in state.items()
+            if isinstance(value, Tensor)
+        }
     tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     about = {"fingerprint": fingerprint, "log": list(log), "parts": dict(parts or {})}
     written = document(_FORMAT, {**about, "sha256": _tensors_digest(tensors)})
     with disk_errors(path):
-        replace_file(path, lambda partial: save_file(tensors, partial, {"document": json.dumps(written)}))
+        replace_file(
+            path, lambda partial: save_file(tensors, partial, {"document": json.dumps(written)})
+        )
 
 
 def load_checkpoint(
@@ -111,4 +117,8 @@ def load_checkpoint(
 
 
 def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+    return {
+        name.removeprefix(prefix): value
+        for name, value in tensors.items()
+        if name.startswith(prefix)
+    }

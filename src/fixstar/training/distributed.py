@@ -21,7 +21,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fixstar import errors
 from fixstar.errors import FixstarError, InputError, NextStep
 
-_TIMEOUT = timedelta(minutes=30)  # rank zero may write or validate that long; if a process dies, all end immediately
+_TIMEOUT = timedelta(
+    minutes=30
+)  # rank zero may write or validate that long; if a process dies, all end immediately
 _LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # set by torchrun
 
 
@@ -55,21 +57,30 @@ def world() -> World:
     if not dist.is_available():
         return World()
     if not dist.is_initialized():
-        if int(os.environ.get("WORLD_SIZE", "1")) == 1 or not all(name in os.environ for name in _LAUNCHED):
+        if int(os.environ.get("WORLD_SIZE", "1")) == 1 or not all(
+            name in os.environ for name in _LAUNCHED
+        ):
             return World()
         if torch.cuda.is_available() and dist.is_nccl_available():
             backend = "cpu:gloo,cuda:nccl"
         else:
             backend = "gloo"
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-        if local_rank < torch.cuda.device_count():  # before anything allocates memory on the first GPU
+        if (
+            local_rank < torch.cuda.device_count()
+        ):  # before anything allocates memory on the first GPU
             torch.cuda.set_device(local_rank)
         with collective():
             dist.init_process_group(backend, timeout=_TIMEOUT)
     size = dist.get_world_size()
     rank = dist.get_rank()
     local_rank = int(os.environ.get("LOCAL_RANK", rank))
-    return World(rank=rank, size=size, local_rank=local_rank, local_size=int(os.environ.get("LOCAL_WORLD_SIZE", size)))
+    return World(
+        rank=rank,
+        size=size,
+        local_rank=local_rank,
+        local_size=int(os.environ.get("LOCAL_WORLD_SIZE", size)),
+    )
 
 
 def leave() -> None:
@@ -84,7 +95,9 @@ def local_device(device: torch.device) -> torch.device:
     if here.size == 1 or device.type != "cuda":
         return device
     if device.index is not None:
-        raise InputError(f"{here.size} processes cannot all train on {device}; device='cuda' gives each its own GPU")
+        raise InputError(
+            f"{here.size} processes cannot all train on {device}; device='cuda' gives each its own GPU"
+        )
     if here.local_rank >= torch.cuda.device_count():
         raise InputError(
             f"{here.local_size} processes on a machine with {torch.cuda.device_count()} GPUs; "
@@ -124,7 +137,9 @@ def all_gather_json(value: Any) -> list[Any]:
         longest = int(max(lengths).item())
         texts = [torch.zeros(longest, dtype=torch.uint8) for _ in lengths]
         dist.all_gather(texts, nn.functional.pad(message, (0, longest - len(message))))
-    return [json.loads(bytes(text[: int(n)].numpy())) for text, n in zip(texts, lengths, strict=True)]
+    return [
+        json.loads(bytes(text[: int(n)].numpy())) for text, n in zip(texts, lengths, strict=True)
+    ]
 
 
 def from_rank_zero(make: Callable[[], Any]) -> Any:
@@ -138,11 +153,17 @@ def from_rank_zero(make: Callable[[], Any]) -> Any:
             result = {"value": make()}
         except Exception as error:
             steps = [step.to_json() for step in getattr(error, "next_steps", ())]
-            all_gather_json({"error": type(error).__name__, "message": str(error), "next_steps": steps})
+            all_gather_json(
+                {"error": type(error).__name__, "message": str(error), "next_steps": steps}
+            )
             raise
     result = all_gather_json(result)[0]
     if "error" in result:
-        raise _same_error(result["error"], result["message"], [NextStep.from_json(s) for s in result["next_steps"]])
+        raise _same_error(
+            result["error"],
+            result["message"],
+            [NextStep.from_json(s) for s in result["next_steps"]],
+        )
     return result["value"]
 
 
@@ -223,7 +244,9 @@ def _forward(layer: _BatchNorm, x: Tensor) -> Tensor:
             assert layer.num_batches_tracked is not None
             momentum = 1 / float(layer.num_batches_tracked)
         mean.lerp_(batch_mean.to(mean.dtype), momentum)
-        var.lerp_((batch_var * (count / (count - 1))).to(var.dtype), momentum)  # unbiased, as in torch
+        var.lerp_(
+            (batch_var * (count / (count - 1))).to(var.dtype), momentum
+        )  # unbiased, as in torch
     normalised: Tensor = y
     return normalised
 
@@ -241,7 +264,9 @@ class _Normalised(torch.autograd.Function):
         dims = [dim for dim in range(x.ndim) if dim != 1]
         wide = x.float()
         own_mean = wide.mean(dims)  # [C]
-        own_squares = (wide - _along(own_mean, x)).square().sum(dims)  # [C], around the own mean: no cancellation
+        own_squares = (
+            (wide - _along(own_mean, x)).square().sum(dims)
+        )  # [C], around the own mean: no cancellation
         mean, squares, count = _merged(own_mean, own_squares, x.numel() // x.shape[1])
         var = squares / count
         scale = torch.rsqrt(var + eps)

@@ -80,7 +80,9 @@ class FrozenFeatures:
         self._models: dict[str, Encoder] = {}
         self.columns(encoder)
         if rotated and encoder.preprocessing.size[0] != encoder.preprocessing.size[1]:
-            raise InputError(f"only square images can be rotated, got {encoder.preprocessing.size} pixels")
+            raise InputError(
+                f"only square images can be rotated, got {encoder.preprocessing.size} pixels"
+            )
 
     def columns(self, model: Encoder) -> slice:
         """The columns of a model's features. A new backbone is added at the end."""
@@ -107,7 +109,9 @@ class FrozenFeatures:
         kept = sorted(set(range(len(images))) - {image.index for image in unread})
         chosen = [digests[row] for row in kept]
         rows = np.stack([self._row(self._models, chosen, view) for view in views], axis=1)
-        table = torch.from_numpy(rows.reshape(len(kept), len(self._flips), len(self._turns), -1)).to(self._device)
+        table = torch.from_numpy(
+            rows.reshape(len(kept), len(self._flips), len(self._turns), -1)
+        ).to(self._device)
         return ResidentFeatures(table), images.take(kept) if unread else images
 
     def of(self, model: Encoder, images: Any) -> Vectors:
@@ -120,7 +124,11 @@ class FrozenFeatures:
         return self._row(models, digests, PLAIN)
 
     def _make(
-        self, models: Mapping[str, Encoder], images: Any, digests: Sequence[bytes], views: Sequence[View]
+        self,
+        models: Mapping[str, Encoder],
+        images: Any,
+        digests: Sequence[bytes],
+        views: Sequence[View],
     ) -> list[ImageError]:
         """Compute missing features; returns the error of each unreadable image. Only one process writes."""
 
@@ -128,9 +136,18 @@ class FrozenFeatures:
             reasons: dict[bytes, str] = {}
             for key, model in models.items():
                 reasons |= _make(
-                    model=model, images=images, digests=digests, views=views, folder=self._folder / key, show=self._show
+                    model=model,
+                    images=images,
+                    digests=digests,
+                    views=views,
+                    folder=self._folder / key,
+                    show=self._show,
                 )
-            return [[_name(images, row), reasons[one], row] for row, one in enumerate(digests) if one in reasons]
+            return [
+                [_name(images, row), reasons[one], row]
+                for row, one in enumerate(digests)
+                if one in reasons
+            ]
 
         if self._shared:
             found = from_rank_zero(make)
@@ -149,7 +166,12 @@ class FrozenFeatures:
 
 def _backbone_key(model: Encoder) -> str:
     """A digest of everything that a backbone's features depend on."""
-    facts = [model.backbone.name, model.backbone.options, model.preprocessing.to_json(), weights_digest(model.backbone)]
+    facts = [
+        model.backbone.name,
+        model.backbone.options,
+        model.preprocessing.to_json(),
+        weights_digest(model.backbone),
+    ]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
 
 
@@ -176,7 +198,12 @@ def _digests(images: Any) -> list[bytes]:
 
 
 def _make(
-    model: Encoder, images: Any, digests: Sequence[bytes], views: Sequence[View], folder: Path, show: bool
+    model: Encoder,
+    images: Any,
+    digests: Sequence[bytes],
+    views: Sequence[View],
+    folder: Path,
+    show: bool,
 ) -> dict[bytes, str]:
     """Store missing features file by file; returns the errors of images without features, by digest."""
     width = model.backbone.feature_dim
@@ -195,12 +222,16 @@ def _make(
             decoded = decode_ahead([images[missing[name]] for name in chunk], model.preprocessing)
             pairs = zip(chunk, decoded, strict=True)
             while batch := list(itertools.islice(pairs, _BATCH)):
-                reasons |= {name: item.reason for name, item in batch if isinstance(item, ImageError)}
+                reasons |= {
+                    name: item.reason for name, item in batch if isinstance(item, ImageError)
+                }
                 pixels = {name: item for name, item in batch if not isinstance(item, ImageError)}
                 for view, (held, features) in made.items():
                     if lacking := [name for name in pixels if name not in known[view]]:
                         held += lacking
-                        features.append(_seen(model, np.stack([pixels[name] for name in lacking]), view))
+                        features.append(
+                            _seen(model, np.stack([pixels[name] for name in lacking]), view)
+                        )
                 advance(len(batch))
             for view, (held, features) in made.items():
                 if held:

@@ -19,13 +19,27 @@ from fixstar.kernels import build_errors
 from fixstar.progress import Advance, progress_bar
 from fixstar.training.captured import CapturedSteps
 from fixstar.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, weights_digest
-from fixstar.training.distributed import broadcast_from_rank_zero, from_rank_zero, require_same_on_all_ranks, world
-from fixstar.training.run import PlacedStage, Training, ValidationScores, create_optimiser, parts_of, selected_epoch
+from fixstar.training.distributed import (
+    broadcast_from_rank_zero,
+    from_rank_zero,
+    require_same_on_all_ranks,
+    world,
+)
+from fixstar.training.run import (
+    PlacedStage,
+    Training,
+    ValidationScores,
+    create_optimiser,
+    parts_of,
+    selected_epoch,
+)
 from fixstar.training.steps import EagerSteps, Steps
 
 _PAUSE = 5.0  # minimum seconds between checkpoints if epochs are short (a GPU, a frozen backbone)
 
-_DIVERGED = 1000.0  # cross-entropy from which no training recovers; guessing among a million classes has 14
+_DIVERGED = (
+    1000.0  # cross-entropy from which no training recovers; guessing among a million classes has 14
+)
 
 
 @dataclass(frozen=True)
@@ -53,19 +67,28 @@ def train(run: Training) -> list[EpochLog]:
     resumed = Checkpoint()
     if run.checkpoint is not None:
         resumed = load_checkpoint(
-            run.checkpoint, model=run.modules(), fingerprint=run.fingerprint, parts=run.fingerprint_parts
+            run.checkpoint,
+            model=run.modules(),
+            fingerprint=run.fingerprint,
+            parts=run.fingerprint_parts,
         )
     log = [_entry(item) for item in resumed.log]
     best = dict(resumed.best)
-    of_encoder = [part for part in parts if part.stage.trains is None or part.stage.trains is run.encoder]
+    of_encoder = [
+        part for part in parts if part.stage.trains is None or part.stage.trains is run.encoder
+    ]
     selected = of_encoder[-1]  # the stage whose epochs model selection chooses from
     _require_same_start(run, parts, log)
-    done, total = (sum(part.images(epoch) for part in parts) for epoch in (len(log), parts[-1].after))
+    done, total = (
+        sum(part.images(epoch) for part in parts) for epoch in (len(log), parts[-1].after)
+    )
     device = run.encoder.device
     shown = run.progress and world().is_rank_zero
     run.warn_of_emulation()
     with (
-        torch.cuda.device(device) if device.type == "cuda" else nullcontext(),  # for streams and kernels
+        torch.cuda.device(device)
+        if device.type == "cuda"
+        else nullcontext(),  # for streams and kernels
         torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
         progress_bar(run.title, total, "images", show=shown, done=done) as advance,
     ):
@@ -75,7 +98,15 @@ def train(run: Training) -> list[EpochLog]:
             if len(log) == part.first and part.stage.begin is not None:
                 part.stage.begin()
                 broadcast_from_rank_zero(run.modules().state_dict().values())
-            _run_part(run=run, part=part, log=log, best=best, resumed=resumed, advance=advance, select=part is selected)
+            _run_part(
+                run=run,
+                part=part,
+                log=log,
+                best=best,
+                resumed=resumed,
+                advance=advance,
+                select=part is selected,
+            )
             if part is selected and best:
                 run.encoder.load_state_dict(best)
     if run.objective.finish is not None:
@@ -105,13 +136,21 @@ def _run_part(
         run.trained(part.stage).train()
         steps = steps or _steps(run, part, optimiser)
         entry = _epoch(
-            run=run, part=part, steps=steps, epoch=epoch, advance=advance, last=log[-1].loss if log else None
+            run=run,
+            part=part,
+            steps=steps,
+            epoch=epoch,
+            advance=advance,
+            last=log[-1].loss if log else None,
         )
         _require_converging(entry, run.checkpoint, part.recipe.learning_rate)
         if run.select is not None and select:
             entry = replace(entry, scores=_scores(run))
         log.append(entry)
-        if entry.scores is not None and selected_epoch([e.scores for e in log if e.scores]) == epoch - part.first:
+        if (
+            entry.scores is not None
+            and selected_epoch([e.scores for e in log if e.scores]) == epoch - part.first
+        ):
             best.update({name: value.clone() for name, value in run.encoder.state_dict().items()})
         pause = 0.0
         if run.frozen or run.encoder.device.type == "cuda":
@@ -120,14 +159,23 @@ def _run_part(
         if run.checkpoint is not None and due and world().is_rank_zero:
             saved = time.monotonic()
             entries = [asdict(entry) for entry in log]
-            state = (run.modules(), optimiser, run.fingerprint, entries, best, run.fingerprint_parts)
+            state = (
+                run.modules(),
+                optimiser,
+                run.fingerprint,
+                entries,
+                best,
+                run.fingerprint_parts,
+            )
             save_checkpoint(run.checkpoint, *state)
 
 
 def _require_same_start(run: Training, parts: Sequence[PlacedStage], log: list[EpochLog]) -> None:
     if world().size > 1:
         facts = {"settings": run.fingerprint, "batches": [part.batches.per_epoch for part in parts]}
-        require_same_on_all_ranks({**facts, "epochs done before": len(log), "weights": weights_digest(run.modules())})
+        require_same_on_all_ranks(
+            {**facts, "epochs done before": len(log), "weights": weights_digest(run.modules())}
+        )
 
 
 def _scores(run: Training) -> ValidationScores:
@@ -142,8 +190,13 @@ def _steps(run: Training, part: PlacedStage, optimiser: optim.Optimizer) -> Step
         not_recorded: tuple[type[Exception], ...] = (RuntimeError, *build_errors())
         try:
             return CapturedSteps(run, part, optimiser)
-        except not_recorded as error:  # a model or loss reads values on the host, or a kernel does not fit
-            warnings.warn(f"the step could not be recorded ({error}); training continues step by step", stacklevel=2)
+        except (
+            not_recorded
+        ) as error:  # a model or loss reads values on the host, or a kernel does not fit
+            warnings.warn(
+                f"the step could not be recorded ({error}); training continues step by step",
+                stacklevel=2,
+            )
     return EagerSteps(run, part, optimiser)
 
 
@@ -162,7 +215,9 @@ def _epoch(
     if last is not None:
         before = f", loss {last:.3f}"
     sums = steps.epoch(epoch, lambda images, loss: advance(images, place + (loss or before)))
-    terms = from_rank_zero(lambda: {name: value.item() / part.batches.per_epoch for name, value in sums.items()})
+    terms = from_rank_zero(
+        lambda: {name: value.item() / part.batches.per_epoch for name, value in sums.items()}
+    )
     return EpochLog(epoch, part.rates(epoch)[-1], terms, part.stage.name)
 
 

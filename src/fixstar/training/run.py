@@ -76,7 +76,9 @@ class Training:
     def bfloat16(self) -> bool:
         """Whether the backbone runs in that precision."""
         if self.recipe.precision == "auto":
-            return self.encoder.device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+            return self.encoder.device.type == "cuda" and torch.cuda.is_bf16_supported(
+                including_emulation=False
+            )
         return self.recipe.precision == "bfloat16"
 
     def warn_of_emulation(self) -> None:
@@ -181,7 +183,9 @@ def set_rate(optimiser: optim.Optimizer, rate: float | Tensor) -> None:
 def take_step(optimiser: optim.Optimizer, clip: float | None) -> None:
     """Update the weights; gradients whose norm over all weights exceeds ``clip`` are scaled down to it."""
     if clip is not None:
-        nn.utils.clip_grad_norm_([p for group in optimiser.param_groups for p in group["params"]], clip)
+        nn.utils.clip_grad_norm_(
+            [p for group in optimiser.param_groups for p in group["params"]], clip
+        )
     optimiser.step()
 
 
@@ -189,7 +193,11 @@ def lay_out_state(optimiser: optim.Optimizer) -> None:
     """Momenta in the memory layout of their weights, which a fused optimiser requires."""
     for p, state in optimiser.state.items():
         for name, value in state.items():
-            if isinstance(value, Tensor) and value.shape == p.shape and value.stride() != p.stride():
+            if (
+                isinstance(value, Tensor)
+                and value.shape == p.shape
+                and value.stride() != p.stride()
+            ):
                 state[name] = torch.empty_like(p, memory_format=torch.preserve_format).copy_(value)
 
 

@@ -52,13 +52,17 @@ class RunDirectory:
         record = self.path / "run.json"
         if not record.exists():
             if not is_vacant(self.path):
-                raise CheckpointError(f"{self.path} holds other files; choose an empty or new directory for the run")
+                raise CheckpointError(
+                    f"{self.path} holds other files; choose an empty or new directory for the run"
+                )
             replace_json(record, description)
             return
         try:
             started = json.loads(record.read_text())
         except ValueError as error:
-            raise CheckpointError(f"{record} is not valid JSON ({error}); choose another directory") from error
+            raise CheckpointError(
+                f"{record} is not valid JSON ({error}); choose another directory"
+            ) from error
         if changed := _differences(self._settled(started), self._settled(description)):
             hint = ""
             if any(line.startswith("settings.grown ") for line in changed):
@@ -73,7 +77,11 @@ class RunDirectory:
     def _settled(self, description: dict[str, Any]) -> dict[str, Any]:
         """A description without the ``later`` settings of unfinished versions: these may still change."""
         later = description.get("later") or {}
-        finished = {number: settings for number, settings in later.items() if self.version(int(number)).exists()}
+        finished = {
+            number: settings
+            for number, settings in later.items()
+            if self.version(int(number)).exists()
+        }
         return {**description, "later": finished}
 
     @contextlib.contextmanager
@@ -91,7 +99,9 @@ class RunDirectory:
                     remove_leftovers(part)
                 yield
         except BlockingIOError:
-            raise CheckpointError(f"another process is training in {self.path}; wait for it or stop it") from None
+            raise CheckpointError(
+                f"another process is training in {self.path}; wait for it or stop it"
+            ) from None
 
     def checkpoint(self, number: int) -> Path:
         """The checkpoint of version ``number`` while it is trained."""
@@ -128,7 +138,11 @@ class RunDirectory:
 def _differences(started: Any, asked: Any, prefix: str = "") -> list[str]:
     if isinstance(started, dict) and isinstance(asked, dict):
         keys = sorted(started.keys() | asked.keys())
-        return [line for key in keys for line in _differences(started.get(key), asked.get(key), f"{prefix}{key}.")]
+        return [
+            line
+            for key in keys
+            for line in _differences(started.get(key), asked.get(key), f"{prefix}{key}.")
+        ]
     if started == asked:
         return []
     return [f"{prefix.rstrip('.')} was {started!r}, now {asked!r}"]

@@ -28,7 +28,14 @@ from fixstar.training.settings import FROZEN, Settings, paper_recipe
 from fixstar.training.version import TrainingContext, Validation, Version, train_version
 from fixstar.trust import module_of, trusting
 
-_MODEL_SETTINGS = ("backbone", "backbone_options", "classifier_options", "capacity", "width", "preprocessing")
+_MODEL_SETTINGS = (
+    "backbone",
+    "backbone_options",
+    "classifier_options",
+    "capacity",
+    "width",
+    "preprocessing",
+)
 _MEMORY_SETTINGS = ("replay_per_class", "selection")
 
 
@@ -45,7 +52,9 @@ def train_versions(
     ``epochs`` shortens the recipe of the method's paper; ``settings`` are those of ``Settings``.
     """
     if not images:
-        raise InputError("give one image set or folder per version, such as train('photos/2024', 'photos/2025')")
+        raise InputError(
+            "give one image set or folder per version, such as train('photos/2024', 'photos/2025')"
+        )
     sets = [one if isinstance(one, ImageSet) else open_images(one) for one in images]
     frozen = bool(settings.get("frozen"))
     usual = {}
@@ -59,7 +68,9 @@ def train_versions(
     settings = {"capacity": 10_000, **settings}
     stream = TaskStream.of(sets, dict.fromkeys(name for one in sets for name in one.classes))
     whole = Settings(recipe=recipe if epochs is None else recipe.shortened(epochs), **settings)
-    return list(run_scenario(stream, method=chosen, settings=whole, directory=directory, progress=progress))
+    return list(
+        run_scenario(stream, method=chosen, settings=whole, directory=directory, progress=progress)
+    )
 
 
 def run_scenario(
@@ -122,8 +133,12 @@ class _Sequence:
         if self.scenario not in get_args(Scenario):
             raise UnknownNameError("scenario", self.scenario, get_args(Scenario))
         if unknown := sorted(set(self.replacements) - {task.number for task in self.stream}):
-            raise InputError(f"there is no task {unknown[0]} to replace a model at; tasks are 1 to {len(self.stream)}")
-        if unknown := sorted(set(self.later) - {task.number for task in self.stream if task.number > 1}):
+            raise InputError(
+                f"there is no task {unknown[0]} to replace a model at; tasks are 1 to {len(self.stream)}"
+            )
+        if unknown := sorted(
+            set(self.later) - {task.number for task in self.stream if task.number > 1}
+        ):
             raise InputError(
                 f"later={{{unknown[0]}: ...}} must name a version after the first: v1 is trained with the settings "
                 f"themselves, and the tasks are 1 to {len(self.stream)}"
@@ -134,7 +149,11 @@ class _Sequence:
         if self.scenario == "lifelong":
             fixed += _MEMORY_SETTINGS
         for number, settings in self.later.items():
-            if changed := [name for name in fixed if getattr(settings, name) != getattr(self.first_settings, name)]:
+            if changed := [
+                name
+                for name in fixed
+                if getattr(settings, name) != getattr(self.first_settings, name)
+            ]:
                 raise InputError(
                     f"later={{{number}: ...}} changes {', '.join(changed)}: a {self.scenario} run of "
                     f"{self.method.name!r} continues with the last version's model and memory. Change other settings "
@@ -160,7 +179,10 @@ class _Sequence:
             number = task.number
             if run is not None and run.finished(number):
                 with trusting(*self._named_modules()):
-                    version = Version(number, Encoder.load(run.version(number), self.first_settings.torch_device()))
+                    version = Version(
+                        number,
+                        Encoder.load(run.version(number), self.first_settings.torch_device()),
+                    )
                 memory = ReplayMemory.load(run.memory(number))
             else:
                 if is_lifelong:
@@ -212,7 +234,11 @@ class _Sequence:
 
     def _named_modules(self) -> set[str]:
         """The modules of the code that the caller has named."""
-        models = [model.code for model in (*self.replacements.values(), self.pretrained) if model is not None]
+        models = [
+            model.code
+            for model in (*self.replacements.values(), self.pretrained)
+            if model is not None
+        ]
         named = [settings.code for settings in (self.first_settings, *self.later.values())]
         return {module_of(code) for code in (*models, *named) if code is not None}
 
@@ -224,7 +250,10 @@ class _Sequence:
             "first method": None if self.first_method is None else _named(self.first_method),
             "settings": self.first_settings.to_json(),
             "tasks": [task.images.fingerprint() for task in self.stream],
-            "replacements": {str(number): weights_digest(encoder) for number, encoder in self.replacements.items()},
+            "replacements": {
+                str(number): weights_digest(encoder)
+                for number, encoder in self.replacements.items()
+            },
             "pretrained": None if self.pretrained is None else weights_digest(self.pretrained),
             "validation": None if self.validation is None else self.validation.fingerprint(),
             "later": {str(number): settings.to_json() for number, settings in self.later.items()},
@@ -247,7 +276,9 @@ def remember(memory: ReplayMemory, version: Version, settings: Settings) -> Repl
     )
 
 
-def _first_vectors(known: OldVectors | None, encoder: Encoder, memory: ReplayMemory) -> OldVectors | None:
+def _first_vectors(
+    known: OldVectors | None, encoder: Encoder, memory: ReplayMemory
+) -> OldVectors | None:
     """The vectors of remembered images, each by the version that learnt its class; other widths are dropped."""
     if known is not None and known.vectors.shape[1] != encoder.feature_dim:
         known = None
@@ -261,7 +292,9 @@ def _first_vectors(known: OldVectors | None, encoder: Encoder, memory: ReplayMem
     if known is None:
         return found
     labels = np.concatenate([known.labels, found.labels + len(names)])
-    return OldVectors(np.concatenate([known.vectors, found.vectors]), labels, (*names, *found.classes))
+    return OldVectors(
+        np.concatenate([known.vectors, found.vectors]), labels, (*names, *found.classes)
+    )
 
 
 def _same_features(encoder: Encoder, images: ImageSet) -> np.ndarray[Any, Any]:

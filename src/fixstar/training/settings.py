@@ -26,7 +26,11 @@ from fixstar.trust import import_path, module_of, require_trusted, trusting
 Precision = Literal["auto", "float32", "bfloat16"]
 Optimizer = Literal["sgd", "adam", "adamw"]
 Schedule = Literal["steps", "cosine"]
-_USUAL = {"sgd": (0.1, 2e-4), "adam": (1e-3, 0.0), "adamw": (1e-3, 0.01)}  # learning rate and weight decay
+_USUAL = {
+    "sgd": (0.1, 2e-4),
+    "adam": (1e-3, 0.0),
+    "adamw": (1e-3, 0.01),
+}  # learning rate and weight decay
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,11 @@ class Recipe:
             backbone_rate=("positive and finite", 0 < self.backbone_rate < math.inf),
             **{
                 name: (f"one of {', '.join(get_args(kind))}", getattr(self, name) in get_args(kind))
-                for name, kind in (("precision", Precision), ("optimizer", Optimizer), ("schedule", Schedule))
+                for name, kind in (
+                    ("precision", Precision),
+                    ("optimizer", Optimizer),
+                    ("schedule", Schedule),
+                )
             },
         )
 
@@ -87,7 +95,9 @@ class Recipe:
         if self.schedule == "cosine":
             done = (epoch - self.warmup) / (self.epochs - self.warmup)
             return self.learning_rate * (1 + math.cos(math.pi * done)) / 2
-        return self.learning_rate * self.gamma ** sum(epoch >= round(milestone) for milestone in self.milestones)
+        return self.learning_rate * self.gamma ** sum(
+            epoch >= round(milestone) for milestone in self.milestones
+        )
 
     @property
     def changes_every_step(self) -> bool:
@@ -105,13 +115,19 @@ class Recipe:
         """The same recipe over fewer or more epochs: milestones (rounded only when used) and warm-up in proportion."""
         if not _is_whole(epochs, 1):  # before scaling the milestones, which would be reported too
             raise InputError(f"epochs={epochs} must be a whole number of at least 1")
-        *milestones, warmup = (round(at * epochs / self.epochs, 9) for at in (*self.milestones, self.warmup))
+        *milestones, warmup = (
+            round(at * epochs / self.epochs, 9) for at in (*self.milestones, self.warmup)
+        )
         return replace(self, epochs=epochs, milestones=tuple(milestones), warmup=warmup)
 
 
 def _require(settings: Recipe | Settings, **rules: tuple[str, bool]) -> None:
     """Report every field that breaks its rule; a rule is its text and whether it holds."""
-    wrong = [f"{name}={getattr(settings, name)!r} must be {rule}" for name, (rule, right) in rules.items() if not right]
+    wrong = [
+        f"{name}={getattr(settings, name)!r} must be {rule}"
+        for name, (rule, right) in rules.items()
+        if not right
+    ]
     if wrong:
         raise InputError("; ".join(wrong))
 
@@ -121,7 +137,9 @@ def _is_whole(value: object, least: int) -> bool:
 
 
 def _is_ascending(milestones: tuple[float, ...]) -> bool:
-    return list(milestones) == sorted(milestones) and all(0 <= milestone < math.inf for milestone in milestones)
+    return list(milestones) == sorted(milestones) and all(
+        0 <= milestone < math.inf for milestone in milestones
+    )
 
 
 CIFAR_LIFELONG = Recipe()
@@ -167,7 +185,10 @@ class Settings:
         _require(
             self,
             capacity=("a whole number of at least 2", _is_whole(self.capacity, 2)),
-            width=("a whole number of at least 1, or None", self.width is None or _is_whole(self.width, 1)),
+            width=(
+                "a whole number of at least 1, or None",
+                self.width is None or _is_whole(self.width, 1),
+            ),
             bad_images=("one of refuse, skip", self.bad_images in ("refuse", "skip")),
             selection=("one of random, herding", self.selection in ("random", "herding")),
             side=("one of left, right", self.side in ("left", "right")),
@@ -188,13 +209,17 @@ class Settings:
     def new_encoder(self, method: Method, classes: list[str], seed: int) -> Encoder:
         """An encoder with random weights that depend only on ``seed``, also after growth."""
         architecture = self.backbone.startswith("hf:") and not self.backbone_options
-        if self.frozen and (self.backbone in BACKBONES or (architecture and is_architecture(self.backbone[3:]))):
+        if self.frozen and (
+            self.backbone in BACKBONES or (architecture and is_architecture(self.backbone[3:]))
+        ):
             raise InputError(
                 f"{self.backbone} starts from random weights, and a frozen backbone keeps its weights. Choose a "
                 f"trained model: {' or '.join(PRETRAINED)}, hf:NAME_OR_FOLDER, an ONNX file or your own module"
             )
         if self.grown and CLASSIFIERS[method.classifier].fixed and method.classifier != "simplex":
-            raise InputError(f"only a simplex grows, and {method.name} trains a {method.classifier}")
+            raise InputError(
+                f"only a simplex grows, and {method.name} trains a {method.classifier}"
+            )
         added = {}
         if self.grown and method.classifier == "simplex":
             added["added"] = self.grown
@@ -211,13 +236,20 @@ class Settings:
                 width=self.width,
                 side=self.side,
                 backbone_options=dict(self.backbone_options),
-                classifier_options={**method.classifier_options, **self.classifier_options, **added},
+                classifier_options={
+                    **method.classifier_options,
+                    **self.classifier_options,
+                    **added,
+                },
                 preprocessing=self.preprocessing,
             )
 
     def to_json(self) -> dict[str, Any]:
         """All settings that affect the result, to compare after a restart. The device is left out: it may change."""
-        content: dict[str, Any] = {**asdict(self), "preprocessing": self.preprocessing and self.preprocessing.to_json()}
+        content: dict[str, Any] = {
+            **asdict(self),
+            "preprocessing": self.preprocessing and self.preprocessing.to_json(),
+        }
         del content["device"]
         plain: dict[str, Any] = json.loads(json.dumps(content))  # lists for tuples
         return plain

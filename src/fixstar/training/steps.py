@@ -34,7 +34,9 @@ class Steps(Protocol):
         """Train epoch ``number`` of the run; returns the sum of each term over its steps."""
 
 
-_Outputs = tuple[Outputs, Outputs | None, Outputs | None]  # of the new, the previous and the first model, if needed
+_Outputs = tuple[
+    Outputs, Outputs | None, Outputs | None
+]  # of the new, the previous and the first model, if needed
 
 
 def update(
@@ -114,7 +116,9 @@ class EagerSteps:
         ):
             done = (before + count - 1) / part.steps
             set_rate(self._optimiser, rate)
-            for name, value in update(self._run, part=part, optimiser=self._optimiser, batch=batch, done=done).items():
+            for name, value in update(
+                self._run, part=part, optimiser=self._optimiser, batch=batch, done=done
+            ).items():
                 if name in sums:
                     sums[name] = sums[name] + value
                 else:
@@ -135,15 +139,26 @@ def _shared_outputs(run: Training, batch: Batch) -> _Outputs:
     here = world()
     total = len(batch.targets)
     if total < here.size:
-        raise InputError(f"a batch of {total} images cannot be shared by {here.size} processes; start fewer processes")
+        raise InputError(
+            f"a batch of {total} images cannot be shared by {here.size} processes; start fewer processes"
+        )
     pixels = batch.pixels[here.share(total)]
-    old, first = (_seen_by_all(model, run=run, pixels=pixels, total=total) for model in (run.teacher, run.first))
+    old, first = (
+        _seen_by_all(model, run=run, pixels=pixels, total=total)
+        for model in (run.teacher, run.first)
+    )
     with synchronised(run.encoder.backbone):
         own: Outputs = run.encoder(pixels, maps=run.maps, bfloat16=run.bfloat16)
-    return run.encoder.heads(gathered(own.h, total), batch.targets, _all_gathered(own, total)), old, first
+    return (
+        run.encoder.heads(gathered(own.h, total), batch.targets, _all_gathered(own, total)),
+        old,
+        first,
+    )
 
 
-def _seen_by_all(model: FrozenEncoder | None, run: Training, pixels: Tensor, total: int) -> Outputs | None:
+def _seen_by_all(
+    model: FrozenEncoder | None, run: Training, pixels: Tensor, total: int
+) -> Outputs | None:
     """A past model's outputs for the whole batch, of which each process computes a share."""
     if model is None:
         return None
@@ -190,7 +205,9 @@ class _Gathered(torch.autograd.Function):
 def _rows_of_all(own: Tensor, total: int) -> Tensor:
     here = world()
     rows = [len(range(total)[here.share(total, rank)]) for rank in range(here.size)]
-    padded = own.new_zeros((rows[0], *own.shape[1:]))  # collectives need equal shapes; the first share is the longest
+    padded = own.new_zeros(
+        (rows[0], *own.shape[1:])
+    )  # collectives need equal shapes; the first share is the longest
     padded[: len(own)] = own
     parts = [torch.empty_like(padded) for _ in rows]
     with collective():

@@ -72,7 +72,9 @@ class TrainingContext:
     pretrained: Encoder | None = None
     old_vectors: OldVectors | None = None
     first: Encoder | None = None
-    first_vectors: OldVectors | None = None  # not in the fingerprint: determined by earlier versions and the memory
+    first_vectors: OldVectors | None = (
+        None  # not in the fingerprint: determined by earlier versions and the memory
+    )
     features: Path | None = None
 
     @property
@@ -111,7 +113,12 @@ def train_version(
     """Train version ``number``; with ``validation`` the best compatible epoch is kept (CoReS, eq. 11)."""
     world()  # joins the other processes, if any, before a device is used
     plan = VersionPlan(
-        number=number, images=images, context=context, method=method, settings=settings, validation=validation
+        number=number,
+        images=images,
+        context=context,
+        method=method,
+        settings=settings,
+        validation=validation,
     )
     device = local_device(settings.torch_device())
     predecessor = context.predecessor
@@ -126,7 +133,11 @@ def train_version(
     if settings.frozen:
         flip = settings.augmentation.flip
         features = FrozenFeatures(
-            encoder=encoder, folder=context.features, flip=flip, rotated=method.rotated, progress=progress
+            encoder=encoder,
+            folder=context.features,
+            flip=flip,
+            rotated=method.rotated,
+            progress=progress,
         )
     teacher = None
     if predecessor is not None and {"old model", "old classifier"} & method.needs:
@@ -154,7 +165,9 @@ def train_version(
         objective=objective,
         batches=batches,
         recipe=settings.recipe,
-        teacher=teacher if "old model" in method.needs else None,  # no forward pass if only its classifier is needed
+        teacher=teacher
+        if "old model" in method.needs
+        else None,  # no forward pass if only its classifier is needed
         first=first,
         seed=plan.seed,
         checkpoint=checkpoint,
@@ -171,7 +184,9 @@ def train_version(
     return Version(number=number, encoder=encoder, log=tuple(log), images=readable)
 
 
-def _teacher(predecessor: Encoder, encoder: Encoder, features: FrozenFeatures | None) -> FrozenEncoder:
+def _teacher(
+    predecessor: Encoder, encoder: Encoder, features: FrozenFeatures | None
+) -> FrozenEncoder:
     """The predecessor, with the simplices that only the new version has: its features are zero there."""
     teacher = FrozenEncoder(predecessor, missing_growth(predecessor, encoder.classifier.added))
     if features is None:
@@ -184,7 +199,13 @@ def _budget(device: torch.device) -> int | None:
     here = world()
     if here.size == 1:
         return None
-    return int(min(all_gather_json(min(resident_budget(device), available_memory() // (3 * here.local_size)))))
+    return int(
+        min(
+            all_gather_json(
+                min(resident_budget(device), available_memory() // (3 * here.local_size))
+            )
+        )
+    )
 
 
 def _shared(source: PixelSource) -> PixelSource:
@@ -309,7 +330,11 @@ class VersionPlan:
         return batches, kept[0]
 
     def upgrade(
-        self, encoder: Encoder, teacher: FrozenEncoder | None, held: HeldOut, features: FrozenFeatures | None
+        self,
+        encoder: Encoder,
+        teacher: FrozenEncoder | None,
+        held: HeldOut,
+        features: FrozenFeatures | None,
     ) -> Upgrade:
         """The upgrade that the method's objective is built for."""
         context = self.context
@@ -327,7 +352,9 @@ class VersionPlan:
                 shown: Any = seen.images
                 if features is not None:
                     shown = features.of(predecessor, seen.images)
-                vectors = OldVectors(FrozenEncoder(predecessor).encode(shown), seen.labels, seen.classes)
+                vectors = OldVectors(
+                    FrozenEncoder(predecessor).encode(shown), seen.labels, seen.classes
+                )
         return Upgrade(
             encoder=encoder,
             teacher=teacher,
@@ -348,9 +375,15 @@ class VersionPlan:
         method = self.method
         memory = context.memory.images
         vectors = context.old_vectors
-        models = {name: getattr(context, name) for name in ("previous", "replacement", "first", "pretrained")}
+        models = {
+            name: getattr(context, name)
+            for name in ("previous", "replacement", "first", "pretrained")
+        }
         parts: dict[str, Any] = {
-            **{name: None if model is None else weights_digest(model) for name, model in models.items()},
+            **{
+                name: None if model is None else weights_digest(model)
+                for name, model in models.items()
+            },
             "old vectors": None if vectors is None else _vectors_digest(vectors),
             "version": number,
             "images": images.fingerprint(),
@@ -363,7 +396,9 @@ class VersionPlan:
             **_flat(self.settings.to_json()),
         }
         names = {name: _PART_NAMES.get(name, name.replace("_", " ")) for name in parts}
-        return Fingerprint(_digest(parts), {names[name]: _digest(value)[:_SHORT] for name, value in parts.items()})
+        return Fingerprint(
+            _digest(parts), {names[name]: _digest(value)[:_SHORT] for name, value in parts.items()}
+        )
 
     def about(self, log: list[EpochLog]) -> dict[str, object]:
         """The origin of a version, for its card; epochs count from 1."""
@@ -383,7 +418,9 @@ class VersionPlan:
                 "initialisation": method.initialisation,
                 "source": method.source,
             },
-            "replacement": None if context.replacement is None else weights_digest(context.replacement),
+            "replacement": None
+            if context.replacement is None
+            else weights_digest(context.replacement),
             "data": {**data, "fingerprint": images.fingerprint()},
             "validation": self.validation and self.validation.fingerprint(),
             "settings": self.settings.to_json(),
@@ -411,8 +448,13 @@ def require_same_classifier(context: TrainingContext, method: Method) -> None:
     kind = method.classifier
     previous = context.previous
     from_new_weights = context.replacement is None and method.initialisation != "previous"
-    models = [(context.replacement, "the replacement"), (context.pretrained, "the pre-trained model")]
-    if previous is not None and (not from_new_weights or previous.classifier.fixed or CLASSIFIERS[kind].fixed):
+    models = [
+        (context.replacement, "the replacement"),
+        (context.pretrained, "the pre-trained model"),
+    ]
+    if previous is not None and (
+        not from_new_weights or previous.classifier.fixed or CLASSIFIERS[kind].fixed
+    ):
         name = previous.about.get("version", "the previous version")
         models.insert(0, (previous, name))
     for model, name in models:
@@ -477,7 +519,9 @@ def _digest(content: Any) -> str:
 
 
 def _vectors_digest(stored: OldVectors) -> str:
-    digest = hashlib.sha256(json.dumps([stored.classes, stored.vectors.shape, str(stored.vectors.dtype)]).encode())
+    digest = hashlib.sha256(
+        json.dumps([stored.classes, stored.vectors.shape, str(stored.vectors.dtype)]).encode()
+    )
     digest.update(stored.vectors.tobytes() + stored.labels.astype("int64").tobytes())
     return digest.hexdigest()
 
@@ -503,7 +547,9 @@ class Validation:
 
     def select(self, previous: Encoder, made: FrozenFeatures | None = None) -> Select:
         """A function that scores a model after an epoch against ``previous``, whose self-test is run once."""
-        kept: dict[tuple[Encoder, int], Any] = {}  # a frozen backbone's features do not change between epochs
+        kept: dict[
+            tuple[Encoder, int], Any
+        ] = {}  # a frozen backbone's features do not change between epochs
 
         def features(model: Encoder, images: Any) -> Any:
             assert made is not None
@@ -513,7 +559,11 @@ class Validation:
 
         def embedded(name: str, model: Encoder) -> VersionFeatures:
             return version_features(
-                name, encoder=model, queries=self.queries, gallery=self.gallery, made=features if made else None
+                name,
+                encoder=model,
+                queries=self.queries,
+                gallery=self.gallery,
+                made=features if made else None,
             )
 
         old = embedded("old", previous)

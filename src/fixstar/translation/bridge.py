@@ -27,9 +27,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fixstar.errors import InputError, NextStep, UnknownNameError, plural
-from fixstar.evaluation import Difference, VersionFeatures, gallery_query_split, matched, nearest, paired_bootstrap
+from fixstar.evaluation import (
+    Difference,
+    VersionFeatures,
+    gallery_query_split,
+    matched,
+    nearest,
+    paired_bootstrap,
+)
 from fixstar.evaluation.relevance import Grades, Relevance, query_ids, read_relevance
-from fixstar.evaluation.verdicts import GateRules, halves, in_points, judged_difference, needed_queries
+from fixstar.evaluation.verdicts import (
+    GateRules,
+    halves,
+    in_points,
+    judged_difference,
+    needed_queries,
+)
 from fixstar.progress import progress_bar
 from fixstar.translation.choose import Evidence, Measure, by_class, by_relevance, choose, gain
 from fixstar.translation.fit import KINDS, Pairs, fit_map, lacking_pairs
@@ -175,7 +188,9 @@ class BridgeOptions:
             if kind not in KINDS:
                 raise UnknownNameError("kind of map", kind, KINDS)
         if not set(self.kinds) & set(FORWARD):
-            raise InputError(f"stored vectors are mapped by {' or '.join(FORWARD)}; got {', '.join(self.kinds)}")
+            raise InputError(
+                f"stored vectors are mapped by {' or '.join(FORWARD)}; got {', '.join(self.kinds)}"
+            )
         if self.one_model and not set(self.kinds) & set(BACKWARD):
             raise InputError(
                 f"with one model per query, queries are mapped by {' or '.join(BACKWARD)}; got {', '.join(self.kinds)}"
@@ -183,7 +198,9 @@ class BridgeOptions:
         if self.sample < 20:
             raise InputError(f"a sample is 20 items or more, got {self.sample}")
         if not 0 < self.held_out <= 1:
-            raise InputError(f"the held-out share of labelled items lies between 0 and 1; got {self.held_out}")
+            raise InputError(
+                f"the held-out share of labelled items lies between 0 and 1; got {self.held_out}"
+            )
 
 
 def bridge(
@@ -221,7 +238,9 @@ def bridge(
     if queries is None:
         asked = None
     else:
-        asked = _both_queries(queries, one=one, other=other, wanted=wanted, names=query_ids(relevant))
+        asked = _both_queries(
+            queries, one=one, other=other, wanted=wanted, names=query_ids(relevant)
+        )
     common = common_rows(one, other)
     if common is None:
         found = _without_pairs(one, other=other, known=known, options=options)
@@ -235,7 +254,12 @@ def bridge(
         everything = len(items) == len(one.ids)
         sampled = items.sample(options.sample, options.rules.seed, _named(wanted))
         found = _judged(
-            items=sampled, asked=asked, wanted=wanted, everything=everything, options=options, progress=progress
+            items=sampled,
+            asked=asked,
+            wanted=wanted,
+            everything=everything,
+            options=options,
+            progress=progress,
         )
     about = {
         **found.to_json(),
@@ -247,7 +271,9 @@ def bridge(
     return replace(found, translation=replace(found.translation, about=about))
 
 
-def apply_translation(way: Translation, old: Side, new: Side, direction: str = "forward") -> tuple[list[str], Vectors]:
+def apply_translation(
+    way: Translation, old: Side, new: Side, direction: str = "forward"
+) -> tuple[list[str], Vectors]:
     """Ids and vectors of the old side mapped ``forward``, or of the new one ``backward``; the other is not read."""
     maps = {"forward": way.forward, "backward": way.backward}
     if direction not in maps:
@@ -288,7 +314,13 @@ class _Items:
     def take(self, rows: Indices) -> _Items:
         """Some of them."""
         ids = [self.ids[row] for row in rows.tolist()]
-        return _Items(names=self.names, ids=ids, old=self.old[rows], new=self.new[rows], classes=self.classes[rows])
+        return _Items(
+            names=self.names,
+            ids=ids,
+            old=self.old[rows],
+            new=self.new[rows],
+            classes=self.classes[rows],
+        )
 
     def sample(self, most: int, seed: int, kept: Collection[str] = ()) -> _Items:
         """All of them, or ``most``, drawn by the seed; those that are ``kept`` first."""
@@ -326,22 +358,34 @@ def _unlike(vectors: Vectors, others: Vectors) -> Indices:
     return np.flatnonzero(cosines < 1 - _SAME)
 
 
-def _both(one: Embedded, other: Embedded, common: tuple[Indices, Indices], known: Mapping[str, str]) -> _Items:
+def _both(
+    one: Embedded, other: Embedded, common: tuple[Indices, Indices], known: Mapping[str, str]
+) -> _Items:
     first, second = common
     ids = [one.ids[row] for row in first.tolist()]
     numbers = {label: number for number, label in enumerate(sorted(set(known.values())))}
     classes = np.array([numbers[known[item]] if item in known else -1 for item in ids], np.int64)
     return _Items(
-        names=(one.name, other.name), ids=ids, old=one.vectors[first], new=other.vectors[second], classes=classes
+        names=(one.name, other.name),
+        ids=ids,
+        old=one.vectors[first],
+        new=other.vectors[second],
+        classes=classes,
     )
 
 
 def _both_queries(
-    queries: tuple[Side, Side], one: Embedded, other: Embedded, wanted: Grades, names: Sequence[str] | None
+    queries: tuple[Side, Side],
+    one: Embedded,
+    other: Embedded,
+    wanted: Grades,
+    names: Sequence[str] | None,
 ) -> _Items:
     """The same queries by both models; what is relevant for them must be known. ``names`` are for those without ids."""
     if not wanted:
-        raise InputError("queries of their own need relevant items: say which items each of them should find")
+        raise InputError(
+            "queries of their own need relevant items: say which items each of them should find"
+        )
     first = read_queries(queries[0], one, names)
     second = read_queries(queries[1], other, names)
     common = common_rows(first, second)
@@ -374,7 +418,9 @@ class _Division(NamedTuple):
     proof: Proof
 
 
-def _divided(items: _Items, asked: _Items | None, wanted: Grades, options: BridgeOptions) -> _Division:
+def _divided(
+    items: _Items, asked: _Items | None, wanted: Grades, options: BridgeOptions
+) -> _Division:
     if wanted:
         return _by_relevance(items, asked=asked, wanted=wanted, options=options)
     rows = np.arange(len(items))
@@ -401,7 +447,11 @@ def _by_labels(judged: _Items, options: BridgeOptions) -> _Trial | None:
     truth = judged.classes[split.queries]
     measure = by_class(truth, judged.classes[split.gallery])
     return _trial(
-        judged.take(split.queries), gallery=judged.take(split.gallery), measure=measure, classes=truth, options=options
+        judged.take(split.queries),
+        gallery=judged.take(split.gallery),
+        measure=measure,
+        classes=truth,
+        options=options,
     )
 
 
@@ -420,10 +470,18 @@ def _by_neighbours(judged: _Items, options: BridgeOptions) -> _Trial | None:
         return np.asarray(same.mean(axis=1))
 
     classes = np.zeros(len(queries), np.int64)
-    return _trial(judged.take(queries), gallery=judged.take(gallery), measure=agree, classes=classes, options=options)
+    return _trial(
+        judged.take(queries),
+        gallery=judged.take(gallery),
+        measure=agree,
+        classes=classes,
+        options=options,
+    )
 
 
-def _by_relevance(items: _Items, asked: _Items | None, wanted: Grades, options: BridgeOptions) -> _Division:
+def _by_relevance(
+    items: _Items, asked: _Items | None, wanted: Grades, options: BridgeOptions
+) -> _Division:
     """Queries with known relevant items, those items, and a share of all others as the gallery they are found in.
 
     Queries that are items themselves (``asked`` is None) are in neither the gallery nor what is fitted.
@@ -458,7 +516,11 @@ def _by_relevance(items: _Items, asked: _Items | None, wanted: Grades, options: 
     fitted = items.take(np.setdiff1d(others, more))
     classes = np.zeros(len(found.queries), np.int64)
     trial = _trial(
-        queries.take(found.queries), gallery=gallery, measure=by_relevance(found), classes=classes, options=options
+        queries.take(found.queries),
+        gallery=gallery,
+        measure=by_relevance(found),
+        classes=classes,
+        options=options,
     )
     return _Division(fitted, trial, "relevance")
 
@@ -489,7 +551,9 @@ class _Ways(NamedTuple):
     left_out: dict[str, str]
 
 
-def _fitted_ways(names: tuple[str, str], pairs: Pairs, options: BridgeOptions, progress: bool) -> _Ways:
+def _fitted_ways(
+    names: tuple[str, str], pairs: Pairs, options: BridgeOptions, progress: bool
+) -> _Ways:
     left_out = {kind: short for kind in options.kinds if (short := lacking_pairs(kind, len(pairs)))}
     forward = [kind for kind in FORWARD if kind in options.kinds and kind not in left_out]
     backward = [kind for kind in BACKWARD if kind in options.kinds and kind not in left_out]
@@ -509,7 +573,11 @@ def _fitted_ways(names: tuple[str, str], pairs: Pairs, options: BridgeOptions, p
             back.append(_Made(kind, fit_map(kind, pairs.reversed).map))
             advance()
     tried: list[_Made | None] = [*back] or [None]
-    ways = [_usual_way(names, forward=there, backward=here, options=options) for there in ahead for here in tried]
+    ways = [
+        _usual_way(names, forward=there, backward=here, options=options)
+        for there in ahead
+        for here in tried
+    ]
     return _Ways(ways, left_out)
 
 
@@ -520,7 +588,9 @@ class _Made(NamedTuple):
     map: Map
 
 
-def _usual_way(names: tuple[str, str], forward: _Made, backward: _Made | None, options: BridgeOptions) -> Translation:
+def _usual_way(
+    names: tuple[str, str], forward: _Made, backward: _Made | None, options: BridgeOptions
+) -> Translation:
     """Two maps at the usual weight, or at the one that is given."""
     weight = USUAL if options.rules.weight is None else options.rules.weight
     return Translation(
@@ -529,7 +599,12 @@ def _usual_way(names: tuple[str, str], forward: _Made, backward: _Made | None, o
         backward=None if backward is None else backward.map,
         one=None if backward is None else weight,
         two=None if options.one_model else weight,
-        about={"maps": {"forward": forward.kind, "backward": None if backward is None else backward.kind}},
+        about={
+            "maps": {
+                "forward": forward.kind,
+                "backward": None if backward is None else backward.kind,
+            }
+        },
     )
 
 
@@ -559,7 +634,9 @@ def _with_queries(pairs: Pairs, trial: _Trial) -> Pairs:
     if not len(trial.choosing):
         return pairs
     old = np.asarray(trial.evidence.old.queries, np.float32)
-    judged = np.concatenate([np.asarray(trial.evidence.old.gallery, np.float32), old[trial.judging]])
+    judged = np.concatenate(
+        [np.asarray(trial.evidence.old.gallery, np.float32), old[trial.judging]]
+    )
     rows = trial.choosing[_unlike(old[trial.choosing], judged)]
     if not len(rows):
         return pairs
@@ -611,7 +688,9 @@ def _judged(
     if trial is None:
         return _unproven(ways[0], fitted_on, left_out, by_relevance=bool(wanted))
     if proof == "old neighbours":
-        return _agreeing(ways[0], trial=trial, fitted_on=fitted_on, left_out=left_out, options=options)
+        return _agreeing(
+            ways[0], trial=trial, fitted_on=fitted_on, left_out=left_out, options=options
+        )
     way = _chosen(ways, trial, options)
     ranked = _by_preference(way, _outcomes(way, trial.evidence), trial)
     more = _with_queries(pairs, trial)
@@ -645,13 +724,17 @@ def _judged(
         left_out=left_out,
     )
     sentence = _verdict_words(found, confidence, options.rules)
-    if everything and _much_better(outcomes[AGAIN], after=outcomes[chosen], trial=trial, rules=options.rules):
+    if everything and _much_better(
+        outcomes[AGAIN], after=outcomes[chosen], trial=trial, rules=options.rules
+    ):
         better = _reembedding_words(found, chosen)
         sentence = f"{better}. {sentence}"
     return replace(found, sentence=sentence)
 
 
-def _unproven(way: Translation, fitted_on: str, left_out: Mapping[str, str], by_relevance: bool) -> Bridged:
+def _unproven(
+    way: Translation, fitted_on: str, left_out: Mapping[str, str], by_relevance: bool
+) -> Bridged:
     """A bridge that nothing could judge."""
     least = "Two labelled items of one class that were not fitted are"
     if by_relevance:
@@ -692,13 +775,17 @@ def _outcomes(way: Translation, evidence: Evidence) -> dict[str, NDArray[Any]]:
     return found
 
 
-def _by_preference(way: Translation, outcomes: Mapping[str, NDArray[Any]], trial: _Trial) -> list[str]:
+def _by_preference(
+    way: Translation, outcomes: Mapping[str, NDArray[Any]], trial: _Trial
+) -> list[str]:
     """The ways to search that are judged, the better first, by the queries that choose.
 
     Two models per query come first if they gain more than their standard error: one model costs less. With weight 0
     two models are the old model's own queries, and there is nothing to judge.
     """
-    names = [name for name, weight in ((ONE, way.one), (TWO, way.two or None)) if weight is not None]
+    names = [
+        name for name, weight in ((ONE, way.one), (TWO, way.two or None)) if weight is not None
+    ]
     if len(names) < 2 or not len(trial.choosing):
         return names[::-1]
     gained = gain(outcomes[TWO][trial.choosing], outcomes[ONE][trial.choosing])
@@ -719,7 +806,12 @@ def _decided(ranked: Sequence[str], measured: Mapping[str, Measured]) -> tuple[O
 
 
 def _measured(
-    name: str, way: Translation, hits: NDArray[Any], before: NDArray[Any], trial: _Trial, rules: GateRules
+    name: str,
+    way: Translation,
+    hits: NDArray[Any],
+    before: NDArray[Any],
+    trial: _Trial,
+    rules: GateRules,
 ) -> Measured:
     after = hits[trial.judging]
     own = before[trial.judging]
@@ -769,9 +861,15 @@ def _verdict_words(found: Bridged, confidence: float, rules: GateRules) -> str:
     if found.outcome == "refuse":
         return f"Keep the old model: {figures}"
     judged = Difference(
-        mean=best.difference, low=best.low, high=best.high, verdict="not decided", differing=best.lost + best.won
+        mean=best.difference,
+        low=best.low,
+        high=best.high,
+        verdict="not decided",
+        differing=best.lost + best.won,
     )
-    needed = needed_queries(judged, queries=found.queries, confidence=confidence, tolerance=rules.tolerance)
+    needed = needed_queries(
+        judged, queries=found.queries, confidence=confidence, tolerance=rules.tolerance
+    )
     more = "More of the same queries would not show a gain"
     if needed is not None:
         half = ""
@@ -794,7 +892,11 @@ def _gain_words(found: Bridged) -> str:
 
 
 def _agreeing(
-    way: Translation, trial: _Trial, fitted_on: str, left_out: Mapping[str, str], options: BridgeOptions
+    way: Translation,
+    trial: _Trial,
+    fitted_on: str,
+    left_out: Mapping[str, str],
+    options: BridgeOptions,
 ) -> Bridged:
     """Without labels: how many of the old model's nearest each way finds again. Nothing is chosen by that."""
     rules = options.rules
@@ -805,7 +907,9 @@ def _agreeing(
         if name not in outcomes:
             continue
         share = outcomes[name][rows]
-        found = paired_bootstrap(share, np.zeros(len(share)), confidence=rules.confidence, seed=rules.seed)
+        found = paired_bootstrap(
+            share, np.zeros(len(share)), confidence=rules.confidence, seed=rules.seed
+        )
         weights = {AHEAD: 1.0, BACK: 0.0, ONE: way.one, TWO: way.two}
         measured[name] = Measured(
             finds=found.mean,
@@ -838,7 +942,9 @@ def _agreeing(
 # --- sets without a common item
 
 
-def _without_pairs(one: Embedded, other: Embedded, known: Mapping[str, str], options: BridgeOptions) -> Bridged:
+def _without_pairs(
+    one: Embedded, other: Embedded, known: Mapping[str, str], options: BridgeOptions
+) -> Bridged:
     """Rotations by pseudo-pairs: by class centres where both sides have labels, else by the vectors alone."""
     seed = options.rules.seed
     rng = np.random.default_rng(seed)
@@ -848,7 +954,11 @@ def _without_pairs(one: Embedded, other: Embedded, known: Mapping[str, str], opt
     second = new_labels != ""
     if first.any() and second.any():
         found = pseudo_pairs(
-            old[first], Y=new[second], labels_x=old_labels[first], labels_y=new_labels[second], seed=seed
+            old[first],
+            Y=new[second],
+            labels_x=old_labels[first],
+            labels_y=new_labels[second],
+            seed=seed,
         )
     else:
         found = pseudo_pairs(old, new, seed=seed)
@@ -861,7 +971,9 @@ def _without_pairs(one: Embedded, other: Embedded, known: Mapping[str, str], opt
         f"fitted on {fitted_on}. Keep the old model until labelled items embedded by both models have judged it",
         evidence="none",
         fitted_on=fitted_on,
-        translation=_usual_way((one.name, other.name), forward=forward, backward=backward, options=options),
+        translation=_usual_way(
+            (one.name, other.name), forward=forward, backward=backward, options=options
+        ),
     )
 
 

@@ -26,8 +26,12 @@ from fixstar.geometry import unit
 QUERIES = 2_000  # that are asked, at most
 PAIRS = 10_000  # with another class than the query's, at most
 LEAST = 50  # pairs of each kind, or queries: fewer are no evidence
-LEAST_DETECTED = 0.25  # of the queries without a match that a threshold must find: with fewer it tells nothing
-FALSE_ALARMS = 0.05  # share of queries with a match in the gallery whose best hit is below the threshold
+LEAST_DETECTED = (
+    0.25  # of the queries without a match that a threshold must find: with fewer it tells nothing
+)
+FALSE_ALARMS = (
+    0.05  # share of queries with a match in the gallery whose best hit is below the threshold
+)
 
 Labels = NDArray[np.integer[Any]]
 Floats = NDArray[np.floating[Any]]
@@ -48,7 +52,9 @@ class Calibration(NamedTuple):
         >>> float(Calibration(slope=10.0, offset=-5.0).probability(0.5))
         0.5
         """
-        return np.asarray(0.5 * (1 + np.tanh(0.5 * self.logit(scores))))  # the logistic function, without overflow
+        return np.asarray(
+            0.5 * (1 + np.tanh(0.5 * self.logit(scores)))
+        )  # the logistic function, without overflow
 
     def logit(self, scores: NDArray[Any] | float) -> NDArray[np.float64]:
         """The score that ranks items of several versions: probabilities near 1 are all rounded to 1, these are not."""
@@ -75,7 +81,9 @@ class Fold(NamedTuple):
     calibrations: dict[str, Calibration]
 
 
-def fit_calibration(scores: NDArray[Any], same: NDArray[np.bool_], prior: float | None = None) -> Calibration:
+def fit_calibration(
+    scores: NDArray[Any], same: NDArray[np.bool_], prior: float | None = None
+) -> Calibration:
     """Logistic regression on pairs: ``scores`` [N], ``same`` [N]. Newton's method; targets are Platt's, never 0 or 1.
 
     ``prior`` is the share of same-class pairs in use, if it differs from that of these pairs.
@@ -96,7 +104,9 @@ def fit_calibration(scores: NDArray[Any], same: NDArray[np.bool_], prior: float 
     target = np.where(y, (positive + 1) / (positive + 2), 1 / (len(y) - positive + 2))
     slope, offset = _newton(x, target)
     if slope <= 0:
-        raise InputError("pairs of the same class do not have higher scores than others: there is nothing to calibrate")
+        raise InputError(
+            "pairs of the same class do not have higher scores than others: there is nothing to calibrate"
+        )
     shift = 0.0
     if prior is not None:
         shift = _logit(prior) - _logit(positive / len(y))
@@ -107,7 +117,9 @@ def _logit(share: float) -> float:
     return float(np.log(share / (1 - share)))
 
 
-def _newton(x: NDArray[np.float64], target: NDArray[np.float64], steps: int = 100) -> tuple[float, float]:
+def _newton(
+    x: NDArray[np.float64], target: NDArray[np.float64], steps: int = 100
+) -> tuple[float, float]:
     """The maximum-likelihood slope and offset; steps are halved until they improve it."""
     design = np.stack([x, np.ones_like(x)], axis=1)
 
@@ -177,15 +189,22 @@ def _drawn(truth: Labels, classes: Labels, rng: np.random.Generator) -> _Drawn:
     return _Drawn(asked=asked, own=own, rows=rows, others=past_own)
 
 
-def _best_of_classes(views: Sequence[VersionFeatures], asked: Indices, owners: Labels) -> Iterator[tuple[str, Floats]]:
+def _best_of_classes(
+    views: Sequence[VersionFeatures], asked: Indices, owners: Labels
+) -> Iterator[tuple[str, Floats]]:
     """For each view the highest score of each asking query in each class, [Q, C]."""
     order = np.argsort(owners, kind="stable")
     starts = np.unique(owners[order], return_index=True)[1]
     for view in views:
         queries = np.asarray(view.queries, np.float32)[asked]
         gallery = unit(np.asarray(view.gallery, np.float32))[order]
-        blocks = (queries[start : start + _BLOCK] @ gallery.T for start in range(0, len(queries), _BLOCK))
-        yield view.name, np.concatenate([np.maximum.reduceat(block, starts, axis=1) for block in blocks])
+        blocks = (
+            queries[start : start + _BLOCK] @ gallery.T for start in range(0, len(queries), _BLOCK)
+        )
+        yield (
+            view.name,
+            np.concatenate([np.maximum.reduceat(block, starts, axis=1) for block in blocks]),
+        )
 
 
 def catalogue_thresholds(
@@ -209,7 +228,9 @@ def catalogue_thresholds(
         alarms = float((with_class < score).mean())
         detected = float((without_class < score).mean())
         if detected >= LEAST_DETECTED:
-            found[name] = Threshold(score=score, false_alarms=alarms, detected=detected, queries=len(asked))
+            found[name] = Threshold(
+                score=score, false_alarms=alarms, detected=detected, queries=len(asked)
+            )
     return found
 
 
@@ -227,7 +248,10 @@ def class_folds(
             return []
         parts = [view.take(others, learnt) for view in views]
         fitted = fit_calibrations(
-            parts, query_labels=query_labels[others], gallery_labels=gallery_labels[learnt], seed=seed
+            parts,
+            query_labels=query_labels[others],
+            gallery_labels=gallery_labels[learnt],
+            seed=seed,
         )
         if not fitted:
             return []
@@ -242,7 +266,9 @@ def calibrations_and_folds(
     folds = class_folds(views, query_labels=query_labels, gallery_labels=gallery_labels, seed=seed)
     if not folds:
         return {}, []
-    fitted = fit_calibrations(views, query_labels=query_labels, gallery_labels=gallery_labels, seed=seed)
+    fitted = fit_calibrations(
+        views, query_labels=query_labels, gallery_labels=gallery_labels, seed=seed
+    )
     if not fitted:
         return {}, []
     return fitted, folds
@@ -271,8 +297,14 @@ def search_curve(
         mine = np.intersect1d(part, asked)
         if len(mine):
             labels = (query_labels[mine], gallery_labels)
-            curves.append(backfill_curve(old.take(mine), new.take(mine), *labels, shares, order, scores=scores, **ways))
-    hits = np.concatenate([np.asarray(curve.hits) for curve in curves], axis=2)  # at every share the same queries
+            curves.append(
+                backfill_curve(
+                    old.take(mine), new.take(mine), *labels, shares, order, scores=scores, **ways
+                )
+            )
+    hits = np.concatenate(
+        [np.asarray(curve.hits) for curve in curves], axis=2
+    )  # at every share the same queries
     return BackfillCurve(curves[0].shares, hits.mean(axis=2), hits)
 
 
@@ -285,6 +317,8 @@ def standardised(view: VersionFeatures, seed: int = 0) -> Calibration:
     queries = rng.integers(len(view.queries), size=PAIRS)
     items = rng.integers(len(view.gallery), size=PAIRS)
     rows = unit(np.asarray(view.gallery, np.float32))[items]
-    scores = np.einsum("ij,ij->i", np.asarray(view.queries, np.float32)[queries], rows, dtype=np.float64)
+    scores = np.einsum(
+        "ij,ij->i", np.asarray(view.queries, np.float32)[queries], rows, dtype=np.float64
+    )
     deviation = max(float(scores.std()), 1e-9)
     return Calibration(1 / deviation, -float(scores.mean()) / deviation)

@@ -114,7 +114,9 @@ def by_relevance(relevant: Relevant, measure: str = "nDCG@10") -> Measure:
     return of_scores
 
 
-def choose(ways: Sequence[Translation], evidence: Evidence, rows: Indices, two: bool) -> Translation:
+def choose(
+    ways: Sequence[Translation], evidence: Evidence, rows: Indices, two: bool
+) -> Translation:
     """The best maps and weights by the queries in ``rows``; with ``two``, the source's own query may ask too.
 
     The first of the ways at the usual weight stays, unless another gains more than one standard error over it.
@@ -140,7 +142,9 @@ def with_fewest_models(way: Translation, evidence: Evidence, rows: Indices) -> T
     return way
 
 
-def _best(ways: Sequence[Translation], evidence: Evidence, rows: Indices, models: Models) -> tuple[Translation, float]:
+def _best(
+    ways: Sequence[Translation], evidence: Evidence, rows: Indices, models: Models
+) -> tuple[Translation, float]:
     usual: NDArray[Any] | None = None
     best = ways[0]
     best_weight = USUAL

@@ -38,7 +38,9 @@ def checked_path(path: str | Path) -> Path:
     if path.suffix != ".npz":
         raise InputError(f"{path}: a translation is saved as FILE.npz")
     if path.exists():
-        raise InputError(f"{path} exists already, and a translation is never overwritten; choose another name")
+        raise InputError(
+            f"{path} exists already, and a translation is never overwritten; choose another name"
+        )
     return path
 
 
@@ -92,7 +94,9 @@ def load_translation(path: str | Path) -> Translation:
             members: Any = file  # those that are not arrays come as bytes
             card = json.loads(members[_CARD])
             models = {name: members[name] for name in file.files if name.endswith(".onnx")}
-            arrays = {name: file[name] for name in file.files if name != _CARD and name not in models}
+            arrays = {
+                name: file[name] for name in file.files if name != _CARD and name not in models
+            }
         seen = {key: card.get(key) for key in _FORMAT}
         if seen != _FORMAT:
             raise ModelError(f"its format is {seen}; this fixstar reads {_FORMAT}")
@@ -104,7 +108,9 @@ def load_translation(path: str | Path) -> Translation:
             f"{path} is damaged, or not a translation: {error}. Restore it from a copy, or fit it again"
         ) from error
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError) as error:
-        raise ModelError(f"{path} is damaged: {error}. Restore it from a copy, or fit it again") from error
+        raise ModelError(
+            f"{path} is damaged: {error}. Restore it from a copy, or fit it again"
+        ) from error
 
 
 def _arrays(way: Translation) -> dict[str, NDArray[np.float32]]:
@@ -121,11 +127,17 @@ def _arrays(way: Translation) -> dict[str, NDArray[np.float32]]:
 def _translation(card: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Translation:
     maps: dict[str, Map | None] = {}
     for side in _SIDES:
-        own = {name.removeprefix(f"{side}."): array for name, array in arrays.items() if name.startswith(f"{side}.")}
+        own = {
+            name.removeprefix(f"{side}."): array
+            for name, array in arrays.items()
+            if name.startswith(f"{side}.")
+        }
         maps[side] = Map.of_arrays(own) if own else None
     uncertainty = None
     if card["uncertain"] is not None:
-        uncertainty = Uncertainty(np.asarray(arrays["uncertainty"], np.float32), float(card["uncertain"]))
+        uncertainty = Uncertainty(
+            np.asarray(arrays["uncertainty"], np.float32), float(card["uncertain"])
+        )
     return Translation(
         card["source"],
         card["target"],
@@ -139,7 +151,9 @@ def _translation(card: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) ->
     )
 
 
-def _checksum(card: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], models: Mapping[str, bytes]) -> str:
+def _checksum(
+    card: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], models: Mapping[str, bytes]
+) -> str:
     """Over the card, over name, type, shape and numbers of every array, and over the models."""
     digest = hashlib.sha256(json.dumps(card, sort_keys=True).encode())
     for name in sorted(arrays):
@@ -154,7 +168,10 @@ def _checksum(card: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], model
 
 def numpy_lines(way: Translation, file: str = "translation.npz") -> list[str]:
     """How to score without fixstar: ``new`` [N, b] queries, ``old`` queries if two models ask, ``stored`` [M, a]."""
-    lines = [f'f = np.load("{file}")', "unit = lambda v: v / np.linalg.norm(v, axis=1, keepdims=True)"]
+    lines = [
+        f'f = np.load("{file}")',
+        "unit = lambda v: v / np.linalg.norm(v, axis=1, keepdims=True)",
+    ]
     for side in _SIDES:
         part: Map | None = getattr(way, side)
         if part is None:
@@ -176,7 +193,9 @@ def numpy_lines(way: Translation, file: str = "translation.npz") -> list[str]:
         asked = "unit(new)"
     back = f"{asked} @ unit(stored).T"
     if weight:
-        lines.append(f"scores = {weight:g} * unit(new) @ forward(stored).T + {1 - weight:g} * {back}")
+        lines.append(
+            f"scores = {weight:g} * unit(new) @ forward(stored).T + {1 - weight:g} * {back}"
+        )
     else:
         lines.append(f"scores = {back}")
     return lines
@@ -211,7 +230,9 @@ def _onnx_model(onnx: Any, part: Map) -> bytes:
 
     x = at_unit_length("vectors")
     for number, layer in enumerate(part.layers):
-        names = {name: constant(f"{number}.{name}", array) for name, array in layer.arrays().items()}
+        names = {
+            name: constant(f"{number}.{name}", array) for name, array in layer.arrays().items()
+        }
         y = node("Add", node("MatMul", x, names["W"]), names["c"])
         if layer.A is not None:
             hidden = node("Relu", node("Add", node("MatMul", x, names["A"]), names["e"]))

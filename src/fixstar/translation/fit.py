@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 Floats = NDArray[np.floating[Any]]
 Matrix = NDArray[np.float64]
 
-_LENGTH_TOLERANCE = 1e-3  # as in the gallery: half precision passes, features that were not normalised do not
+_LENGTH_TOLERANCE = (
+    1e-3  # as in the gallery: half precision passes, features that were not normalised do not
+)
 _BLOCK_ROWS = 65536  # at a time
 _NOTHING = 1e-12  # of the largest eigenvalue: a direction that no pair has
 _PENALTIES = np.logspace(-6, 2, 33)  # in units of the mean eigenvalue of the scatter
@@ -84,13 +86,17 @@ class Pairs:
         else:
             w = np.asarray(weights, np.float64)
         if w.shape != (len(x),) or not np.isfinite(w).all() or (w <= 0).any():
-            raise InputError(f"weights are one finite number > 0 per pair, ({len(x)},); got shape {w.shape}")
+            raise InputError(
+                f"weights are one finite number > 0 per pair, ({len(x)},); got shape {w.shape}"
+            )
         if groups is None:
             labels = None
         else:
             labels = as_labels(groups)
         if labels is not None and labels.shape != (len(x),):
-            raise InputError(f"groups are one label per pair, ({len(x)},); got shape {labels.shape}")
+            raise InputError(
+                f"groups are one label per pair, ({len(x)},); got shape {labels.shape}"
+            )
         return cls(x, y, w / w.mean(), labels, seed)
 
     def __len__(self) -> int:
@@ -108,12 +114,20 @@ class Pairs:
             groups = None
         else:
             groups = self.groups[rows]
-        return Pairs(X=self.X[rows], Y=self.Y[rows], weights=weights / weights.mean(), groups=groups, seed=self.seed)
+        return Pairs(
+            X=self.X[rows],
+            Y=self.Y[rows],
+            weights=weights / weights.mean(),
+            groups=groups,
+            seed=self.seed,
+        )
 
     def split(self, share: float = 0.2) -> tuple[Pairs, Pairs]:
         """Pairs to fit on, and a share of them to choose or to judge by, drawn by the seed; whole groups if known."""
         if not 0 < share < 1:
-            raise InputError(f"the share of held-out pairs lies between 0 and 1, such as 0.2; got {share}")
+            raise InputError(
+                f"the share of held-out pairs lies between 0 and 1, such as 0.2; got {share}"
+            )
         labels = np.arange(len(self)) if self.groups is None else self.groups
         names, inverse = np.unique(labels, return_inverse=True)
         if len(names) < 2:
@@ -150,7 +164,13 @@ class Pairs:
             directions = (dx.T @ U) / lengths
             targets = lengths[:, None] * (U.T @ dy)
             return Spectrum(
-                pairs=len(X), x=x, y=y, directions=directions, values=values, targets=targets, yy=float((dy * dy).sum())
+                pairs=len(X),
+                x=x,
+                y=y,
+                directions=directions,
+                values=values,
+                targets=targets,
+                yy=float((dy * dy).sum()),
             )
         xx = np.zeros((X.shape[1], X.shape[1]))
         xy = np.zeros((X.shape[1], Y.shape[1]))
@@ -164,7 +184,9 @@ class Pairs:
             xy += dx.T @ (weighted * dy)
             yy += float((weighted * dy * dy).sum())
         values, vectors = _eigen(xx)
-        return Spectrum(pairs=len(X), x=x, y=y, directions=vectors, values=values, targets=vectors.T @ xy, yy=yy)
+        return Spectrum(
+            pairs=len(X), x=x, y=y, directions=vectors, values=values, targets=vectors.T @ xy, yy=yy
+        )
 
     @cached_property
     def rotation(self) -> Matrix:
@@ -203,7 +225,9 @@ def checked_vectors(vectors: ArrayLike, whose: str) -> Floats:
     lengths = np.sqrt(np.einsum("ij,ij->i", array, array, dtype=np.float64, casting="unsafe"))
     if not np.isfinite(lengths).all():
         row = int(np.flatnonzero(~np.isfinite(lengths))[0])
-        raise InputError(f"vectors of {whose} hold NaN or infinity in row {row}; leave that item out of both spaces")
+        raise InputError(
+            f"vectors of {whose} hold NaN or infinity in row {row}; leave that item out of both spaces"
+        )
     wrong = np.flatnonzero(np.abs(lengths - 1) >= _LENGTH_TOLERANCE)
     if len(wrong):
         raise InputError(
@@ -282,7 +306,11 @@ def gcv_penalty(found: Spectrum) -> float:
 
 
 def _fit_residual(
-    pairs: Pairs, hidden: int = HIDDEN, epochs: int = _EPOCHS, learning_rate: float = _RATE, device: str = "cpu"
+    pairs: Pairs,
+    hidden: int = HIDDEN,
+    epochs: int = _EPOCHS,
+    learning_rate: float = _RATE,
+    device: str = "cpu",
 ) -> Fitted:
     """Minimise 1 - cos(mapped x, y) by Adam, starting from ridge; the same for the same seed on one device.
 
@@ -325,8 +353,12 @@ def _fit_residual(
     best = judge()
     kept = snapshot()
     best_epoch = 0
-    optimizer = torch.optim.Adam([value.requires_grad_() for value in model.values()], lr=learning_rate)
-    work = 3 * len(x) * sum(value.numel() for value in model.values())  # forward, and two products backward
+    optimizer = torch.optim.Adam(
+        [value.requires_grad_() for value in model.values()], lr=learning_rate
+    )
+    work = (
+        3 * len(x) * sum(value.numel() for value in model.values())
+    )  # forward, and two products backward
     with torch.enable_grad():
         for epoch in range(1, _affordable(epochs, work, device) + 1):
             order = torch.randperm(len(x), generator=generator).to(device)
@@ -387,7 +419,9 @@ def _fit_contrast(
                 same = group[rows][:, None] == group[rows][None, :]
                 alone = same.all(dim=1)
                 others = (
-                    (_RHO * cosines.masked_fill(same, -torch.inf)).masked_fill(alone[:, None], 0.0).logsumexp(dim=1)
+                    (_RHO * cosines.masked_fill(same, -torch.inf))
+                    .masked_fill(alone[:, None], 0.0)
+                    .logsumexp(dim=1)
                 )
                 found = (others - _RHO * own).where(~alone, 0.0)
                 loss = (w[rows] * (1 - own + contrast * found)).mean()
@@ -426,7 +460,9 @@ class Kind:
 
 
 KINDS: dict[str, Kind] = {
-    "rotation": Kind("rotation (SVD); keeps all cosines of its source space", _fit_rotation, least=8),
+    "rotation": Kind(
+        "rotation (SVD); keeps all cosines of its source space", _fit_rotation, least=8
+    ),
     "ridge": Kind(
         "affine map by least squares, penalty by generalised cross-validation",
         _fit_ridge,
@@ -482,11 +518,19 @@ def lacking_pairs(kind: str, pairs: int) -> str:
 
 # --- both maps of a translation
 
-PAIRS_PER_COMPONENT = 10  # of both spaces together: a residual map of fewer pairs finds less than a linear one
+PAIRS_PER_COMPONENT = (
+    10  # of both spaces together: a residual map of fewer pairs finds less than a linear one
+)
 
 
 def fit_translations(
-    pairs: Pairs, source: str, target: str, *, shared: bool = False, old_model: bool = True, device: str = "cpu"
+    pairs: Pairs,
+    source: str,
+    target: str,
+    *,
+    shared: bool = False,
+    old_model: bool = True,
+    device: str = "cpu",
 ) -> list[Translation]:
     """Translations from X, vectors of ``source``, to Y, those of ``target``: the preferred one first.
 

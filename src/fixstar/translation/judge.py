@@ -104,7 +104,8 @@ class Judged:
             "tolerance": self.rules.tolerance,
             "skipped": dict(self.skipped),
             "measured": {
-                name: {search: row._asdict() for search, row in rows.items()} for name, rows in self.measured.items()
+                name: {search: row._asdict() for search, row in rows.items()}
+                for name, rows in self.measured.items()
             },
         }
 
@@ -132,7 +133,9 @@ def judge(
     """
     rules = rules or GateRules(tolerance=TOLERANCE)
     if relevant is not None and labels is not None:
-        raise InputError("labels or relevant items say what is right, not both; leave one of them out")
+        raise InputError(
+            "labels or relevant items say what is right, not both; leave one of them out"
+        )
     if relevant is None:
         wanted = None
     else:
@@ -164,11 +167,18 @@ def judge(
     found = matched(wanted, asked[OLD].ids, stored[OLD].ids)
     measures = list(dict.fromkeys([*MEASURED, decides]))
     outcomes = {
-        search: _outcomes(asked[search], stored=part, found=found, names=measures) for search, part in stored.items()
+        search: _outcomes(asked[search], stored=part, found=found, names=measures)
+        for search, part in stored.items()
     }
-    measured = {name: _compared({search: of[name] for search, of in outcomes.items()}, rules) for name in measures}
+    measured = {
+        name: _compared({search: of[name] for search, of in outcomes.items()}, rules)
+        for name in measures
+    }
     decided = judged_difference(
-        outcomes[MIGRATED][decides], before=outcomes[OLD][decides], confidence=rules.confidence, rules=rules
+        outcomes[MIGRATED][decides],
+        before=outcomes[OLD][decides],
+        confidence=rules.confidence,
+        rules=rules,
     )
     judged = Judged(
         verdict=_ruling(decided, rules),
@@ -200,17 +210,25 @@ def _asked(
             )
         _require_width(items[AGAIN], items[MIGRATED])
         return None
-    lacking = [f"queries_{'new' if search == AGAIN else search}" for search in (OLD, AGAIN) if given[search] is None]
+    lacking = [
+        f"queries_{'new' if search == AGAIN else search}"
+        for search in (OLD, AGAIN)
+        if given[search] is None
+    ]
     if lacking:
         raise InputError(
-            "queries need vectors by the old and by the new model", NextStep("repeat", dict.fromkeys(lacking, ...))
+            "queries need vectors by the old and by the new model",
+            NextStep("repeat", dict.fromkeys(lacking, ...)),
         )
     one = given[OLD]
     other = given[AGAIN]
     mapped = given[MIGRATED]
     assert one is not None
     assert other is not None
-    asked = {OLD: read_queries(one, items[OLD], names), AGAIN: read_queries(other, items.get(AGAIN), names)}
+    asked = {
+        OLD: read_queries(one, items[OLD], names),
+        AGAIN: read_queries(other, items.get(AGAIN), names),
+    }
     if mapped is None:
         _require_width(asked[AGAIN], items[MIGRATED])
         asked[MIGRATED] = asked[AGAIN]
@@ -234,17 +252,30 @@ def _same_items(sides: Mapping[str, Embedded], what: str) -> dict[str, Embedded]
     """What all sides have, in one order."""
     first = sides[OLD]
     if len({side.counted for side in sides.values()}) > 1:
-        told = ", ".join(f"{search} has {'none' if side.counted else 'ids'}" for search, side in sides.items())
-        raise InputError(f"{what} are matched by their ids in all files, or row by row in all: {told}")
+        told = ", ".join(
+            f"{search} has {'none' if side.counted else 'ids'}" for search, side in sides.items()
+        )
+        raise InputError(
+            f"{what} are matched by their ids in all files, or row by row in all: {told}"
+        )
     if first.counted and len({len(side.ids) for side in sides.values()}) > 1:
         told = ", ".join(f"{len(side.ids):,} {search}" for search, side in sides.items())
-        raise InputError(f"{what} without ids are matched row by row, and their numbers differ: {told}. Add ids")
-    places = {search: {item: row for row, item in enumerate(side.ids)} for search, side in sides.items()}
+        raise InputError(
+            f"{what} without ids are matched row by row, and their numbers differ: {told}. Add ids"
+        )
+    places = {
+        search: {item: row for row, item in enumerate(side.ids)} for search, side in sides.items()
+    }
     common = [item for item in first.ids if all(item in place for place in places.values())]
     if not common:
         told = ", ".join(f"{search} has {side.ids[0]!r}" for search, side in sides.items())
-        raise InputError(f"the files have no {what} in common: {told}. Write the same ids into all of them")
-    return {search: _taken(side, [places[search][item] for item in common]) for search, side in sides.items()}
+        raise InputError(
+            f"the files have no {what} in common: {told}. Write the same ids into all of them"
+        )
+    return {
+        search: _taken(side, [places[search][item] for item in common])
+        for search, side in sides.items()
+    }
 
 
 def _taken(side: Embedded, rows: Sequence[int]) -> Embedded:
@@ -275,7 +306,9 @@ def _among_items(
         labelled = np.array([row for row, item in enumerate(ids) if item in known], np.int64)
         if not len(labelled):
             raise _unlabelled("item")
-        split = gallery_query_split(np.array([classes[known[ids[row]]] for row in labelled]), seed=seed)
+        split = gallery_query_split(
+            np.array([classes[known[ids[row]]] for row in labelled]), seed=seed
+        )
         queries = labelled[split.queries].tolist()
         gallery = labelled[split.gallery].tolist()
     stored = {search: _taken(side, gallery) for search, side in items.items()}
@@ -287,7 +320,10 @@ def _among_items(
 
 
 def _of_one_label(
-    asked: Mapping[str, Embedded], stored: Mapping[str, Embedded], right: Mapping[str, str], known: Mapping[str, str]
+    asked: Mapping[str, Embedded],
+    stored: Mapping[str, Embedded],
+    right: Mapping[str, str],
+    known: Mapping[str, str],
 ) -> Grades:
     """All stored items of a query's label are relevant for it: ``right`` are labels of queries, ``known`` of items."""
     members: dict[str, dict[str, float]] = {}
@@ -327,7 +363,9 @@ def _spelled(name: str) -> str:
     return next((known for known in MEASURED if known.lower() == name.lower()), name)
 
 
-def _outcomes(asked: Embedded, stored: Embedded, found: Relevant, names: Sequence[str]) -> dict[str, Fractions]:
+def _outcomes(
+    asked: Embedded, stored: Embedded, found: Relevant, names: Sequence[str]
+) -> dict[str, Fractions]:
     """Every measure of every query that counts, [N] each."""
     count = len(found.queries)
     items = len(stored.ids)
@@ -347,10 +385,14 @@ def _compared(outcomes: Mapping[str, Fractions], rules: GateRules) -> dict[str, 
     whole = 0.0
     if AGAIN in outcomes:
         whole = float((outcomes[AGAIN] - before).mean())
-    rows = {OLD: Compared(value=float(before.mean()), difference=0.0, low=0.0, high=0.0, share=None)}
+    rows = {
+        OLD: Compared(value=float(before.mean()), difference=0.0, low=0.0, high=0.0, share=None)
+    }
     for search in (MIGRATED, AGAIN):
         if search in outcomes:
-            judged = judged_difference(outcomes[search], before=before, confidence=rules.confidence, rules=rules)
+            judged = judged_difference(
+                outcomes[search], before=before, confidence=rules.confidence, rules=rules
+            )
             if whole > 0:
                 share = judged.mean / whole
             else:
@@ -408,7 +450,9 @@ def _sentence(judged: Judged, decided: Difference) -> str:
     if judged.verdict == "no worse":
         told.append(f"A loss of up to {in_points(rules.tolerance)} points counts as no worse")
     if judged.verdict == "cannot be told":
-        needed = needed_queries(decided, queries=judged.queries, confidence=rules.confidence, tolerance=rules.tolerance)
+        needed = needed_queries(
+            decided, queries=judged.queries, confidence=rules.confidence, tolerance=rules.tolerance
+        )
         more = "More of the same queries would not show a gain"
         if needed is not None:
             more = f"If it stays like this, about {needed:,} queries would decide"
@@ -422,7 +466,9 @@ def _compared_with_all(rows: Mapping[str, Compared]) -> list[str]:
     again = rows.get(AGAIN)
     if again is None:
         return []
-    whole = f"Re-embedding everything gains {points(again.difference)} points ({percent(again.value)})"
+    whole = (
+        f"Re-embedding everything gains {points(again.difference)} points ({percent(again.value)})"
+    )
     share = rows[MIGRATED].share
     if share is None:
         return [f"Re-embedding everything would gain nothing: {points(again.difference)} points"]

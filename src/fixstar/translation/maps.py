@@ -71,14 +71,20 @@ def checked_arrays(arrays: Mapping[str, ArrayLike]) -> dict[str, Vectors]:
     else:
         wanted = {**LINEAR, **RESIDUAL}
     if set(arrays) != set(wanted):
-        raise ModelError(f"a layer has the arrays {', '.join(wanted)}, got {', '.join(sorted(arrays)) or 'none'}")
+        raise ModelError(
+            f"a layer has the arrays {', '.join(wanted)}, got {', '.join(sorted(arrays)) or 'none'}"
+        )
     sizes: dict[str, int] = {}
     found = {}
     for name, letters in wanted.items():
         array = np.array(arrays[name], dtype=np.float32)  # always a copy
         fits = array.ndim == len(letters) and 0 not in array.shape
-        if not fits or any(sizes.setdefault(d, n) != n for d, n in zip(letters, array.shape, strict=True)):
-            raise ModelError(f"array {name} of a layer is [{', '.join(letters)}], got shape {array.shape}")
+        if not fits or any(
+            sizes.setdefault(d, n) != n for d, n in zip(letters, array.shape, strict=True)
+        ):
+            raise ModelError(
+                f"array {name} of a layer is [{', '.join(letters)}], got shape {array.shape}"
+            )
         if not np.isfinite(array).all():
             raise ModelError(f"array {name} of a layer holds NaN or infinity")
         array.setflags(write=False)
@@ -136,7 +142,9 @@ class Map:
         lengths = np.linalg.norm(mapped, axis=1)
         lost = np.flatnonzero(~(np.abs(lengths - 1) < _LENGTH_TOLERANCE))
         if len(lost):
-            raise InputError(f"vector {lost[0]} has no direction after this map; is it of length 1, and not NaN?")
+            raise InputError(
+                f"vector {lost[0]} has no direction after this map; is it of length 1, and not NaN?"
+            )
         return mapped
 
     def named_arrays(self) -> Iterator[tuple[str, Vectors]]:
@@ -155,7 +163,9 @@ class Map:
                 raise ModelError(f"an array of a map is called NUMBER.NAME, got {key!r}")
             layers.setdefault(int(number), {})[name] = array
         if sorted(layers) != list(range(len(layers))):
-            raise ModelError(f"the layers of a map are numbered from 0 without gaps, got {sorted(layers)}")
+            raise ModelError(
+                f"the layers of a map are numbered from 0 without gaps, got {sorted(layers)}"
+            )
         return cls(tuple(_layer(layers[number]) for number in range(len(layers))))
 
 

@@ -43,7 +43,11 @@ Forecast = Literal["gains", "loses", "not decided", "unproven"]
 _TIMED = 2  # blocks that are read and mapped to estimate the time
 _SHOWN = (AHEAD, ONE, TWO, AGAIN)
 _OTHERWISE = (
-    NextStep("init", {"path": ...}, "a workspace that searches both sides; then import the old vectors there"),
+    NextStep(
+        "init",
+        {"path": ...},
+        "a workspace that searches both sides; then import the old vectors there",
+    ),
     NextStep("repeat", {"anyway": True}, "do it all the same"),
 )
 
@@ -90,7 +94,9 @@ class Migrated(NamedTuple):
     removed: int
 
 
-def plan_migration(store: Store, translation: Way, to: str, price: float | None = None) -> MigrationPlan:
+def plan_migration(
+    store: Store, translation: Way, to: str, price: float | None = None
+) -> MigrationPlan:
     """What ``migrate`` would do; nothing is written. ``price`` is what embedding a million items costs."""
     if price is not None and not price >= 0:
         raise InputError(f"a price is what embedding a million items costs, 0 or more; got {price}")
@@ -118,7 +124,9 @@ def plan_migration(store: Store, translation: Way, to: str, price: float | None 
     )
 
 
-def migrate(store: Store, translation: Way, to: str, anyway: bool = False, progress: bool = False) -> Migrated:
+def migrate(
+    store: Store, translation: Way, to: str, anyway: bool = False, progress: bool = False
+) -> Migrated:
     """Translate what is new or changed, and write it to the table, collection or file called ``to``."""
     source, way, target = _opened(store, translation, to)
     forward = _forward(way, source)
@@ -138,11 +146,21 @@ def migrate(store: Store, translation: Way, to: str, anyway: bool = False, progr
     own = 0
     with progress_bar("translating", len(source.ids), "vectors", show=progress) as advance:
         for rows, marks, there in _compared(source, target, way):
-            theirs = [row for row, name in enumerate(rows.ids) if name in there and there[name] is None]
-            waiting = [row for row, name in enumerate(rows.ids) if there.get(name, "") not in (None, marks[row])]
+            theirs = [
+                row for row, name in enumerate(rows.ids) if name in there and there[name] is None
+            ]
+            waiting = [
+                row
+                for row, name in enumerate(rows.ids)
+                if there.get(name, "") not in (None, marks[row])
+            ]
             if waiting:
                 mapped = forward(_unit(rows, source.name)[waiting])
-                new = FileRows([rows.ids[row] for row in waiting], mapped, [rows.payloads[row] for row in waiting])
+                new = FileRows(
+                    [rows.ids[row] for row in waiting],
+                    mapped,
+                    [rows.payloads[row] for row in waiting],
+                )
                 target.write(new, [marks[row] for row in waiting])
             own += len(theirs)
             written += len(waiting)
@@ -152,7 +170,9 @@ def migrate(store: Store, translation: Way, to: str, anyway: bool = False, progr
     return Migrated(written=written, unchanged=unchanged, own=own, removed=removed)
 
 
-def switch_migration(store: Store, translation: Way, to: str, alias: str | None = None, anyway: bool = False) -> str:
+def switch_migration(
+    store: Store, translation: Way, to: str, alias: str | None = None, anyway: bool = False
+) -> str:
     """Let searches find the translated vectors, where the store can; returns what was done, or what is to be done.
 
     Refused while rows are missing or have changed, and, unless ``anyway``, without evidence of a gain.
@@ -248,7 +268,10 @@ def _compared(
             payloads: Sequence[Mapping[str, Any] | None] = rows.payloads
         else:
             payloads = [None] * len(rows.ids)
-        marks = [_mark(way, vector, payload) for vector, payload in zip(rows.vectors, payloads, strict=True)]
+        marks = [
+            _mark(way, vector, payload)
+            for vector, payload in zip(rows.vectors, payloads, strict=True)
+        ]
         yield rows, marks, target.marks(rows.ids)
 
 

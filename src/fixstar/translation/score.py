@@ -34,7 +34,9 @@ def translated_pair(
     added = view.gallery.shape[1] - old.gallery.shape[1]
     own = _unit(old.queries)
     if added:
-        own = np.hstack([np.zeros((len(own), added), np.float32), own * np.sqrt(2, dtype=np.float32)])
+        own = np.hstack(
+            [np.zeros((len(own), added), np.float32), own * np.sqrt(2, dtype=np.float32)]
+        )
     return replace(view, queries=own), replace(new, asked={**new.asked, old.name: view.queries})
 
 

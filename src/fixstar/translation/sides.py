@@ -117,21 +117,33 @@ def _from_source(source: VectorSource, name: str, progress: bool) -> Embedded:
     with progress_bar(f"reading {name}", count, "vectors", show=progress) as advance:
         for ids, vectors, payloads in source.blocks(BATCH):
             parts.append(np.asarray(vectors, np.float32))
-            labels |= _known_labels(zip(ids, (payload.get(_LABEL) for payload in payloads), strict=True))
+            labels |= _known_labels(
+                zip(ids, (payload.get(_LABEL) for payload in payloads), strict=True)
+            )
             advance(len(ids))
     vectors = unit_rows(np.concatenate(parts), source.name)
     counted = source.ids[0].endswith("/0") and source.ids[-1].endswith(f"/{count - 1}")
     if not counted:
-        return Embedded(name=name, ids=list(source.ids), vectors=vectors, labels=labels, counted=False)
+        return Embedded(
+            name=name, ids=list(source.ids), vectors=vectors, labels=labels, counted=False
+        )
     by_row = {item.rpartition("/")[2]: label for item, label in labels.items()}
-    return Embedded(name=name, ids=[str(row) for row in range(count)], vectors=vectors, labels=by_row, counted=True)
+    return Embedded(
+        name=name,
+        ids=[str(row) for row in range(count)],
+        vectors=vectors,
+        labels=by_row,
+        counted=True,
+    )
 
 
 def _known_labels(given: Any) -> dict[str, str]:
     """Labels as text, by id; an empty cell of a table or an array is not a class."""
     found = {}
     for item, label in given:
-        unknown = label is None or label in ("", b"") or (isinstance(label, float) and math.isnan(label))
+        unknown = (
+            label is None or label in ("", b"") or (isinstance(label, float) and math.isnan(label))
+        )
         if not unknown:
             found[str(item)] = str(label)
     return found
@@ -146,7 +158,9 @@ class _Original(NamedTuple):
     label: str | None
 
 
-def _embedded(text: str, images: str | Path | None, sample: int, seed: int, progress: bool) -> Embedded:
+def _embedded(
+    text: str, images: str | Path | None, sample: int, seed: int, progress: bool
+) -> Embedded:
     """Up to ``sample`` originals, the same for every model, as a model embeds them; unreadable ones are left out."""
     if images is None:
         raise InputError(
@@ -176,7 +190,9 @@ def _embedded(text: str, images: str | Path | None, sample: int, seed: int, prog
     kept = [listed[row] for row in readable.tolist()]
     ids = [one.id for one in kept]
     labels = _known_labels((one.id, one.label) for one in kept)
-    return Embedded(name=name, ids=ids, vectors=unit_rows(vectors[readable], name), labels=labels, counted=False)
+    return Embedded(
+        name=name, ids=ids, vectors=unit_rows(vectors[readable], name), labels=labels, counted=False
+    )
 
 
 def _listed_texts(source: Path) -> list[_Original]:
@@ -196,7 +212,9 @@ def _listed_images(source: Path) -> list[_Original]:
         return _images_below(source)
     if source.is_file() and source.suffix.lower() == ".csv":
         return _images_of_list(source)
-    raise InputError(f"{source} is not a folder of images or a list of them (.csv with a column path)")
+    raise InputError(
+        f"{source} is not a folder of images or a list of them (.csv with a column path)"
+    )
 
 
 def _images_below(folder: Path) -> list[_Original]:
@@ -221,14 +239,20 @@ def _images_of_list(source: Path) -> list[_Original]:
             for row in csv.DictReader(file):
                 path = row.get("path")
                 if not path:
-                    raise DataError(f"{source}: every row of a list of images needs a path; got {row}")
-                found.append(_Original(row.get("id") or path, source.parent / path, row.get(_LABEL)))
+                    raise DataError(
+                        f"{source}: every row of a list of images needs a path; got {row}"
+                    )
+                found.append(
+                    _Original(row.get("id") or path, source.parent / path, row.get(_LABEL))
+                )
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{source} cannot be read as a list of images: {error}") from error
     if not found:
         raise DataError(f"{source} lists no images")
     if len({image.id for image in found}) < len(found):
-        raise DataError(f"{source} has an id twice; ids must be distinct. Without a column id, the path is the id")
+        raise DataError(
+            f"{source} has an id twice; ids must be distinct. Without a column id, the path is the id"
+        )
     return found
 
 
@@ -296,7 +320,9 @@ def read_labels(labels: Labels | None, old: Embedded, new: Embedded) -> dict[str
     if isinstance(labels, Mapping):
         return _known_labels(labels.items())
     if len(labels) != len(old.ids):
-        raise InputError(f"labels are one for each of {len(old.ids):,} old vectors; got {len(labels):,}")
+        raise InputError(
+            f"labels are one for each of {len(old.ids):,} old vectors; got {len(labels):,}"
+        )
     return _known_labels(zip(old.ids, labels, strict=True))
 
 
@@ -306,11 +332,15 @@ def _csv_rows(path: Path, heads: tuple[str, str]) -> Iterator[tuple[str, str]]:
         with path.open(newline="", encoding="utf-8-sig") as file:
             for line, row in enumerate(csv.reader(file), start=1):
                 if len(row) != 2 or not all(row):
-                    raise DataError(f"{path}, line {line}: two columns are needed, {' and '.join(heads)}; got {row}")
+                    raise DataError(
+                        f"{path}, line {line}: two columns are needed, {' and '.join(heads)}; got {row}"
+                    )
                 if line > 1 or tuple(row) != heads:
                     yield row[0], row[1]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path} cannot be read as a list of {' and '.join(heads)}: {error}") from error
+        raise DataError(
+            f"{path} cannot be read as a list of {' and '.join(heads)}: {error}"
+        ) from error
 
 
 def common_rows(old: Embedded, new: Embedded) -> tuple[Indices, Indices] | None:

@@ -56,13 +56,21 @@ class Translation:
             if weight is None:
                 continue
             if not 0 <= weight <= 1:
-                raise ModelError(f"the weight of a translation lies between 0 and 1; {name} is {weight!r}")
+                raise ModelError(
+                    f"the weight of a translation lies between 0 and 1; {name} is {weight!r}"
+                )
             if weight > 0 and self.forward is None:
-                raise ModelError(f"a translation without a forward map has weight 0; {name} is {weight!r}")
+                raise ModelError(
+                    f"a translation without a forward map has weight 0; {name} is {weight!r}"
+                )
         if self.one is not None and not self.shared and self.backward is None:
-            raise ModelError("one model per query needs a map back, or a space that both versions share")
+            raise ModelError(
+                "one model per query needs a map back, or a space that both versions share"
+            )
         if self.one is None and self.two is None:
-            raise ModelError("a translation asks with one model per query or with two; this one with neither")
+            raise ModelError(
+                "a translation asks with one model per query or with two; this one with neither"
+            )
         there = self.forward
         back = self.backward
         if there is not None and back is not None and there.widths != back.widths[::-1]:
@@ -133,7 +141,9 @@ class Translation:
     def then(self, after: Translation) -> Translation:
         """From this one's source to the other's target, through the version between them, with one model per query."""
         if self.target != after.source:
-            raise InputError(f"a translation to {self.target} is not followed by one from {after.source}")
+            raise InputError(
+                f"a translation to {self.target} is not followed by one from {after.source}"
+            )
         about = {"through": self.target}
         shared = self.shared and after.shared
         forward = _after(self.forward, after.forward)
@@ -150,7 +160,13 @@ class Translation:
         else:
             one = USUAL
         return Translation(
-            self.source, after.target, forward=forward, backward=backward, one=one, shared=shared, about=about
+            self.source,
+            after.target,
+            forward=forward,
+            backward=backward,
+            one=one,
+            shared=shared,
+            about=about,
         )
 
     @cached_property
@@ -172,7 +188,9 @@ class Translation:
             return old
         if self.shared:
             if carried is None:
-                raise InputError(f"queries of {self.target} must be carried to {self.source}'s space first")
+                raise InputError(
+                    f"queries of {self.target} must be carried to {self.source}'s space first"
+                )
             return carried
         assert self.backward is not None
         return self.backward(new)

@@ -35,7 +35,9 @@ _ROUNDS = 25
 _BLOCK = 2048  # rows at a time
 
 
-def paired_by_class(X: ArrayLike, labels_x: ArrayLike, Y: ArrayLike, labels_y: ArrayLike, seed: int = 0) -> Pairs:
+def paired_by_class(
+    X: ArrayLike, labels_x: ArrayLike, Y: ArrayLike, labels_y: ArrayLike, seed: int = 0
+) -> Pairs:
     """One pair for each class that both spaces have: its unit means; ``groups`` are the classes.
 
     A mean of n vectors errs by tr(S) / n, S the covariance within classes, shrunk towards the pooled one. So the pair
@@ -83,10 +85,14 @@ def _class_means(
     means = np.add.reduceat(rows, starts, axis=0, dtype=np.float64) / counts[:, None]
     lengths = np.linalg.norm(means, axis=1)
     if (lengths < 1e-6).any():
-        raise InputError(f"the vectors of class {classes[int(lengths.argmin())]} cancel out; leave that class out")
+        raise InputError(
+            f"the vectors of class {classes[int(lengths.argmin())]} cancel out; leave that class out"
+        )
     scatter = counts * np.maximum(1 - lengths**2, 0)  # sum of |x - mean|^2, for unit vectors
     pooled = scatter.sum() / max(1, int((counts - 1).sum()))
-    traces = (scatter + 2 * pooled) / (counts + 1)  # n - 1 degrees of freedom, and two of the pooled estimate
+    traces = (scatter + 2 * pooled) / (
+        counts + 1
+    )  # n - 1 degrees of freedom, and two of the pooled estimate
     return unit(means).astype(np.float32), traces / counts
 
 
@@ -119,7 +125,12 @@ def pseudo_pairs(
         first, second = _mutual(_profiles(p), _profiles(q))
         anchors = "the distribution of cosines"
     first, second = _refined(p, q=q, first=first, second=second)
-    return PseudoPairs(pairs=Pairs.checked(x[first], y[second], seed=seed), first=first, second=second, anchors=anchors)
+    return PseudoPairs(
+        pairs=Pairs.checked(x[first], y[second], seed=seed),
+        first=first,
+        second=second,
+        anchors=anchors,
+    )
 
 
 def _principal(vectors: Floats) -> NDArray[np.float32]:
@@ -158,7 +169,10 @@ def _mutual(p: Floats, q: Floats) -> tuple[Indices, Indices]:
 def _closest(p: Floats, q: Floats) -> Indices:
     """The row of q that is the closest to each row of p, in blocks."""
     squares = (q**2).sum(1)
-    parts = [np.argmin(squares - 2 * p[start : start + _BLOCK] @ q.T, axis=1) for start in range(0, len(p), _BLOCK)]
+    parts = [
+        np.argmin(squares - 2 * p[start : start + _BLOCK] @ q.T, axis=1)
+        for start in range(0, len(p), _BLOCK)
+    ]
     return np.concatenate(parts)
 
 

@@ -14,7 +14,13 @@ if TYPE_CHECKING:
     from fixstar.workspace.backfill.run import Backfilled
     from fixstar.workspace.checks import Check
     from fixstar.workspace.deployment import Move
-    from fixstar.workspace.items import CatalogueItem, ImageStore, Indexed, catalogue, labelled_items
+    from fixstar.workspace.items import (
+        CatalogueItem,
+        ImageStore,
+        Indexed,
+        catalogue,
+        labelled_items,
+    )
     from fixstar.workspace.pairs import FitOptions
     from fixstar.workspace.search import Examples
     from fixstar.workspace.training import UpgradeOptions

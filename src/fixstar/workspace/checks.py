@@ -103,7 +103,11 @@ class CheckedCell:
     def judged(self) -> Difference:
         """The difference with its interval and verdict."""
         return Difference(
-            mean=self.difference, low=self.low, high=self.high, verdict=self.verdict, differing=self.differing
+            mean=self.difference,
+            low=self.low,
+            high=self.high,
+            verdict=self.verdict,
+            differing=self.differing,
         )
 
     @property
@@ -149,7 +153,9 @@ class Check:
     @property
     def translations(self) -> dict[str, str]:
         """The files of the judged translations, by the version whose vectors they translate."""
-        return {cell.version: cell.translation for cell in self.cells if cell.translation is not None}
+        return {
+            cell.version: cell.translation for cell in self.cells if cell.translation is not None
+        }
 
     @property
     def classes(self) -> int:
@@ -172,8 +178,12 @@ class Check:
         """The check that ``to_json`` wrote."""
         parts: dict[str, Any] = {key: tuple(content[key]) for key in ("reasons", "notes")}
         parts["cells"] = tuple(map(_cell, content["cells"]))
-        parts["calibrations"] = {name: _calibration(*pair) for name, pair in content["calibrations"].items()}
-        parts["thresholds"] = {name: Threshold(**one) for name, one in content["thresholds"].items()}
+        parts["calibrations"] = {
+            name: _calibration(*pair) for name, pair in content["calibrations"].items()
+        }
+        parts["thresholds"] = {
+            name: Threshold(**one) for name, one in content["thresholds"].items()
+        }
         parts["next_steps"] = tuple(map(NextStep.from_json, content["next_steps"]))
         return cls(**{**content, **parts})
 
@@ -192,7 +202,9 @@ def _cell(content: dict[str, Any]) -> CheckedCell:
 
 def _flipped_answer(content: dict[str, Any]) -> FlippedAnswer:
     rows = content["rows"]
-    return FlippedAnswer(content["label"], content["found"], None if rows is None else (rows[0], rows[1], rows[2]))
+    return FlippedAnswer(
+        content["label"], content["found"], None if rows is None else (rows[0], rows[1], rows[2])
+    )
 
 
 def _calibration(slope: float, offset: float) -> tuple[float, float]:
@@ -217,7 +229,9 @@ def is_weaker(check: Check, other: Check, galleries: Iterable[str]) -> bool:
         return True
     as_strict = other.tolerance <= check.tolerance and other.confidence >= check.confidence
     more = (other.queries, other.classes) > (check.queries, check.classes)
-    alike = bool(asked) or not other.against  # results on deleted vectors do not apply to existing ones
+    alike = (
+        bool(asked) or not other.against
+    )  # results on deleted vectors do not apply to existing ones
     return alike and more and as_strict
 
 
@@ -238,7 +252,9 @@ def strongest_check(checks: Sequence[Check], searched: Iterable[str]) -> Check |
     galleries = set(searched)
     found = None
     for check in checks:
-        if _speaks_of(check, galleries) and (found is None or not is_weaker(check, found, galleries)):
+        if _speaks_of(check, galleries) and (
+            found is None or not is_weaker(check, found, galleries)
+        ):
             found = check
     return found or (checks[-1] if checks else None)
 
@@ -282,14 +298,18 @@ def checks_on_one_set(workspace: Path, versions: Iterable[str]) -> list[Check]:
     counting: dict[str, Check | None] = {}
     for version in versions:
         counting[version] = LastChecks(workspace).of(version)
-    measured = [check for check in counting.values() if check is not None and check.self_test is not None]
+    measured = [
+        check for check in counting.values() if check is not None and check.self_test is not None
+    ]
     if not measured:
         return []
     images = _images_of(max(measured, key=lambda check: check.when))
     found = []
     for version, check in counting.items():
         if check is None or _images_of(check) != images:
-            earlier = [one for one in check_history(workspace, version) if _images_of(one) == images]
+            earlier = [
+                one for one in check_history(workspace, version) if _images_of(one) == images
+            ]
             check = earlier[-1] if earlier else None
         if check is not None:
             found.append(check)
@@ -351,10 +371,17 @@ def require_passed_check(check: Check | None, version: str, searched: Iterable[s
     if check.outcome != "pass":
         on = f"{plural(check.queries, 'query')}, {check.images}"
         verdict = f"the check of {version} did not pass: {check.outcome} ({on})"
-        steps = [_with_images(step, check) if step.action == "check" else step for step in check.next_steps]
+        steps = [
+            _with_images(step, check) if step.action == "check" else step
+            for step in check.next_steps
+        ]
         raise GateError("\n- ".join([verdict, *check.reasons]), *steps, force)
     if unseen := [name for name in searched if name != version and name not in check.against]:
-        raise GateError(f"{version} was checked before vectors of {', '.join(unseen)} were searchable", again, force)
+        raise GateError(
+            f"{version} was checked before vectors of {', '.join(unseen)} were searchable",
+            again,
+            force,
+        )
     return check
 
 
@@ -363,7 +390,9 @@ def _with_images(step: NextStep, check: Check) -> NextStep:
     if "data" in step.arguments or check.data.get("source") == "held out":
         return step
     named = check.data.get("source") == "named"
-    return replace(step, arguments={**step.arguments, **({"name": check.images} if named else {"data": ...})})
+    return replace(
+        step, arguments={**step.arguments, **({"name": check.images} if named else {"data": ...})}
+    )
 
 
 def require_one_model(check: Check, version: str) -> None:
@@ -377,7 +406,11 @@ def require_one_model(check: Check, version: str) -> None:
             found = "was not judged"
         else:
             found = f"finds {percent(alone.cross_test)}: {alone.verdict}"
-        force = NextStep("deploy", {"version": version, "queries": "one", "force": ...}, "deploy anyway, with a reason")
+        force = NextStep(
+            "deploy",
+            {"version": version, "queries": "one", "force": ...},
+            "deploy anyway, with a reason",
+        )
         raise GateError(
             f"among vectors of {cell.version} one model per query {found}; {cell.version}'s own queries find "
             f"{percent(cell.self_test)}, and two models {percent(cell.cross_test)}",
@@ -405,7 +438,9 @@ def gain_sentence(version: str, cell: CheckedCell) -> str:
 def listed_flips(check: Check) -> list[tuple[CheckedCell, Literal["lost", "won"], FlippedAnswer]]:
     """The listed flips of a check, in the order of their pictures: lost, then won, gallery by gallery."""
     kinds: tuple[Literal["lost"], Literal["won"]] = ("lost", "won")
-    return [(cell, kind, one) for cell in check.cells for kind in kinds for one in getattr(cell, kind)]
+    return [
+        (cell, kind, one) for cell in check.cells for kind in kinds for one in getattr(cell, kind)
+    ]
 
 
 def save_flips(workspace: Path, check: Check, thumbnails: Thumbnails | None) -> str | None:
@@ -414,7 +449,12 @@ def save_flips(workspace: Path, check: Check, thumbnails: Thumbnails | None) -> 
     if not rows or thumbnails is None:
         return None
     shown = [
-        np.stack([np.asarray(thumbnails.query(query)), *(np.asarray(thumbnails.gallery(row)) for row in found)])
+        np.stack(
+            [
+                np.asarray(thumbnails.query(query)),
+                *(np.asarray(thumbnails.gallery(row)) for row in found),
+            ]
+        )
         for query, *found in rows
     ]
     name = f"checks/{check.version}/flips-{uuid.uuid4().hex[:12]}.safetensors"  # readers of the last check keep theirs

@@ -32,7 +32,11 @@ class RayEmbedder:
     """The encoder in ``directory``, on ``workers`` (default: all free CPUs) of a Ray cluster. Close it when done."""
 
     def __init__(
-        self, directory: Path, address: str | None = None, workers: int | None = None, device: str = "cpu"
+        self,
+        directory: Path,
+        address: str | None = None,
+        workers: int | None = None,
+        device: str = "cpu",
     ) -> None:
         if workers is not None and workers < 1:
             raise InputError(f"a cluster embeds with one worker or more, got {workers}")
@@ -42,11 +46,19 @@ class RayEmbedder:
         most = int(self._ray.cluster_resources().get("CPU", 1))  # more would wait forever
         gpus = int(device.startswith("cuda"))
         actor = self._ray.remote(
-            num_cpus=1, num_gpus=gpus, max_restarts=-1, max_task_retries=RETRIES, max_concurrency=_AHEAD
+            num_cpus=1,
+            num_gpus=gpus,
+            max_restarts=-1,
+            max_task_retries=RETRIES,
+            max_concurrency=_AHEAD,
         )(_Worker)
         count = max(1, min(workers or free, most))
-        trusted = sorted(trusted_modules() | remembered(directory.absolute().parents[1]))  # of the workspace
-        self._workers = [actor.remote(str(directory.absolute()), device, trusted, count) for _ in range(count)]
+        trusted = sorted(
+            trusted_modules() | remembered(directory.absolute().parents[1])
+        )  # of the workspace
+        self._workers = [
+            actor.remote(str(directory.absolute()), device, trusted, count) for _ in range(count)
+        ]
 
     def __call__(self, batches: Iterable[Sequence[ImageSource]]) -> Iterator[EmbeddedBatch]:
         """One result per batch, in order."""
@@ -68,7 +80,9 @@ class RayEmbedder:
             raise cause if isinstance(cause, Exception) else ModelError(str(failure)) from None
         except self._ray.exceptions.RayActorError as death:
             reason = str(death).strip().partition("\n")[0]
-            raise ModelError(f"{RETRIES + 1} workers died on the same images ({reason}); see Ray's logs") from None
+            raise ModelError(
+                f"{RETRIES + 1} workers died on the same images ({reason}); see Ray's logs"
+            ) from None
         return EmbeddedBatch(np.array(vectors), bad)  # a copy: Ray's own is read-only
 
     def close(self) -> None:
@@ -109,7 +123,10 @@ def _connected(address: str | None) -> Any:
     if not ray.is_initialized():
         try:
             ray.init(
-                address=address or "local", log_to_driver=False, logging_level=logging.ERROR, configure_logging=False
+                address=address or "local",
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                configure_logging=False,
             )
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise InputError(

@@ -114,13 +114,22 @@ class Rollout:
         with self.moving():
             if self.current_move() != move:
                 return None
-            changed = {name for name, file in translations.items() if move.translations.get(name) != file}
+            changed = {
+                name for name, file in translations.items() if move.translations.get(name) != file
+            }
             kept = {} if changed else dict(move.calibrations)
             files = {**move.translations, **translations}
-            return self._append(self.history(), replace(move, kind="translate", translations=files, calibrations=kept))
+            return self._append(
+                self.history(),
+                replace(move, kind="translate", translations=files, calibrations=kept),
+            )
 
     def rollback(
-        self, reason: str | None = None, by: str = "", deployed: str | None = None, to: str | None = None
+        self,
+        reason: str | None = None,
+        by: str = "",
+        deployed: str | None = None,
+        to: str | None = None,
     ) -> Move:
         """Undo the last deployment; if given, only from ``deployed`` and only to ``to``."""
         with self.moving():
@@ -130,7 +139,9 @@ class Rollout:
                 raise DeploymentMovedError(
                     f"a rollback from {self.current()} leads to {previous.version}, not to {to}; nothing was moved"
                 )
-            return self._append(self.history(), replace(previous, kind="rollback", reason=reason, by=by))
+            return self._append(
+                self.history(), replace(previous, kind="rollback", reason=reason, by=by)
+            )
 
     def forget(self, dropped: str) -> None:
         """Remove deployments whose only change concerned a dropped version, so that rollback skips them.
@@ -143,7 +154,9 @@ class Rollout:
             changed = {name for name, _ in now.translations.items() ^ before.translations.items()}
             if not changed <= {dropped}:
                 return
-            self._append(self.history(), replace(before, kind="rollback", reason=now.reason, by=now.by))
+            self._append(
+                self.history(), replace(before, kind="rollback", reason=now.reason, by=now.by)
+            )
 
     def require_deployed(self, version: str | None) -> None:
         """Raise unless this version is deployed; None accepts any."""
@@ -180,7 +193,9 @@ class Rollout:
                 stack.append(move)
         *earlier, last = stack
         if not earlier:
-            raise InputError(f"{last.version} is the first version that was deployed; there is nothing to roll back to")
+            raise InputError(
+                f"{last.version} is the first version that was deployed; there is nothing to roll back to"
+            )
         found = earlier[-1]
         if found.version in self._registry.retired():
             raise InputError(
@@ -193,28 +208,41 @@ class Rollout:
         move = replace(move, when=datetime.now(UTC).isoformat(timespec="milliseconds"))
         first = self._first_move()
         if not moves and first.version != self._start.version:
-            moves = (replace(first, when=move.when),)  # a rollback restores it, not the dropped version
-        replace_json(self._file, document("deployment", {"moves": [asdict(m) for m in (*moves, move)]}))
+            moves = (
+                replace(first, when=move.when),
+            )  # a rollback restores it, not the dropped version
+        replace_json(
+            self._file, document("deployment", {"moves": [asdict(m) for m in (*moves, move)]})
+        )
         return move
 
     def moving(self) -> AbstractContextManager[None]:
         """A lock to hold while changing the deployment or deleting a version."""
-        seen = f"another process has been moving the deployment in {self._directory} for {_WAIT:.0f} s"
+        seen = (
+            f"another process has been moving the deployment in {self._directory} for {_WAIT:.0f} s"
+        )
         return exclusive(self._directory, _WAIT, InputError(f"{seen}; try again when it is done"))
 
 
 def _parse(file: Path) -> tuple[Move, ...]:
-    return parse_document(file, "deployment", lambda content: tuple(map(_parse_move, content["moves"])))
+    return parse_document(
+        file, "deployment", lambda content: tuple(map(_parse_move, content["moves"]))
+    )
 
 
 def _parse_move(content: dict[str, Any]) -> Move:
     files = {str(name): str(file) for name, file in content["translations"].items()}
-    fitted = {name: (float(slope), float(offset)) for name, (slope, offset) in content["calibrations"].items()}
+    fitted = {
+        name: (float(slope), float(offset))
+        for name, (slope, offset) in content["calibrations"].items()
+    }
     return Move(**{**content, "translations": files, "calibrations": fitted})
 
 
 def checked_reason(force: str | None, what: str) -> str | None:
     """The reason to deploy without a passed check, if given; an empty reason is refused."""
     if force is not None and not force.strip():
-        raise GateError(f"{what} without a passed check needs a reason (force), and this one is empty")
+        raise GateError(
+            f"{what} without a passed check needs a reason (force), and this one is empty"
+        )
     return force

@@ -29,7 +29,9 @@ class DriftPoint(NamedTuple):
     moved: float
 
 
-def drift_map(serving: Serving, old: str, new: str, limit: int = 200, decode: Decode | None = None) -> list[DriftPoint]:
+def drift_map(
+    serving: Serving, old: str, new: str, limit: int = 200, decode: Decode | None = None
+) -> list[DriftPoint]:
     """Stored items as two versions embed them, on their joint two principal components; largest drift first."""
     counts = serving.gallery.count()
     if counts.get(old, 0) >= counts.get(new, 0):
@@ -58,7 +60,12 @@ def drift_map(serving: Serving, old: str, new: str, limit: int = 200, decode: De
     places = _plane(np.concatenate([before, after]))
     moved = 1 - (before * after).sum(axis=1)
     points = [
-        DriftPoint(item=item, old=_pair(places[row]), new=_pair(places[len(items) + row]), moved=float(moved[row]))
+        DriftPoint(
+            item=item,
+            old=_pair(places[row]),
+            new=_pair(places[len(items) + row]),
+            moved=float(moved[row]),
+        )
         for row, item in enumerate(items)
     ]
     return sorted(points, key=lambda point: -point.moved)

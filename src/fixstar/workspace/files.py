@@ -31,7 +31,9 @@ def create_mark(path: Path, gallery: str | None) -> None:
     if (path / "workspace.json").exists():
         there = read_mark(path).get("gallery", GALLERY)
         if gallery not in (None, there):
-            raise InputError(f"{path} is a workspace already, with its gallery at {without_secret(there)}")
+            raise InputError(
+                f"{path} is a workspace already, with its gallery at {without_secret(there)}"
+            )
         return
     if not _is_vacant(path):
         raise InputError(f"{path} is not empty; choose a new directory for the workspace")
@@ -48,7 +50,9 @@ def _is_vacant(path: Path) -> bool:
     if is_vacant(path):
         return True
     made = path / GALLERY
-    known = (file.name.startswith(GALLERY) or file.name.endswith(".partial") for file in path.iterdir())
+    known = (
+        file.name.startswith(GALLERY) or file.name.endswith(".partial") for file in path.iterdir()
+    )
     if not made.is_file() or not all(known):
         return False
     with open_gallery(made) as gallery:
@@ -62,10 +66,13 @@ def read_mark(path: Path) -> dict[str, str]:
     if not mark.is_file():
         if path == Path():  # probably the path was left out
             raise InputError(
-                "the current directory is not a workspace; name yours, or make one", NextStep("init", {"path": ...})
+                "the current directory is not a workspace; name yours, or make one",
+                NextStep("init", {"path": ...}),
             )
         beside = [found.parent.name for found in path.parent.glob("*/workspace.json")]
-        close = [str(path.parent / name) for name in difflib.get_close_matches(path.name, beside, n=1)]
+        close = [
+            str(path.parent / name) for name in difflib.get_close_matches(path.name, beside, n=1)
+        ]
         raise InputError(
             f"{path} is not a workspace" + "".join(f"; did you mean {meant}?" for meant in close),
             *(NextStep("repeat", {"workspace": meant}) for meant in close),
@@ -73,7 +80,9 @@ def read_mark(path: Path) -> dict[str, str]:
         )
     content = read_document(mark, "workspace")
     if not isinstance(content.get("gallery", ""), str):
-        raise ModelError(f"{mark} is damaged: it does not say where the gallery is; restore it from a copy")
+        raise ModelError(
+            f"{mark} is damaged: it does not say where the gallery is; restore it from a copy"
+        )
     return content
 
 
@@ -130,7 +139,9 @@ def set_gallery(path: Path, url: str) -> None:
 
 def _write_mark(path: Path, url: str | None) -> None:
     refuse_secret(url or "")
-    replace_json(path / "workspace.json", document("workspace", {} if url is None else {"gallery": url}))
+    replace_json(
+        path / "workspace.json", document("workspace", {} if url is None else {"gallery": url})
+    )
 
 
 def gallery_url(path: Path) -> str:

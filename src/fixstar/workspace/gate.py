@@ -30,8 +30,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fixstar.errors import NextStep, plural
-from fixstar.evaluation import CrossTest, Report, VersionFeatures, flips, gallery_query_split, lost_queries
-from fixstar.evaluation.labelled_vectors import SHARES, LabelledVectors, searchable, vectors_of_images
+from fixstar.evaluation import (
+    CrossTest,
+    Report,
+    VersionFeatures,
+    flips,
+    gallery_query_split,
+    lost_queries,
+)
+from fixstar.evaluation.labelled_vectors import (
+    SHARES,
+    LabelledVectors,
+    searchable,
+    vectors_of_images,
+)
 from fixstar.evaluation.relevance import Relevant
 from fixstar.evaluation.retrieval import MEASURED
 from fixstar.evaluation.verdicts import (
@@ -90,7 +102,11 @@ Features = Callable[["ImageSet", "ImageSet", Sequence[str]], "Sequence[VersionFe
 DECIDING = "nDCG@10"  # with known relevant items
 LISTED = 20  # lost queries listed per cell, and won queries likewise
 LISTED_CLASSES = 10  # the classes that lose most and win most
-OUTCOMES: dict[str, Outcome] = {"compatible": "pass", "incompatible": "refuse", "not decided": "missing evidence"}
+OUTCOMES: dict[str, Outcome] = {
+    "compatible": "pass",
+    "incompatible": "refuse",
+    "not decided": "missing evidence",
+}
 LEAST_PROPOSING = 50  # minimum number of queries for a proposal
 _VISIBLE = 0.005  # a drop that deserves a warning
 _NO_CALIBRATIONS = (
@@ -147,16 +163,22 @@ def check_version(
     if images is None:
         source = "held out"
         if isinstance(inputs, Preprocessing):  # nothing is trained on texts, so nothing is held out
-            images, learnt_by = unlearnt_images(registry, version=version, searched=names, preprocessing=inputs)
+            images, learnt_by = unlearnt_images(
+                registry, version=version, searched=names, preprocessing=inputs
+            )
     judged: GateResult | None = None
     usable = images is not None and max(images.counts().values(), default=0) > 1
     if images is not None and usable:
         images = searchable(images, inputs, "skip")
         models = [one.name for one in searched if one.has_model]
         ordered = [name for name in registry.names() if name in models]
-        labelled = vectors_of_images(lambda q, g: features(q, g, [*ordered, version]), images, seed=rules.seed)
+        labelled = vectors_of_images(
+            lambda q, g: features(q, g, [*ordered, version]), images, seed=rules.seed
+        )
         judged = judge(labelled, searched, rules)
-        has_chosen = card["about"].get("validation") is not None or bool(card["about"].get("trials"))
+        has_chosen = card["about"].get("validation") is not None or bool(
+            card["about"].get("trials")
+        )
         check = _with_image_notes(judged.check, source == "held out" and has_chosen, learnt_by)
         proposed = proposals(judged, deployed=Rollout(registry.path).current())
         check = replace(check, next_steps=_distinct([*check.next_steps, *proposed]))
@@ -171,7 +193,9 @@ def check_version(
             keep=keep,
             can_upgrade=registry.can_upgrade(),
         )
-    check = replace(check, data=_described(images, source), when=datetime.now(UTC).isoformat(timespec="seconds"))
+    check = replace(
+        check, data=_described(images, source), when=datetime.now(UTC).isoformat(timespec="seconds")
+    )
     stronger = outweighing_check(registry.path, check)
     if stronger is not None:
         check = replace(check, notes=(*check.notes, _outweighed(stronger)))
@@ -179,7 +203,9 @@ def check_version(
         check = _about_texts(check)
     if judged is not None:
         if stronger is None:
-            check = replace(check, pictures=save_flips(registry.path, check, judged.labelled.thumbnails))
+            check = replace(
+                check, pictures=save_flips(registry.path, check, judged.labelled.thumbnails)
+            )
         if report and len(judged.tested.names) > 1:
             if stronger is None:
                 folder = f"checks/{version}"
@@ -223,7 +249,10 @@ def check_relevance(
 
 
 def judge_relevance(
-    made: Sequence[VersionFeatures], searched: Sequence[Searched], known: KnownRelevant, rules: GateRules
+    made: Sequence[VersionFeatures],
+    searched: Sequence[Searched],
+    known: KnownRelevant,
+    rules: GateRules,
 ) -> tuple[Check, dict[str, Translation]]:
     """The verdict on the last version by known relevant items: nDCG@10 decides, other measures are reported."""
     *older, newest = made
@@ -242,20 +271,38 @@ def judge_relevance(
             findings.append(_unmeasured(newest.name, one))
             continue
         evidence = Evidence(features[one.name], newest, by_relevance(known.relevant, DECIDING))
-        way = _as_chosen(_chosen(one, evidence=evidence, rows=choosing if chooses else None, rules=rules), evidence)
+        way = _as_chosen(
+            _chosen(one, evidence=evidence, rows=choosing if chooses else None, rules=rules),
+            evidence,
+        )
         chosen[one.name] = way
         old = features[one.name].take(rows)
         new = newest.take(rows)
         part = Evidence(old, new, by_relevance(judged_by, DECIDING))
         cell = _evidence_cell(
-            one.name, way=way, evidence=part, rows=np.arange(len(rows)), rules=rules, cells=len(measured)
+            one.name,
+            way=way,
+            evidence=part,
+            rows=np.arange(len(rows)),
+            rules=rules,
+            cells=len(measured),
         )
-        beside = {name: _beside(Evidence(old, new, by_relevance(judged_by, name)), way) for name in MEASURED}
-        alone = _one_model(way, evidence=part, before=part.before(), rules=rules, cells=len(measured))
+        beside = {
+            name: _beside(Evidence(old, new, by_relevance(judged_by, name)), way)
+            for name in MEASURED
+        }
+        alone = _one_model(
+            way, evidence=part, before=part.before(), rules=rules, cells=len(measured)
+        )
         cells.append(replace(cell, measured=beside, one_model=alone))
         findings.append(
             _relevance_finding(
-                newest.name, cell=cells[-1], queries=len(rows), cells=len(measured), rules=rules, chooses=chooses
+                newest.name,
+                cell=cells[-1],
+                queries=len(rows),
+                cells=len(measured),
+                rules=rules,
+                chooses=chooses,
             )
         )
     outcome = _worst([finding.verdict for finding in findings])
@@ -274,7 +321,9 @@ def judge_relevance(
         gallery=len(known.gallery),
         confidence=rules.confidence,
         tolerance=rules.tolerance,
-        notes=tuple(_relevance_notes(known, any(way.forward is not None for way in chosen.values()))),
+        notes=tuple(
+            _relevance_notes(known, any(way.forward is not None for way in chosen.values()))
+        ),
         next_steps=_distinct(steps),
     )
     return check, chosen
@@ -302,13 +351,19 @@ def _beside(evidence: Evidence, way: Translation) -> dict[str, float]:
 def _relevance_finding(
     version: str, cell: CheckedCell, queries: int, cells: int, rules: GateRules, chooses: bool
 ) -> Finding:
-    evidence = cell_sentence(version, cell=cell, confidence=rules.confidence, cells=cells, tolerance=rules.tolerance)
+    evidence = cell_sentence(
+        version, cell=cell, confidence=rules.confidence, cells=cells, tolerance=rules.tolerance
+    )
     if cell.verdict != "not decided":
         return Finding(cell.verdict, evidence)
-    needed = needed_queries(cell.judged, queries=queries, confidence=rules.shared(cells), tolerance=rules.tolerance)
+    needed = needed_queries(
+        cell.judged, queries=queries, confidence=rules.shared(cells), tolerance=rules.tolerance
+    )
     told = "If it stays like this, more queries would not show a gain"
     if needed is not None:
-        told = f"If it stays like this, about {needed:,} queries would decide; there were {queries:,}"
+        told = (
+            f"If it stays like this, about {needed:,} queries would decide; there were {queries:,}"
+        )
         if chooses:
             told += f". Half of them choose, so that takes about {2 * needed:,} queries with known relevant items"
     return Finding(cell.verdict, f"{evidence}. {told}")
@@ -337,7 +392,9 @@ def _about_texts(check: Check) -> Check:
     )
 
 
-def _with_files(check: Check, chosen: Mapping[str, Translation], keep: Callable[[Translation], str]) -> Check:
+def _with_files(
+    check: Check, chosen: Mapping[str, Translation], keep: Callable[[Translation], str]
+) -> Check:
     """Store the chosen translations, and add their file names to the check."""
     cells = []
     for cell in check.cells:
@@ -347,14 +404,18 @@ def _with_files(check: Check, chosen: Mapping[str, Translation], keep: Callable[
     return replace(check, cells=tuple(cells))
 
 
-def judge(labelled: LabelledVectors, searched: Sequence[Searched], rules: GateRules | None = None) -> GateResult:
+def judge(
+    labelled: LabelledVectors, searched: Sequence[Searched], rules: GateRules | None = None
+) -> GateResult:
     """The verdict on the last version: what its queries find among the vectors of each version searched."""
     rules = rules or GateRules()
     known = {one.name for one in labelled.versions[:-1]}
     measured = [one for one in searched if one.name in known and one.measurable]
     choosing, judging = halves(labelled.query_labels, rules.seed)
     chooses = rules.weight is None and any(one.chooses for one in measured) and len(judging) > 0
-    chosen = _chosen_ways(labelled, measured=measured, rows=choosing if chooses else None, rules=rules)
+    chosen = _chosen_ways(
+        labelled, measured=measured, rows=choosing if chooses else None, rules=rules
+    )
     if chooses:
         labelled = _with_queries(labelled, judging)
     asked = len(labelled.query_labels)
@@ -367,11 +428,18 @@ def judge(labelled: LabelledVectors, searched: Sequence[Searched], rules: GateRu
     count = len(measured) + sum(one.sample is not None for one in searched)
     for one in measured:
         cell = evaluate_cell(
-            labelled, tested=tested, pair=pairs[one.name], way=chosen[one.name], rules=rules, cells=count
+            labelled,
+            tested=tested,
+            pair=pairs[one.name],
+            way=chosen[one.name],
+            rules=rules,
+            cells=count,
         )
         cells.append(cell)
         findings.append(
-            _cell_finding(newest.name, cell=cell, queries=asked, cells=count, rules=rules, chosen_by=chooses)
+            _cell_finding(
+                newest.name, cell=cell, queries=asked, cells=count, rules=rules, chosen_by=chooses
+            )
         )
     for one in [one for one in searched if one not in measured]:
         if one.sample is not None and one.measurable:
@@ -381,14 +449,24 @@ def judge(labelled: LabelledVectors, searched: Sequence[Searched], rules: GateRu
             halved = rules.weight is None
             findings.append(
                 _cell_finding(
-                    newest.name, cell=cell, queries=queries, cells=count, rules=rules, one=one, chosen_by=halved
+                    newest.name,
+                    cell=cell,
+                    queries=queries,
+                    cells=count,
+                    rules=rules,
+                    one=one,
+                    chosen_by=halved,
                 )
             )
         else:
             findings.append(_unmeasured(newest.name, one))
     outcome = _worst([finding.verdict for finding in findings])
-    findings.sort(key=lambda finding: OUTCOMES[finding.verdict] != outcome)  # deciding findings first
-    views = [translated(way, features[name], newest) for name, way in chosen.items() if name in features]
+    findings.sort(
+        key=lambda finding: OUTCOMES[finding.verdict] != outcome
+    )  # deciding findings first
+    views = [
+        translated(way, features[name], newest) for name, way in chosen.items() if name in features
+    ]
     own = replace(newest, queries=newest.queries_in(newest))
     labels = (labelled.query_labels, labelled.gallery_labels)
     calibrations, folds = calibrations_and_folds([*views, own], *labels, rules.seed)
@@ -397,7 +475,13 @@ def judge(labelled: LabelledVectors, searched: Sequence[Searched], rules: GateRu
     steps = [step for finding in findings for step in finding.next_steps]
     if views and not folds:
         notes.append(_NO_CALIBRATIONS)
-        steps.append(NextStep("check", {"version": newest.name, "data": ...}, "more labelled images, for calibrations"))
+        steps.append(
+            NextStep(
+                "check",
+                {"version": newest.name, "data": ...},
+                "more labelled images, for calibrations",
+            )
+        )
     if calibrations:
         scaled = {**calibrations, **_sampled_calibrations(searched, chosen, rules)}
     else:
@@ -432,7 +516,9 @@ def _chosen_ways(
     chosen: dict[str, Translation] = {}
     for one in measured:
         evidence = Evidence(features[one.name], newest, measure)
-        chosen[one.name] = _as_chosen(_chosen(one, evidence=evidence, rows=rows, rules=rules), evidence)
+        chosen[one.name] = _as_chosen(
+            _chosen(one, evidence=evidence, rows=rows, rules=rules), evidence
+        )
     return chosen
 
 
@@ -445,7 +531,9 @@ def _worst(verdicts: Sequence[str]) -> Outcome:
     return "pass"
 
 
-def _chosen(one: Searched, evidence: Evidence, rows: Indices | None, rules: GateRules) -> Translation:
+def _chosen(
+    one: Searched, evidence: Evidence, rows: Indices | None, rules: GateRules
+) -> Translation:
     """The translation chosen by some queries. Without queries the first one, or one with the weight of the rules.
 
     In a shared space vectors are searched unchanged, unless a translation gains more than its standard error.
@@ -507,7 +595,9 @@ def _cross_test(labelled: LabelledVectors, chosen: Mapping[str, Translation]) ->
 
 
 def _curve(
-    pair: tuple[VersionFeatures, VersionFeatures], labels: tuple[Labels, Labels], folds: Sequence[Fold]
+    pair: tuple[VersionFeatures, VersionFeatures],
+    labels: tuple[Labels, Labels],
+    folds: Sequence[Fold],
 ) -> BackfillCurve:
     return search_curve(*pair, *labels, SHARES, folds, orders=3)
 
@@ -554,12 +644,19 @@ def evaluate_cell(
         negative_flips=len(found.negative),
         positive_flips=len(found.positive),
         lost=tuple(
-            FlippedAnswer(named(queries[one.query]), named(labelled.gallery_labels[one.after]), one) for one in lost
+            FlippedAnswer(named(queries[one.query]), named(labelled.gallery_labels[one.after]), one)
+            for one in lost
         ),
         won=tuple(
-            FlippedAnswer(named(queries[one.query]), named(labelled.gallery_labels[one.before]), one) for one in won
+            FlippedAnswer(
+                named(queries[one.query]), named(labelled.gallery_labels[one.before]), one
+            )
+            for one in won
         ),
-        classes=tuple(ClassChange(named(one.label), one.queries, one.negative, one.positive) for one in named_classes),
+        classes=tuple(
+            ClassChange(named(one.label), one.queries, one.negative, one.positive)
+            for one in named_classes
+        ),
         weight=way.weight,
         models=way.models,
         reembedded=float(tested.matrix[newest, newest]),
@@ -582,7 +679,9 @@ def _one_model(
 # --- vectors without a model
 
 
-def _sampled_cell(version: str, one: Searched, rules: GateRules, cells: int) -> tuple[Translation, CheckedCell, int]:
+def _sampled_cell(
+    version: str, one: Searched, rules: GateRules, cells: int
+) -> tuple[Translation, CheckedCell, int]:
     """The verdict by labelled items with vectors of both versions: half of the queries choose, half judge."""
     assert one.sample is not None
     evidence = one.sample.evidence(one.name, version, rules.seed)
@@ -594,7 +693,9 @@ def _sampled_cell(version: str, one: Searched, rules: GateRules, cells: int) -> 
     else:
         way = choose(one.ways, evidence, choosing, two=False)
     way = _as_chosen(way, evidence)
-    cell = _evidence_cell(one.name, way=way, evidence=evidence, rows=judging, rules=rules, cells=cells)
+    cell = _evidence_cell(
+        one.name, way=way, evidence=evidence, rows=judging, rules=rules, cells=cells
+    )
     return way, cell, len(judging)
 
 
@@ -634,7 +735,10 @@ def _sampled_calibrations(
         split = gallery_query_split(codes, seed=rules.seed)
         view = translated(chosen[one.name], evidence.old, evidence.new)
         found |= fit_calibrations(
-            [view], query_labels=codes[split.queries], gallery_labels=codes[split.gallery], seed=rules.seed
+            [view],
+            query_labels=codes[split.queries],
+            gallery_labels=codes[split.gallery],
+            seed=rules.seed,
         )
     return found
 
@@ -646,7 +750,11 @@ def _unmeasured(version: str, one: Searched) -> Finding:
         "cannot be measured"
     )
     steps = one.next_steps or (
-        NextStep("check", {"version": version, "pairs": ...}, "vectors by both models, with labels, FILE.npz"),
+        NextStep(
+            "check",
+            {"version": version, "pairs": ...},
+            "vectors by both models, with labels, FILE.npz",
+        ),
         NextStep(
             "import-vectors",
             {"file": ..., "name": named_in_space(one.name, version)},
@@ -654,14 +762,18 @@ def _unmeasured(version: str, one: Searched) -> Finding:
         ),
     )
     return Finding(
-        "not decided", f"nothing shows what {version}'s queries find among vectors of {one.name}: {why}", steps
+        "not decided",
+        f"nothing shows what {version}'s queries find among vectors of {one.name}: {why}",
+        steps,
     )
 
 
 # --- sentences
 
 
-def cell_sentence(version: str, cell: CheckedCell, confidence: float, cells: int, tolerance: float) -> str:
+def cell_sentence(
+    version: str, cell: CheckedCell, confidence: float, cells: int, tolerance: float
+) -> str:
     """The evidence of one cell in words."""
     limit = "above it"
     if tolerance:
@@ -694,7 +806,9 @@ def _cell_finding(
     chosen_by: bool = False,
 ) -> Finding:
     """The finding of a cell; ``chosen_by`` is the number of queries that chose its translation."""
-    evidence = cell_sentence(version, cell=cell, confidence=rules.confidence, cells=cells, tolerance=rules.tolerance)
+    evidence = cell_sentence(
+        version, cell=cell, confidence=rules.confidence, cells=cells, tolerance=rules.tolerance
+    )
     if cell.verdict != "not decided":
         return Finding(cell.verdict, evidence)
     more = NextStep("check", {"version": version, "data": ...})
@@ -763,12 +877,22 @@ def _without_images(
     steps = [step for _, finding in judged for step in finding.next_steps]
     with_model = [one.name for one in missing if one.has_model]
     if with_model:
-        reasons.insert(0, _without_evidence(version, names=with_model, images=images, learnt_by=learnt_by))
+        reasons.insert(
+            0, _without_evidence(version, names=with_model, images=images, learnt_by=learnt_by)
+        )
         steps += [
-            NextStep("check", {"version": version, "data": ...}, "labelled images that it was not trained on"),
+            NextStep(
+                "check",
+                {"version": version, "data": ...},
+                "labelled images that it was not trained on",
+            ),
         ]
         if can_upgrade:
-            steps.append(NextStep("upgrade", {"data": ..., "hold_out": 0.1}, "the next training holds out some"))
+            steps.append(
+                NextStep(
+                    "upgrade", {"data": ..., "hold_out": 0.1}, "the next training holds out some"
+                )
+            )
     for one in missing:
         if not one.has_model:
             finding = _unmeasured(version, one)
@@ -788,7 +912,9 @@ def _without_images(
     )
 
 
-def _without_evidence(version: str, names: Sequence[str], images: int, learnt_by: Sequence[str]) -> str:
+def _without_evidence(
+    version: str, names: Sequence[str], images: int, learnt_by: Sequence[str]
+) -> str:
     seen = f"no labelled images were held out when the versions up to {version} were trained"
     if images:
         seen = f"there are {images:,} labelled images, but no two of one class"
@@ -876,9 +1002,13 @@ def _report(judged: GateResult, rules: GateRules) -> Report:
     before = tested.names[-2]
     versions = {version.name: version for version in labelled.versions}
     pair = translated_pair(chosen[before], versions[before], labelled.versions[-1])
-    made = replace(labelled, facts=facts, versions=pair).report(tested, each, seed=rules.seed, curve=curves[before])
+    made = replace(labelled, facts=facts, versions=pair).report(
+        tested, each, seed=rules.seed, curve=curves[before]
+    )
     judged_cells = {
-        (newest, tested.names.index(cell.version)): cell.judged for cell in check.cells if cell.version in versions
+        (newest, tested.names.index(cell.version)): cell.judged
+        for cell in check.cells
+        if cell.version in versions
     }
     made.evidence[""] = {**made.evidence[""], **judged_cells}
     return made
@@ -906,7 +1036,11 @@ def proposals(judged: GateResult, deployed: str | None = None) -> tuple[NextStep
     For the deployed version, which cannot be dropped, only a backfill is proposed.
     """
     check = judged.check
-    failed = [cell for cell in check.cells if cell.verdict != "compatible" and cell.version in judged.curves]
+    failed = [
+        cell
+        for cell in check.cells
+        if cell.verdict != "compatible" and cell.version in judged.curves
+    ]
     if check.outcome == "pass" or not failed or len(judged.labelled.query_labels) < LEAST_PROPOSING:
         return ()
     worst = min(failed, key=lambda cell: cell.difference)

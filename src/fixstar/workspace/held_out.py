@@ -25,7 +25,14 @@ from numpy.typing import NDArray
 from fixstar.data.formats import open_images
 from fixstar.data.image_set import ImageSet, concatenate
 from fixstar.data.replay import ReplayMemory
-from fixstar.durable import document, parse_document, read_arrays, read_document, replace_json, write_arrays
+from fixstar.durable import (
+    document,
+    parse_document,
+    read_arrays,
+    read_document,
+    replace_json,
+    write_arrays,
+)
 from fixstar.errors import ImageError, InputError, ModelError, NextStep, UnknownNameError, plural
 from fixstar.images import Preprocessing, decode_ahead
 from fixstar.images.reading import content
@@ -70,7 +77,9 @@ def split_off(images: ImageSet, share: float) -> SplitOff:
 def _unreadable(images: ImageSet, rows: NDArray[np.intp]) -> list[int]:
     if images.resident:
         return []
-    decoded = zip(rows.tolist(), decode_ahead([images.images[row] for row in rows], _SMALL), strict=True)
+    decoded = zip(
+        rows.tolist(), decode_ahead([images.images[row] for row in rows], _SMALL), strict=True
+    )
     return [row for row, pixels in decoded if isinstance(pixels, ImageError)]
 
 
@@ -83,7 +92,9 @@ def _draw(source: Path | NDArray[np.uint8]) -> float:
     return int.from_bytes(hashlib.blake2b(seen, digest_size=8).digest(), "big") / 2**64
 
 
-def keep_held_out(workspace: Path, name: str, images: ImageSet, preprocessing: Preprocessing) -> None:
+def keep_held_out(
+    workspace: Path, name: str, images: ImageSet, preprocessing: Preprocessing
+) -> None:
     """Keep the images held out from a version's training, with their draws; unreadable images are skipped."""
     chosen = images.take(np.sort(np.random.default_rng(0).permutation(len(images))[:MOST]))
     loaded, bad = chosen.load(preprocessing, "skip")
@@ -105,8 +116,12 @@ def keep_learnt(workspace: Path, name: str, split: SplitOff, files: bool = True)
     if not files or shown.resident:
         return
     rows = zip(shown.images, shown.labels.tolist(), split.drawn.tolist(), strict=True)
-    learnt = [[str(Path(path).absolute()), shown.classes[label], draw] for path, label, draw in rows]
-    replace_json(workspace / "learnt" / f"{name}.json", document("learnt-images", {"images": learnt}))
+    learnt = [
+        [str(Path(path).absolute()), shown.classes[label], draw] for path, label, draw in rows
+    ]
+    replace_json(
+        workspace / "learnt" / f"{name}.json", document("learnt-images", {"images": learnt})
+    )
 
 
 class FoundImages(NamedTuple):
@@ -143,10 +158,14 @@ def found_images(workspace: Path, versions: Sequence[str], following: SplitOff) 
         return FoundImages(None, of)
     classes = tuple(dict.fromkeys(labels))
     numbers = np.array([classes.index(label) for label in labels], np.int64)
-    return FoundImages(ImageSet(images=tuple(paths), labels=numbers, classes=classes, name="earlier images"), of)
+    return FoundImages(
+        ImageSet(images=tuple(paths), labels=numbers, classes=classes, name="earlier images"), of
+    )
 
 
-def held_out_images(workspace: Path, names: Sequence[str], preprocessing: Preprocessing) -> ImageSet | None:
+def held_out_images(
+    workspace: Path, names: Sequence[str], preprocessing: Preprocessing
+) -> ImageSet | None:
     """The images held out from these versions' training, without duplicates, at one size; None without any."""
     return _together([images for images, _ in _kept(workspace, names)], preprocessing)
 
@@ -173,14 +192,21 @@ def unlearnt_images(
     learnt_by = set[str]()
     kept = list(_kept(registry.path, earlier))
     if following is not None and following.held is not None:
-        kept.append((following.held, np.array([_draw(source) for source in following.held.images], np.float64)))
+        kept.append(
+            (
+                following.held,
+                np.array([_draw(source) for source in following.held.images], np.float64),
+            )
+        )
     for images, draws in kept:
         unlearnt = {name: _unlearnt(registry, name, draws) for name in asked}
         if following is not None:
             unlearnt["following"] = ~np.isin(draws, following.drawn)
         found.append(images.take(np.logical_and.reduce(list(unlearnt.values()))))
         learnt_by |= {name for name, mask in unlearnt.items() if not mask.all()}
-    return UnlearntImages(_together(found, preprocessing), tuple(name for name in asked if name in learnt_by))
+    return UnlearntImages(
+        _together(found, preprocessing), tuple(name for name in asked if name in learnt_by)
+    )
 
 
 def _unlearnt(registry: Registry, name: str, draws: NDArray[np.float64]) -> NDArray[np.bool_]:
@@ -246,9 +272,17 @@ def pin_images(
     known = _named(workspace)
     if path is not None:
         if name == HELD_OUT or not name.isprintable() or not 0 < len(name.strip()) <= 64:
-            raise InputError(f"a name needs 1 to 64 printable characters and must not be {HELD_OUT!r}; got {name!r}")
+            raise InputError(
+                f"a name needs 1 to 64 printable characters and must not be {HELD_OUT!r}; got {name!r}"
+            )
         images = open_images(path, split, label, text)
-        kept = {"path": str(path.absolute()), "split": split, "label": label, "text": text, "images": len(images)}
+        kept = {
+            "path": str(path.absolute()),
+            "split": split,
+            "label": label,
+            "text": text,
+            "images": len(images),
+        }
         known["sets"][name] = {**kept, "fingerprint": images.fingerprint(read=True)}
     elif name != HELD_OUT and name not in known["sets"]:
         raise UnknownNameError("name of images", name, [HELD_OUT, *known["sets"]])

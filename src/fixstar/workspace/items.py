@@ -26,7 +26,14 @@ from typing import Any, Literal, NamedTuple, Protocol, cast
 
 import numpy as np
 
-from fixstar.data.formats import IMAGE_EXTENSIONS, below, folder_label, list_images, other_labels, warn_skipped
+from fixstar.data.formats import (
+    IMAGE_EXTENSIONS,
+    below,
+    folder_label,
+    list_images,
+    other_labels,
+    warn_skipped,
+)
 from fixstar.data.image_set import ImageSet
 from fixstar.data.texts import TEXT, OnBad, text_rows
 from fixstar.durable import replace_file
@@ -100,7 +107,9 @@ def _listed(path: Path, prefix: str) -> Iterator[CatalogueItem]:
     seen: dict[str, int] = {}
     for line, row in _rows(path):  # the whole list is checked before anything is indexed
         if not row.get("path"):
-            raise DataError(f"{path}, line {line}: no path; it has {list(filter(None, row.values()))[:3]}")
+            raise DataError(
+                f"{path}, line {line}: no path; it has {list(filter(None, row.values()))[:3]}"
+            )
         name = row.get("id") or str(row["path"])
         if seen.setdefault(name, line) != line:
             raise DataError(
@@ -111,7 +120,9 @@ def _listed(path: Path, prefix: str) -> Iterator[CatalogueItem]:
     for _, row in _rows(path):
         where = str(row.pop("path"))
         name = row.pop("id", None) or where
-        payload = {key: _value(key, text) for key, text in row.items() if key and text not in (None, "")}
+        payload = {
+            key: _value(key, text) for key, text in row.items() if key and text not in (None, "")
+        }
         yield _from_file(prefix + name, path.parent / where, payload)
 
 
@@ -122,13 +133,19 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             rows = csv.DictReader(file)
             columns = rows.fieldnames or ()
             if "path" not in columns:
-                raise DataError(f"{path} needs a column named path; it has: {', '.join(columns) or 'nothing'}")
+                raise DataError(
+                    f"{path} needs a column named path; it has: {', '.join(columns) or 'nothing'}"
+                )
             if reserved := {IMAGE, STAMP} & set(columns):
-                raise DataError(f"{path}: the column {min(reserved)} is reserved; give yours another name")
+                raise DataError(
+                    f"{path}: the column {min(reserved)} is reserved; give yours another name"
+                )
             for row in rows:
                 yield rows.line_num, row
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8") from error
+        raise DataError(
+            f"{path} is not UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8"
+        ) from error
     except csv.Error as error:
         raise DataError(f"{path} is not a list of comma-separated values: {error}") from error
 
@@ -143,12 +160,18 @@ def _value(column: str, text: str) -> str | int | float:
 
 
 def text_catalogue(
-    source: Path, prefix: str = "", text: str | None = None, key: str | None = None, on_bad: OnBad | None = None
+    source: Path,
+    prefix: str = "",
+    text: str | None = None,
+    key: str | None = None,
+    on_bad: OnBad | None = None,
 ) -> Iterator[CatalogueItem]:
     """The items of a file or folder of texts; see ``data.texts``. ``prefix`` is put before every id."""
     for row in text_rows(source, text=text, key=key, on_bad=on_bad):
         if reserved := {IMAGE, STAMP} & row.fields.keys():
-            raise DataError(f"{source}: the field {min(reserved)} is reserved; give yours another name")
+            raise DataError(
+                f"{source}: the field {min(reserved)} is reserved; give yours another name"
+            )
         yield text_item(prefix + row.id, row.text, row.fields)
 
 
@@ -222,7 +245,9 @@ class ImageStore:
         digest = hashlib.sha256(content).hexdigest()
         name = f"images/{digest[:2]}/{digest}{suffix}"
         try:
-            os.utime(self.path / name)  # already stored and now used again: ``prune`` must not delete it
+            os.utime(
+                self.path / name
+            )  # already stored and now used again: ``prune`` must not delete it
             whole = (self.path / name).is_file() and (self.path / name).read_bytes() == content
         except FileNotFoundError:
             whole = False
@@ -232,7 +257,11 @@ class ImageStore:
 
     def unused(self, used: Iterable[str], before: float) -> list[Path]:
         """Stored images older than ``before`` and not in ``used``, which must be collected after ``before``."""
-        old = {path for path in self.path.glob("images/??/*") if path.is_file() and path.stat().st_mtime < before}
+        old = {
+            path
+            for path in self.path.glob("images/??/*")
+            if path.is_file() and path.stat().st_mtime < before
+        }
         return sorted(old - {self.path / name for name in used})
 
     def prune(self, unused: Iterable[Path], before: float) -> tuple[int, int]:
@@ -411,10 +440,16 @@ def index_items(
     def batches() -> Iterator[list[object]]:
         nonlocal unchanged, updated
         source = iter(items)
-        while came := list({item.id: item for item in islice(source, size)}.values()):  # the last item of each id
+        while came := list(
+            {item.id: item for item in islice(source, size)}.values()
+        ):  # the last item of each id
             taken = size
             batch = [item for item in came if _is_unicode(item.id)]
-            shown = (item.id.encode("utf-8", "backslashreplace").decode() for item in came if not _is_unicode(item.id))
+            shown = (
+                item.id.encode("utf-8", "backslashreplace").decode()
+                for item in came
+                if not _is_unicode(item.id)
+            )
             bad.extend(ItemError(name, "its name is not valid UTF-8; rename it") for name in shown)
             known = gallery.get([item.id for item in batch])
             if again:
@@ -439,7 +474,9 @@ def index_items(
         kept = [batch[i] for i in good]
         if kept:
             write = store or gallery.upsert
-            write(version, [item.id for item in kept], vectors[good], [item.payload for item in kept])
+            write(
+                version, [item.id for item in kept], vectors[good], [item.payload for item in kept]
+            )
         counts.update(_before(known.get(item.id), item) for item in kept)
         bad += [ItemError(batch[image.index].id, image.reason, image.index) for image in unread]
         if progress is not None:
@@ -486,18 +523,23 @@ def replaced_items(gallery: Gallery, items: Iterable[CatalogueItem]) -> list[str
     while came := list(islice(source, BATCH)):
         batch = {item.id: item for item in came if _is_unicode(item.id)}
         known = gallery.get(list(batch))
-        found += [name for name, item in batch.items() if _before(known.get(name), item) == "replaced"]
+        found += [
+            name for name, item in batch.items() if _before(known.get(name), item) == "replaced"
+        ]
     return found
 
 
-def vanished_items(gallery: Gallery, folder: Path, prefix: str, items: Iterable[CatalogueItem]) -> list[str]:
+def vanished_items(
+    gallery: Gallery, folder: Path, prefix: str, items: Iterable[CatalogueItem]
+) -> list[str]:
     """The ids of stored items from a folder, with this prefix, that are no longer among its ``items``."""
     named = {item.id for item in items}
     root = folder.absolute()
     return [
         item.id
         for item in gallery.iterate()
-        if item.id not in named and item.payload.get(IMAGE) == str(root / item.id.removeprefix(prefix))
+        if item.id not in named
+        and item.payload.get(IMAGE) == str(root / item.id.removeprefix(prefix))
     ]
 
 
@@ -516,8 +558,14 @@ def _store_fields(gallery: Gallery, known: dict[str, Item], items: list[Catalogu
             changed = [item for item in items if known[item.id].version == version]
             stored = [known[item.id] for item in changed]
             vectors = np.stack([one.vector for one in stored])
-            done.update(gallery.replace_vectors(version, stored, vectors, [item.payload for item in changed]))
-        known = gallery.get([item.id for item in items if item.id not in done])  # changed by others: try again
+            done.update(
+                gallery.replace_vectors(
+                    version, stored, vectors, [item.payload for item in changed]
+                )
+            )
+        known = gallery.get(
+            [item.id for item in items if item.id not in done]
+        )  # changed by others: try again
         items = [item for item in items if item.id in known]
     return count
 
@@ -540,11 +588,15 @@ def update_payload(
 ) -> Item:
     """Change payload fields of a stored item, None removes one. See ``Gallery.update_payload``."""
     if reserved := {IMAGE, STAMP} & changes.keys():
-        raise InputError(f"the payload field {min(reserved)!r} is reserved: it holds the path of the item's image")
+        raise InputError(
+            f"the payload field {min(reserved)!r} is reserved: it holds the path of the item's image"
+        )
     if TEXT in changes:
         stored = gallery.get([name]).get(name)
         if stored is not None and text_of(stored) is not None:
-            raise InputError(f"the vector of {name!r} was made from this text; store the item again to change it")
+            raise InputError(
+                f"the vector of {name!r} was made from this text; store the item again to change it"
+            )
     return gallery.update_payload(name, changes, revision, max_bytes)
 
 
@@ -608,7 +660,9 @@ def unknown_fields(gallery: Gallery, where: Where) -> list[str]:
 
     A field counts as known if any item has it. Fields that must be absent are not looked up.
     """
-    wanted = dict.fromkeys(name for name, *condition in conditions(where) if condition != ["exists", False])
+    wanted = dict.fromkeys(
+        name for name, *condition in conditions(where) if condition != ["exists", False]
+    )
     return [name for name in islice(wanted, _FIELDS) if not _has_field(gallery, name)]
 
 
@@ -616,6 +670,8 @@ def _has_field(gallery: Gallery, field: str) -> bool:
     """Whether any item has the field: a search with an arbitrary query, where only the filter matters."""
     present: Where = {field: {"exists": True}}
     return any(
-        gallery.search(space.name, np.eye(1, space.width), k=1, where=present, versions=[space.name])[0]
+        gallery.search(
+            space.name, np.eye(1, space.width), k=1, where=present, versions=[space.name]
+        )[0]
         for space in gallery.versions()
     )

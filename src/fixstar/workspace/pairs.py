@@ -46,7 +46,9 @@ VIEWS = 3  # augmented views of each training image, in addition to the image it
 LEAST_CLASSES = 10  # minimum number of classes for pairs of class means
 _EMBED_BATCH = 256
 _SAME = 1e-6  # below 1: the cosine of two equal vectors, up to rounding
-_ROUNDING = 0.01  # tolerance for a full unit feature, even in half precision, outside its version's span
+_ROUNDING = (
+    0.01  # tolerance for a full unit feature, even in half precision, outside its version's span
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,7 +155,9 @@ def from_images(
     known = len(loaded.classes) > 1
     names = [loaded.classes[label] if known else None for label in loaded.labels.tolist()]
     if loaded.has_texts:
-        vectors = [encoder.encode(loaded.images, form="short", progress=progress) for encoder in (old, new)]
+        vectors = [
+            encoder.encode(loaded.images, form="short", progress=progress) for encoder in (old, new)
+        ]
         return Sample(vectors[0], vectors[1], names, origin=origin)
     pixels = np.stack([np.asarray(image) for image in loaded.images])
     shown = [pixels]
@@ -163,16 +167,22 @@ def from_images(
     parts = []
     first = FrozenEncoder(old)
     second = FrozenEncoder(new)
-    with progress_bar("embedding with both models", len(shown) * len(pixels), "images", show=progress) as advance:
+    with progress_bar(
+        "embedding with both models", len(shown) * len(pixels), "images", show=progress
+    ) as advance:
         for view in shown:
-            parts.append(Sample(first.encode(view, form="short"), second.encode(view, form="short"), names))
+            parts.append(
+                Sample(first.encode(view, form="short"), second.encode(view, form="short"), names)
+            )
             advance(len(view))
     found = together(parts)
     kept = np.flatnonzero(np.isfinite(found.old).all(axis=1) & np.isfinite(found.new).all(axis=1))
     return replace(found.take(kept), origin=origin)
 
 
-def augmented(pixels: NDArray[np.uint8], augmentation: Augmentation, rng: np.random.Generator) -> NDArray[np.uint8]:
+def augmented(
+    pixels: NDArray[np.uint8], augmentation: Augmentation, rng: np.random.Generator
+) -> NDArray[np.uint8]:
     """One view of each image [N, H, W, C]: a random crop of the padded image, flipped or not, as in training."""
     count, height, width, _ = pixels.shape
     pad = augmentation.crop_padding
@@ -202,15 +212,25 @@ def unlabelled_images(path: Path, reads: Reads = "images", text: str | None = No
 
     if path.is_file() or (reads == "texts" and path.is_dir()):
         texts = tuple(row.text for row in text_rows(path, text))
-        return ImageSet(images=texts, labels=np.zeros(len(texts), np.int64), classes=("unlabelled",), name=path.name)
+        return ImageSet(
+            images=texts,
+            labels=np.zeros(len(texts), np.int64),
+            classes=("unlabelled",),
+            name=path.name,
+        )
     if not path.is_dir():
         kinds = "texts, or a file of them," if reads == "texts" else "images"
-        raise InputError(f"{path} is not a folder; give a folder of {kinds} for both models to embed")
+        raise InputError(
+            f"{path} is not a folder; give a folder of {kinds} for both models to embed"
+        )
     images, _ = list_images(path)
     if not images:
         raise DataError(f"{path} holds no images")
     return ImageSet(
-        images=tuple(images), labels=np.zeros(len(images), np.int64), classes=("unlabelled",), name=path.name
+        images=tuple(images),
+        labels=np.zeros(len(images), np.int64),
+        classes=("unlabelled",),
+        name=path.name,
     )
 
 
@@ -244,19 +264,25 @@ def from_gallery(
     return from_items(serving, source=source, target=target, items=items, progress=progress), of
 
 
-def from_items(serving: Serving, source: str, target: str, items: Sequence[Item], progress: bool = False) -> Sample:
+def from_items(
+    serving: Serving, source: str, target: str, items: Sequence[Item], progress: bool = False
+) -> Sample:
     """Items of a version, embedded by ``target``; items with a missing or unreadable image are skipped."""
     find = ImageStore(serving.path, serving.registry.reads()).original
     embedder = LocalEmbedder(serving.encoder(target))
     made = [np.empty((0, serving.gallery.space(target).width), np.float32)]
-    with progress_bar(f"embedding with {target}", len(items), "items", show=progress and bool(items)) as advance:
+    with progress_bar(
+        f"embedding with {target}", len(items), "items", show=progress and bool(items)
+    ) as advance:
         for start in range(0, len(items), _EMBED_BATCH):
             paths = [find(item) or Path("gone") for item in items[start : start + _EMBED_BATCH]]
             made.append(embedder.one(paths).vectors)
             advance(len(paths))
     old = _stacked(items, serving.gallery.space(source).width)
     labels = [label_of(item) for item in items]
-    found = Sample(old, np.concatenate(made), labels, origin=f"{plural(len(items), 'item')} of the gallery")
+    found = Sample(
+        old, np.concatenate(made), labels, origin=f"{plural(len(items), 'item')} of the gallery"
+    )
     return found.take(np.flatnonzero(~np.isnan(found.new).any(axis=1)))
 
 
@@ -266,16 +292,27 @@ def judges(item: str) -> bool:
     return drawn < HELD_OUT
 
 
-def by_class_means(serving: Serving, source: str, target: str, *, most: int = SAMPLE, seed: int = 0) -> Sample:
+def by_class_means(
+    serving: Serving, source: str, target: str, *, most: int = SAMPLE, seed: int = 0
+) -> Sample:
     """Pairs of weighted class means of two gallery versions without common images, by the labels of their items."""
     from fixstar.translation.unpaired import paired_by_class
 
     sides = []
     for name in (source, target):
         items, _ = _draw(
-            serving.gallery, version=name, wanted=lambda item: label_of(item) is not None, most=most, seed=seed
+            serving.gallery,
+            version=name,
+            wanted=lambda item: label_of(item) is not None,
+            most=most,
+            seed=seed,
         )
-        sides.append((_stacked(items, serving.gallery.space(name).width), [str(label_of(item)) for item in items]))
+        sides.append(
+            (
+                _stacked(items, serving.gallery.space(name).width),
+                [str(label_of(item)) for item in items],
+            )
+        )
     (old, old_labels), (new, new_labels) = sides
     shared = set(old_labels) & set(new_labels)
     kind = serving.registry.reads().removesuffix("s")
@@ -284,18 +321,30 @@ def by_class_means(serving: Serving, source: str, target: str, *, most: int = SA
             f"no {kind} of {source}'s items can be found, and the labelled items of {source} and {target} share "
             f"{plural(len(shared), 'class')} of at least {LEAST_CLASSES}"
         )
-        pairs = NextStep("check", {"version": target, "pairs": ...}, "vectors by both models, FILE.npz")
-        if source not in serving.registry.names():
-            raise InputError(f"{seen}. Give a file of pairs: the model of {source} is not available", pairs)
-        images = NextStep(
-            "check", {"version": target, "images": ...}, f"{kind}s without labels, for both models to embed"
+        pairs = NextStep(
+            "check", {"version": target, "pairs": ...}, "vectors by both models, FILE.npz"
         )
-        raise InputError(f"{seen}. Give {kind}s for both models to embed, or a file of pairs", images, pairs)
+        if source not in serving.registry.names():
+            raise InputError(
+                f"{seen}. Give a file of pairs: the model of {source} is not available", pairs
+            )
+        images = NextStep(
+            "check",
+            {"version": target, "images": ...},
+            f"{kind}s without labels, for both models to embed",
+        )
+        raise InputError(
+            f"{seen}. Give {kind}s for both models to embed, or a file of pairs", images, pairs
+        )
     means = paired_by_class(old, labels_x=old_labels, Y=new, labels_y=new_labels)
-    origin = f"the means of {plural(len(means), 'class')}: no {kind} of {source}'s items can be found"
+    origin = (
+        f"the means of {plural(len(means), 'class')}: no {kind} of {source}'s items can be found"
+    )
     first = np.asarray(means.X, np.float32)
     second = np.asarray(means.Y, np.float32)
-    return Sample(old=first, new=second, labels=[None] * len(means), weights=means.weights, origin=origin)
+    return Sample(
+        old=first, new=second, labels=[None] * len(means), weights=means.weights, origin=origin
+    )
 
 
 def _draw(
@@ -325,7 +374,9 @@ def label_of(item: Item) -> str | None:
 
 def known_label(label: object) -> str | None:
     """A label as text; an empty cell of a table or an array is not a class."""
-    unknown = label is None or label in ("", b"") or (isinstance(label, float) and math.isnan(label))
+    unknown = (
+        label is None or label in ("", b"") or (isinstance(label, float) and math.isnan(label))
+    )
     return None if unknown else str(label)
 
 
@@ -351,25 +402,37 @@ def from_file(path: Path, gallery: Gallery, source: str, target: str) -> Sample:
     missing = {"old", "new"} - set(arrays)
     if missing:
         there = ", ".join(arrays) or "none"
-        raise DataError(f"{path} lacks {' and '.join(sorted(missing))}; it needs arrays old and new, and has: {there}")
-    old = _as_stored(unit_rows(arrays["old"], "old", path), where=f"{path}: old", gallery=gallery, version=source)
-    new = _as_stored(unit_rows(arrays["new"], "new", path), where=f"{path}: new", gallery=gallery, version=target)
+        raise DataError(
+            f"{path} lacks {' and '.join(sorted(missing))}; it needs arrays old and new, and has: {there}"
+        )
+    old = _as_stored(
+        unit_rows(arrays["old"], "old", path), where=f"{path}: old", gallery=gallery, version=source
+    )
+    new = _as_stored(
+        unit_rows(arrays["new"], "new", path), where=f"{path}: new", gallery=gallery, version=target
+    )
     labels: list[str | None] = [None] * len(old)
     if "labels" in arrays:
         labels = [known_label(label) for label in as_labels(arrays["labels"]).tolist()]
     if not len(old) == len(new) == len(labels):
-        raise DataError(f"{path}: {len(old)} rows of old, {len(new)} of new, {len(labels)} labels; they must be equal")
+        raise DataError(
+            f"{path}: {len(old)} rows of old, {len(new)} of new, {len(labels)} labels; they must be equal"
+        )
     return Sample(old, new, labels, origin=f"{plural(len(old), 'pair')} of {path.name}")
 
 
 def unit_rows(array: NDArray[Any], name: str, where: str | Path) -> Vectors:
     """The rows of a matrix, normalised to unit length as an import does."""
     if array.dtype.kind not in "fiu" or array.ndim != 2 or 0 in array.shape:
-        raise DataError(f"{where}: {name} is a matrix [items, components] of numbers; got {array.dtype} {array.shape}")
+        raise DataError(
+            f"{where}: {name} is a matrix [items, components] of numbers; got {array.dtype} {array.shape}"
+        )
     lengths = np.linalg.norm(array.astype(np.float64), axis=1)
     bad = np.flatnonzero(~(np.isfinite(lengths) & (lengths > 0)))
     if bad.size:
-        raise DataError(f"{where}: row {bad[0]} of {name} is zero, NaN or infinite; leave that item out of both")
+        raise DataError(
+            f"{where}: row {bad[0]} of {name} is zero, NaN or infinite; leave that item out of both"
+        )
     rows: Vectors = (array / lengths[:, None]).astype(np.float32)
     return rows
 
@@ -469,30 +532,44 @@ class FitOptions:
 
 
 def fit(
-    serving: Serving, source: str, target: str, options: FitOptions | None = None, progress: bool = False
+    serving: Serving,
+    source: str,
+    target: str,
+    options: FitOptions | None = None,
+    progress: bool = False,
 ) -> list[Translation]:
     """Fit translations from one version to another on all available pairs, and store them."""
     options = options or FitOptions()
     for name in (source, target):
         if name in serving.registry.names():
             serving.encoder(name)  # registers the version in the gallery
-    samples = list(_samples(serving, source=source, target=target, options=options, progress=progress))
+    samples = list(
+        _samples(serving, source=source, target=target, options=options, progress=progress)
+    )
     if not samples:
         samples = [by_class_means(serving, source, target, most=options.sample, seed=options.seed)]
-    return keep_fitted(serving, sample=together(samples), source=source, target=target, seed=options.seed)
+    return keep_fitted(
+        serving, sample=together(samples), source=source, target=target, seed=options.seed
+    )
 
 
-def _samples(serving: Serving, source: str, target: str, options: FitOptions, progress: bool) -> Iterator[Sample]:
+def _samples(
+    serving: Serving, source: str, target: str, options: FitOptions, progress: bool
+) -> Iterator[Sample]:
     """Pairs from a file, from images for both models, and from items of the gallery; only those with items."""
     has_model = source in serving.registry.names()
     if options.pairs is not None:
-        fitted, _ = _of_file(serving, path=options.pairs, source=source, target=target, seed=options.seed)
+        fitted, _ = _of_file(
+            serving, path=options.pairs, source=source, target=target, seed=options.seed
+        )
         yield fitted
     if options.images is not None:
         if not has_model:
             raise InputError(
                 f"the model of {source} is not available, so it cannot embed them; pass vectors by both models instead",
-                NextStep("check", {"version": target, "pairs": ...}, "FILE.npz with arrays old and new"),
+                NextStep(
+                    "check", {"version": target, "pairs": ...}, "FILE.npz with arrays old and new"
+                ),
             )
         kind = serving.registry.reads().removesuffix("s")
         count = min(len(options.images), options.sample)
@@ -507,13 +584,21 @@ def _samples(serving: Serving, source: str, target: str, options: FitOptions, pr
         )
     judging = None if has_model else False
     drawn, _ = from_gallery(
-        serving, source, target, judging=judging, most=options.sample, seed=options.seed, progress=progress
+        serving,
+        source,
+        target,
+        judging=judging,
+        most=options.sample,
+        seed=options.seed,
+        progress=progress,
     )
     if len(drawn):
         yield drawn
 
 
-def _of_file(serving: Serving, path: Path, source: str, target: str, seed: int) -> tuple[Sample, Sample]:
+def _of_file(
+    serving: Serving, path: Path, source: str, target: str, seed: int
+) -> tuple[Sample, Sample]:
     """Split a file's pairs into those for fitting and those for judging.
 
     Only labelled pairs judge, and only if the model of ``source`` is gone.
@@ -526,7 +611,9 @@ def _of_file(serving: Serving, path: Path, source: str, target: str, seed: int) 
     return replace(fitted, origin=origin), held.searchable()
 
 
-def keep_fitted(serving: Serving, sample: Sample, source: str, target: str, seed: int = 0) -> list[Translation]:
+def keep_fitted(
+    serving: Serving, sample: Sample, source: str, target: str, seed: int = 0
+) -> list[Translation]:
     """Fit translations on a sample and store them in the workspace; the preferred one first."""
     spaces = serving.gallery.versions()
     shared = source in sharing_space(serving.registry, target, spaces)
@@ -535,13 +622,21 @@ def keep_fitted(serving: Serving, sample: Sample, source: str, target: str, seed
     if serving.device.startswith("cuda"):
         device = "cuda"
     has_model = source in serving.registry.names()
-    found = fit_translations(pairs, source, target, shared=shared, old_model=has_model, device=device)
+    found = fit_translations(
+        pairs, source, target, shared=shared, old_model=has_model, device=device
+    )
     token = uuid.uuid4().hex[:12]
     old = VersionFeatures(
-        name=source, queries=sample.old, gallery=sample.old, projection=serving.gallery.projection(source)
+        name=source,
+        queries=sample.old,
+        gallery=sample.old,
+        projection=serving.gallery.projection(source),
     )
     new = VersionFeatures(
-        name=target, queries=sample.new, gallery=sample.new, projection=serving.gallery.projection(target)
+        name=target,
+        queries=sample.new,
+        gallery=sample.new,
+        projection=serving.gallery.projection(target),
     )
     kept = []
     for way in found:
@@ -575,7 +670,11 @@ def searched_versions(
             own = options
         else:
             own = replace(options, pairs=None)
-        found.append(_searched(serving, source=name, version=version, options=own, shared=held, progress=progress))
+        found.append(
+            _searched(
+                serving, source=name, version=version, options=own, shared=held, progress=progress
+            )
+        )
     return found
 
 
@@ -602,10 +701,25 @@ def _searched(
     sample = None
     if not has_model and ways:
         drawn, _ = from_gallery(
-            serving, source, version, judging=True, most=options.sample, seed=options.seed, progress=progress
+            serving,
+            source,
+            version,
+            judging=True,
+            most=options.sample,
+            seed=options.seed,
+            progress=progress,
         )
         judging = drawn.searchable()
         if not len(judging) and options.pairs is not None:
-            _, judging = _of_file(serving, path=options.pairs, source=source, target=version, seed=options.seed)
+            _, judging = _of_file(
+                serving, path=options.pairs, source=source, target=version, seed=options.seed
+            )
         sample = judging if len(judging) else None
-    return Searched(source, (*usual, *ways), has_model=has_model, sample=sample, lacking=lacking, next_steps=steps)
+    return Searched(
+        source,
+        (*usual, *ways),
+        has_model=has_model,
+        sample=sample,
+        lacking=lacking,
+        next_steps=steps,
+    )

@@ -29,7 +29,11 @@ FIRST = (  # how a workspace gets its first version
     NextStep("add", {"model": "efficientnet-lite0"}, "photos: a small pre-trained network"),
     NextStep("train", {"data": ...}, "drawings and unusual images"),
     NextStep("add", {"model": "st:FOLDER"}, "texts: a sentence-transformers model"),
-    NextStep("add", {"model": "https://HOST/v1/embeddings?model=NAME"}, "texts: a server that embeds them"),
+    NextStep(
+        "add",
+        {"model": "https://HOST/v1/embeddings?model=NAME"},
+        "texts: a server that embeds them",
+    ),
     NextStep("add", {"model": ...}, "a model that you have"),
 )
 
@@ -45,7 +49,9 @@ class Registry:
         """The finished versions that still have weights, oldest first. A gap in the numbers means damage."""
         there, gone = self._numbers()
         if missing := sorted(set(range(1, max(there | gone, default=0) + 1)) - there - gone):
-            raise ModelError(f"{self.files.finished} lacks {version_name(missing[0])}; restore it from a copy first")
+            raise ModelError(
+                f"{self.files.finished} lacks {version_name(missing[0])}; restore it from a copy first"
+            )
         return [version_name(number) for number in sorted(there - gone)]
 
     def newest(self) -> str:
@@ -119,7 +125,9 @@ class Registry:
         if name in known:
             return name
         if self.is_retired(name):
-            raise ModelError(f"{name} was retired: its weights are gone. There are: {', '.join(known)}")
+            raise ModelError(
+                f"{name} was retired: its weights are gone. There are: {', '.join(known)}"
+            )
         steps = () if known else FIRST
         raise UnknownNameError("version", name, known, "", *steps)
 
@@ -129,7 +137,11 @@ class Registry:
 
     def directories(self) -> list[Path]:
         """The directories of versions on disk, without leftovers of a killed ``retire``."""
-        return [path for path in sorted(self.files.finished.glob("v*")) if not self.is_retired(path.name)]
+        return [
+            path
+            for path in sorted(self.files.finished.glob("v*"))
+            if not self.is_retired(path.name)
+        ]
 
     def card_file(self, name: str) -> Path:
         """The path of a version's card, which is kept when the version is retired."""
@@ -174,7 +186,9 @@ class Registry:
             "format": "fixstar-slots",
             "version": newest,
             "capacity": slots["capacity"],
-            "free": None if slots["capacity"] is None else slots["capacity"] - len(slots["by_class"]),
+            "free": None
+            if slots["capacity"] is None
+            else slots["capacity"] - len(slots["by_class"]),
             "added": list(self.growth()),
             "by_class": dict(sorted(slots["by_class"].items(), key=lambda owner: owner[1])),
         }
@@ -206,13 +220,17 @@ class Registry:
                 "this classifier has one output per class and needs no added capacity; upgrade with more classes"
             )
         if (kind := card["classifier"]["kind"]) != "simplex":
-            raise InputError(f"only the simplex grows, and this is a {kind}; train with a larger capacity instead")
+            raise InputError(
+                f"only the simplex grows, and this is a {kind}; train with a larger capacity instead"
+            )
         if card["about"].get("method", {}).get("options", {}).get("rotated"):
             raise InputError(
                 f"{names[-1]} was trained with rotated classes. They take 8 slots per class of the first simplex, so "
                 "room in a second one would not help. Without rotated classes all its slots are free",
                 NextStep(
-                    "upgrade", {"data": ..., "option": "rotated=false"}, "the next version has no rotated classes"
+                    "upgrade",
+                    {"data": ..., "option": "rotated=false"},
+                    "the next version has no rotated classes",
                 ),
             )
         run = RunDirectory(self.path)
@@ -235,12 +253,21 @@ class Registry:
 
     def unused(self, name: str) -> AbstractContextManager[None]:
         """A lock to hold while a version is retired: fails while items are being embedded with it."""
-        return self._held(name, "items are being embedded with it. Wait until that is done, or stop it", shared=False)
+        return self._held(
+            name,
+            "items are being embedded with it. Wait until that is done, or stop it",
+            shared=False,
+        )
 
     @contextmanager
     def _held(self, name: str, busy: str, shared: bool) -> Iterator[None]:
         error = InputError(f"{name} is in use: {busy}")
-        with exclusive(self.path / "state" / "in-use" / name, wait=_WAIT if shared else 0.0, busy=error, shared=shared):
+        with exclusive(
+            self.path / "state" / "in-use" / name,
+            wait=_WAIT if shared else 0.0,
+            busy=error,
+            shared=shared,
+        ):
             if shared:
                 self.checked(name)  # it may have been retired before this
             yield

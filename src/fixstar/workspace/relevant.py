@@ -41,7 +41,9 @@ class KnownRelevant(NamedTuple):
     vectors: Mapping[str, Mapping[int, NDArray[np.float32]]]
 
     def features(
-        self, embed: Callable[[ImageSet, ImageSet, Sequence[str]], Sequence[VersionFeatures]], version: str
+        self,
+        embed: Callable[[ImageSet, ImageSet, Sequence[str]], Sequence[VersionFeatures]],
+        version: str,
     ) -> VersionFeatures:
         """Queries and texts as a version embeds them. Texts whose vectors are stored are not embedded again."""
         known = self.vectors.get(version, {})
@@ -75,7 +77,9 @@ def known_relevant(
     named = {item for judged in wanted.values() for item, grade in judged.items() if grade > 0}
     stored = [item.id for item in gallery.iterate() if text_of(item) is not None]
     if not stored:
-        raise InputError("the gallery holds no texts, so no query can find a relevant one; index them first")
+        raise InputError(
+            "the gallery holds no texts, so no query can find a relevant one; index them first"
+        )
     others = [name for name in stored if name not in named]
     room = max(0, most - (len(stored) - len(others)))
     if len(others) > room:
@@ -96,7 +100,12 @@ def known_relevant(
         relevant=found,
         stored=len(stored),
         vectors=vectors,
-        data={"name": name, "source": "relevant", "images": len(names), "fingerprint": _digest(asked, names, wanted)},
+        data={
+            "name": name,
+            "source": "relevant",
+            "images": len(names),
+            "fingerprint": _digest(asked, names, wanted),
+        },
     )
 
 
@@ -118,7 +127,12 @@ def _text(item: Item | None) -> str:
 
 def _as_set(texts: Sequence[str], name: str) -> ImageSet:
     """Texts without classes."""
-    return ImageSet(images=tuple(texts), labels=np.zeros(len(texts), np.int64), classes=("unlabelled",), name=name)
+    return ImageSet(
+        images=tuple(texts),
+        labels=np.zeros(len(texts), np.int64),
+        classes=("unlabelled",),
+        name=name,
+    )
 
 
 def _digest(*parts: object) -> str:

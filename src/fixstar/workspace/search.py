@@ -111,7 +111,9 @@ class Serving:
                 self._encoders.move_to_end(version)
             return self._encoders.get(version)
 
-    def embed(self, version: str, images: Sequence[ImageSource], decode: Decode | None = None) -> Vectors:
+    def embed(
+        self, version: str, images: Sequence[ImageSource], decode: Decode | None = None
+    ) -> Vectors:
         """Query vectors [N, width] of a version; an unreadable image raises ``ImageError``.
 
         A server that embeds texts has ten seconds, because somebody waits for the answer.
@@ -143,7 +145,9 @@ class Serving:
             return self.search_queries(move, by_models, request, **options)
         wanted = SearchRequest.of(request, **options)
         check_fresh(fresh, wanted.versions)
-        first = self._search(move.version, by_models, replace(wanted, k=fresh, min_score=None), move)
+        first = self._search(
+            move.version, by_models, replace(wanted, k=fresh, min_score=None), move
+        )
         met = list({hit.id for found in first.hits for hit in found if hit.version != move.version})
         if met:
             require_passed_check(self)
@@ -171,15 +175,25 @@ class Serving:
         **options: Unpack[SearchOptions],
     ) -> SearchResult:
         """The nearest items of queries, embedded by all versions of ``asking``, [N, width] each."""
-        return self._counted(self._search(move.version, vectors, SearchRequest.of(request, **options), move))
+        return self._counted(
+            self._search(move.version, vectors, SearchRequest.of(request, **options), move)
+        )
 
     def search_vectors(
-        self, version: str, vectors: Vectors, request: SearchRequest | None = None, **options: Unpack[SearchOptions]
+        self,
+        version: str,
+        vectors: Vectors,
+        request: SearchRequest | None = None,
+        **options: Unpack[SearchOptions],
     ) -> SearchResult:
         """The nearest items of vectors that a version made: one model per query."""
-        return self._counted(self._search(version, {version: vectors}, SearchRequest.of(request, **options)))
+        return self._counted(
+            self._search(version, {version: vectors}, SearchRequest.of(request, **options))
+        )
 
-    def like(self, item: str, request: SearchRequest | None = None, **options: Unpack[SearchOptions]) -> SearchResult:
+    def like(
+        self, item: str, request: SearchRequest | None = None, **options: Unpack[SearchOptions]
+    ) -> SearchResult:
         """The nearest neighbours of a stored item by its stored vector, without the item itself."""
         return self.by_examples(Examples(ids=(item,)), Examples(), request, **options)
 
@@ -213,7 +227,9 @@ class Serving:
             result = self._search(version, {version: _combined(*sides)}, more)
         else:
             move, models = self.asking()
-            pictures = [[*self._images_of(side.ids, items), *side.images] for side in (positive, negative)]
+            pictures = [
+                [*self._images_of(side.ids, items), *side.images] for side in (positive, negative)
+            ]
             made = {}
             for name in models:
                 sides = [list(self.embed(name, some, decode)) if some else [] for some in pictures]
@@ -237,15 +253,24 @@ class Serving:
         return [path for path in found.values() if path is not None]
 
     def _search(
-        self, version: str, by_models: Mapping[str, Vectors], request: SearchRequest, move: Move | None = None
+        self,
+        version: str,
+        by_models: Mapping[str, Vectors],
+        request: SearchRequest,
+        move: Move | None = None,
     ) -> SearchResult:
         """Search with queries of a version, and of other models where translations need them.
 
         ``move`` is the deployment that determined the models; default: the current one.
         """
         move = move or self.rollout.current_move()
-        plan = self.translations.plan(version, move, frozenset(by_models), request.versions, request.calibrate)
-        questions = [self._question(name, way, version, by_models, plan.scales) for name, way in plan.asked.items()]
+        plan = self.translations.plan(
+            version, move, frozenset(by_models), request.versions, request.calibrate
+        )
+        questions = [
+            self._question(name, way, version, by_models, plan.scales)
+            for name, way in plan.asked.items()
+        ]
         noted = self.read_through
         if noted is not None and version != move.version:
             noted = None
@@ -274,7 +299,12 @@ class Serving:
         )
 
     def _question(
-        self, name: str, way: Translation, version: str, by_models: Mapping[str, Vectors], scales: Scales
+        self,
+        name: str,
+        way: Translation,
+        version: str,
+        by_models: Mapping[str, Vectors],
+        scales: Scales,
     ) -> Question:
         """What to ask the vectors of one version, with the scale of their scores."""
         scale = scales.by_version.get(name, UNSCALED)
@@ -346,5 +376,7 @@ def _combined(positive: Sequence[Vectors], negative: Sequence[Vectors]) -> Vecto
     if negative:
         query = query - 0.5 * np.mean(negative, axis=0, dtype=np.float64, keepdims=True)
     if np.linalg.norm(query) < 1e-6:
-        raise InputError("the examples cancel each other out, so there is no direction to search; use other examples")
+        raise InputError(
+            "the examples cancel each other out, so there is no direction to search; use other examples"
+        )
     return unit(np.asarray(query)).astype(np.float32)

@@ -44,7 +44,12 @@ from fixstar.durable import (
 from fixstar.errors import FixstarError, InputError, ModelError, NextStep
 from fixstar.gallery import copy_gallery, open_gallery, verify_gallery
 from fixstar.trust import forget
-from fixstar.workspace.files import GALLERY, gallery_url, open_workspace_gallery, require_plain_files
+from fixstar.workspace.files import (
+    GALLERY,
+    gallery_url,
+    open_workspace_gallery,
+    require_plain_files,
+)
 from fixstar.workspace.registry import Registry
 from fixstar.workspace.verify import verify_files, verify_workspace
 
@@ -55,7 +60,9 @@ _ORDER = ("images/??/*", "translations/*.npz", "state/**/*")  # then the databas
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 _SHA256 = re.compile("[0-9a-f]{64}")
-_RIGHTS = 0o777  # of a file: no set-user-ID, which would let others run it as the user who restores it
+_RIGHTS = (
+    0o777  # of a file: no set-user-ID, which would let others run it as the user who restores it
+)
 _MANIFEST_BYTES = 1 << 30  # some millions of files
 
 
@@ -88,7 +95,11 @@ class _Folder:
         return place.is_file() and place.stat().st_size == entry.size
 
     def add(self, entry: Entry, file: IO[bytes]) -> None:
-        replace_file(self.path / _object(entry.sha256), lambda unfinished: _copy(file, unfinished, entry.size), 0o600)
+        replace_file(
+            self.path / _object(entry.sha256),
+            lambda unfinished: _copy(file, unfinished, entry.size),
+            0o600,
+        )
 
     def finish(self, manifest: dict[str, Any]) -> None:
         replace_json(self.path / _MANIFEST, manifest)
@@ -124,7 +135,10 @@ class _Tar:
 
 
 def take_snapshot(
-    workspace: Path, target: Path, progress: Callable[[int], object] | None = None, without: Collection[str] = ()
+    workspace: Path,
+    target: Path,
+    progress: Callable[[int], object] | None = None,
+    without: Collection[str] = (),
 ) -> Snapshot:
     """Copy a workspace to a folder, or to FILE.tar; an older snapshot there is replaced when this one is complete.
 
@@ -134,7 +148,9 @@ def take_snapshot(
     target = target.resolve()
     require_plain_files(workspace)
     if target.is_relative_to(workspace):
-        raise InputError(f"{target} is within the workspace; choose a place outside of it, preferably on another disk")
+        raise InputError(
+            f"{target} is within the workspace; choose a place outside of it, preferably on another disk"
+        )
     if not _is_new(target) and (older := _read_manifest(target)["workspace"]) != workspace.name:
         raise InputError(f"{target} holds a snapshot of {older!r}; choose another place")
     is_tar = target.suffix == ".tar"
@@ -143,7 +159,9 @@ def take_snapshot(
         staged = target.with_name(f".{target.name}.staged.partial")
     else:
         staged = target / ".staged.partial"
-    with exclusive(staged, busy=InputError(f"another snapshot is being written to {target}; wait for it")):
+    with exclusive(
+        staged, busy=InputError(f"another snapshot is being written to {target}; wait for it")
+    ):
         try:
             _clear(staged)
             remove_unfinished(target if is_tar else target / _MANIFEST)
@@ -166,7 +184,9 @@ def _is_new(target: Path) -> bool:
     """Whether the target is empty, apart from leftovers of a killed first snapshot."""
     if target.suffix == ".tar" or not target.is_dir():
         return not target.exists()
-    return all(path.name == "objects" or path.name.endswith(".partial") for path in target.iterdir())
+    return all(
+        path.name == "objects" or path.name.endswith(".partial") for path in target.iterdir()
+    )
 
 
 def _fill(
@@ -186,13 +206,21 @@ def _fill(
         if progress is not None:
             progress(len(entries))
         try:
-            with path.open("rb") as file:  # files are replaced, never rewritten, so an open file does not change
+            with path.open(
+                "rb"
+            ) as file:  # files are replaced, never rewritten, so an open file does not change
                 seen = os.fstat(file.fileno())
-                entry = Entry(path.stem, seen.st_size, seen.st_mode & _RIGHTS)  # images are named by their digest
+                entry = Entry(
+                    path.stem, seen.st_size, seen.st_mode & _RIGHTS
+                )  # images are named by their digest
                 if not name.startswith("images/") or not store.has(entry):
                     digest = _sha256(file, entry.size)
                     if name.startswith("images/") and digest != path.stem:
-                        raise _damaged([f"{path} is damaged: store that image again, or restore it from a copy"])
+                        raise _damaged(
+                            [
+                                f"{path} is damaged: store that image again, or restore it from a copy"
+                            ]
+                        )
                     entry = entry._replace(sha256=digest)
                     if not store.has(entry):
                         file.seek(0)
@@ -213,7 +241,9 @@ def _fill(
                 take(path.relative_to(workspace).as_posix(), path)
         for name, path in _copied_databases(workspace, staged):
             take(name, path)
-        for path in _files(workspace, "**/*"):  # again with images, for those that were added meanwhile
+        for path in _files(
+            workspace, "**/*"
+        ):  # again with images, for those that were added meanwhile
             take(path.relative_to(workspace).as_posix(), path)
     files = {name: list(entries[name]) for name in sorted(entries)}
     store.finish(document("snapshot", {"when": when, "workspace": workspace.name, "files": files}))
@@ -230,8 +260,14 @@ def _files(workspace: Path, pattern: str) -> Iterator[Path]:
     """All files except locks, leftovers of killed writers, databases, and the index, which can be rebuilt."""
     for path in sorted(workspace.glob(pattern)):
         parts = path.relative_to(workspace).parts
-        passing = any(part.startswith(".") or part.endswith((".partial", ".index")) for part in parts)
-        if path.is_file() and not passing and not path.name.endswith((".db", ".db-wal", ".db-shm", _MARK)):
+        passing = any(
+            part.startswith(".") or part.endswith((".partial", ".index")) for part in parts
+        )
+        if (
+            path.is_file()
+            and not passing
+            and not path.name.endswith((".db", ".db-wal", ".db-shm", _MARK))
+        ):
             yield path
 
 
@@ -259,7 +295,10 @@ def _copied_databases(workspace: Path, staged: Path) -> Iterator[tuple[str, Path
 def _back_up(source: Path, target: Path) -> None:
     uri = f"file:{quote(str(source))}?mode=ro"
     try:
-        with closing(sqlite3.connect(uri, uri=True, timeout=30)) as db, closing(sqlite3.connect(target)) as copy:
+        with (
+            closing(sqlite3.connect(uri, uri=True, timeout=30)) as db,
+            closing(sqlite3.connect(target)) as copy,
+        ):
             db.backup(copy)
     except sqlite3.Error as error:
         raise _damaged([f"{source}: {error}"]) from error
@@ -267,7 +306,9 @@ def _back_up(source: Path, target: Path) -> None:
 
 def _damaged(problems: list[str]) -> ModelError:
     seen = "; ".join(problems[:3])
-    return ModelError(f"the workspace is damaged, so no snapshot was taken: {seen}", NextStep("verify-gallery"))
+    return ModelError(
+        f"the workspace is damaged, so no snapshot was taken: {seen}", NextStep("verify-gallery")
+    )
 
 
 # --- restoring
@@ -282,19 +323,32 @@ def restore_snapshot(source: Path, path: Path, replace: bool = False) -> Snapsho
     manifest = _read_manifest(source)
     occupied = not is_vacant(path)
     if occupied and not replace:
-        raise InputError(f"{path} is not empty; nothing was changed", NextStep("repeat", {"replace": True}))
+        raise InputError(
+            f"{path} is not empty; nothing was changed", NextStep("repeat", {"replace": True})
+        )
     if occupied and not (path / _MARK).is_file():
         raise InputError(f"{path} is not a workspace, so it is not replaced; choose another place")
     made = path.with_name(f".{path.name}.restored.partial")
-    with exclusive(made, busy=InputError(f"another snapshot is being restored to {path}; wait for it")):
+    with exclusive(
+        made, busy=InputError(f"another snapshot is being restored to {path}; wait for it")
+    ):
         try:
             _clear(made)
             with _opened(source) as store:
-                _check_sizes(source, files=manifest["files"], store=store, free=shutil.disk_usage(made).free)
+                _check_sizes(
+                    source, files=manifest["files"], store=store, free=shutil.disk_usage(made).free
+                )
                 for name, entry in manifest["files"].items():
-                    _restore_file(made / name, entry=entry, store=store, called=f"{name} of the snapshot {source}")
+                    _restore_file(
+                        made / name,
+                        entry=entry,
+                        store=store,
+                        called=f"{name} of the snapshot {source}",
+                    )
             if problems := list(verify_workspace(made)):
-                raise ModelError(f"{source} is damaged and was not restored: {'; '.join(problems[:3])}")
+                raise ModelError(
+                    f"{source} is damaged and was not restored: {'; '.join(problems[:3])}"
+                )
             for folder in [made, *(one for one in made.rglob("*") if one.is_dir())]:
                 flush(folder)
             forget(path)
@@ -382,7 +436,9 @@ class _SourceTar:
 
     def __init__(self, archive: tarfile.TarFile) -> None:
         self._archive = archive
-        self._members = {member.name: member for member in archive if member.isreg() and not member.issparse()}
+        self._members = {
+            member.name: member for member in archive if member.isreg() and not member.issparse()
+        }
 
     def size(self, name: str) -> int:
         return self._members[name].size
@@ -410,7 +466,9 @@ def _read_manifest(source: Path) -> dict[str, Any]:
         with _opened(source) as store:
             size = store.size(_MANIFEST)
             if size > _MANIFEST_BYTES:
-                raise ValueError(f"its manifest has {size:,} bytes, and up to {_MANIFEST_BYTES:,} are read")
+                raise ValueError(
+                    f"its manifest has {size:,} bytes, and up to {_MANIFEST_BYTES:,} are read"
+                )
             with store.open(_MANIFEST) as file:
                 content = open_document(json.loads(file.read(size)), "snapshot")
         content["files"] = {name: _entry(name, *entry) for name, entry in content["files"].items()}
@@ -432,7 +490,9 @@ def _entry(name: str, sha256: object, size: object, mode: object) -> Entry:
     if not isinstance(size, int) or size < 0:
         raise ValueError(f"the size of {name!r} is {size!r}")
     if not isinstance(mode, int) or mode & ~_RIGHTS:
-        raise ValueError(f"the rights of {name!r} are {mode!r}, and up to {_RIGHTS:#o} are restored")
+        raise ValueError(
+            f"the rights of {name!r} are {mode!r}, and up to {_RIGHTS:#o} are restored"
+        )
     return Entry(sha256, size, mode)
 
 

@@ -27,7 +27,14 @@ import numpy as np
 from fixstar.data.image_set import ImageSet, concatenate
 from fixstar.data.replay import ReplayMemory
 from fixstar.durable import document, parse_document, replace_json
-from fixstar.errors import CheckpointError, InputError, ModelError, NextStep, UnknownNameError, plural
+from fixstar.errors import (
+    CheckpointError,
+    InputError,
+    ModelError,
+    NextStep,
+    UnknownNameError,
+    plural,
+)
 from fixstar.evaluation import VersionFeatures, gallery_query_split
 from fixstar.evaluation.features import version_features
 from fixstar.evaluation.labelled_vectors import searchable, vectors_of_images
@@ -64,7 +71,10 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "rate": (1.0, 0.3),  # polaris: factor of the learning rate
     "rotated": (False, True),  # vega: rotated classes help with photos and drawings, not with faces
 }
-RATES = (1.0, 0.3)  # times the first version's learning rate, for methods without an option ``rate``
+RATES = (
+    1.0,
+    0.3,
+)  # times the first version's learning rate, for methods without an option ``rate``
 
 EPOCHS_SHARE = 0.1  # of the full run's epochs, for one trial
 LEAST_EPOCHS = 3  # with fewer epochs the learning rate does not decay
@@ -128,7 +138,9 @@ def train_first(
         )
     if names := registry.names():
         raise InputError(f"{registry.path} has {names[-1]} already", registry.next_version())
-    context = TrainingContext(old_vectors=old_vectors, features=RunDirectory(registry.path).features)
+    context = TrainingContext(
+        old_vectors=old_vectors, features=RunDirectory(registry.path).features
+    )
     setup = Setup(name="first", start="", context=context, settings=settings, method=method)
     setup = setup.remembering(ReplayMemory(settings.replay_per_class))
     split = split_off(images, hold_out)
@@ -148,7 +160,9 @@ def train_first(
         )
 
 
-def train_upgrade(registry: Registry, images: ImageSet, options: UpgradeOptions, trials: Trials, say: Say) -> Version:
+def train_upgrade(
+    registry: Registry, images: ImageSet, options: UpgradeOptions, trials: Trials, say: Say
+) -> Version:
     """Train the next version; see ``Workspace.upgrade``."""
     if options.replace is not None and not Path(options.replace).is_dir():
         remember_named(registry.path, import_path(options.replace, {}))
@@ -156,7 +170,9 @@ def train_upgrade(registry: Registry, images: ImageSet, options: UpgradeOptions,
     trials = checked_trials(trials)
     about = trained_with(registry, newest)[2]
     if options.hold_out and not (options.keep_images or options.select):
-        raise InputError("hold_out keeps images, but keep_images=False forbids that; use only one of them")
+        raise InputError(
+            "hold_out keeps images, but keep_images=False forbids that; use only one of them"
+        )
     setups = _setups(registry, options)
     base = setups[0]
     split = split_off(images, options.hold_out)
@@ -191,7 +207,11 @@ def train_upgrade(registry: Registry, images: ImageSet, options: UpgradeOptions,
     with _next_version(registry) as (run, number):
         if trials:
             held_out = unlearnt_images(
-                registry, version=newest, searched=[], preprocessing=base.previous.preprocessing, following=split
+                registry,
+                version=newest,
+                searched=[],
+                preprocessing=base.previous.preprocessing,
+                following=split,
             ).images
         else:
             held_out = None
@@ -206,13 +226,22 @@ def train_upgrade(registry: Registry, images: ImageSet, options: UpgradeOptions,
             progress=progress,
             say=say,
         )
-        card: dict[str, Any] = {SHARE: options.hold_out if split.held is not None else 0.0, "parent": setup.start}
+        card: dict[str, Any] = {
+            SHARE: options.hold_out if split.held is not None else 0.0,
+            "parent": setup.start,
+        }
         if setup.method.own_space:
             card[OWN_SPACE] = True
         if tried:
             card["trials"] = [asdict(one) for one in tried]
         version = _train_in(
-            run, number=number, split=kept, setup=setup, validation=validation, about=card, progress=progress
+            run,
+            number=number,
+            split=kept,
+            setup=setup,
+            validation=validation,
+            about=card,
+            progress=progress,
         )
         on_rank_zero(lambda: delete_trials(registry.path, number + 1))
     return version
@@ -224,9 +253,13 @@ def _with_earlier(registry: Registry, start: str, split: SplitOff, say: Say) -> 
     if not found.of:
         return split
     if found.images is None:
-        say(f"None of {plural(found.of, 'earlier image')} can be found: images in the replay memory stand for them")
+        say(
+            f"None of {plural(found.of, 'earlier image')} can be found: images in the replay memory stand for them"
+        )
         return split
-    say(f"Training on {len(found):,} of {plural(found.of, 'earlier image')} too: their files are still there")
+    say(
+        f"Training on {len(found):,} of {plural(found.of, 'earlier image')} too: their files are still there"
+    )
     drawn = np.concatenate([split.drawn, split_off(found.images, 0.0).drawn])
     return split._replace(shown=concatenate([split.shown, found.images]), drawn=drawn)
 
@@ -238,7 +271,9 @@ def _without_known(setup: Setup, images: ImageSet) -> Setup:
         return setup
     counts = images.counts()
     rest = [name for name in kept.classes if not counts.get(name)]
-    return setup.remembering(ReplayMemory(setup.memory.per_class, kept.of_classes(rest) if rest else None))
+    return setup.remembering(
+        ReplayMemory(setup.memory.per_class, kept.of_classes(rest) if rest else None)
+    )
 
 
 def _setups(registry: Registry, options: UpgradeOptions) -> list[Setup]:
@@ -250,16 +285,31 @@ def _setups(registry: Registry, options: UpgradeOptions) -> list[Setup]:
     else:
         start = registry.checked(options.start)
     base = _setup(registry, start, options)
-    first = next(name for name in registry.lineage(start) if name in known)  # older ones are retired
+    first = next(
+        name for name in registry.lineage(start) if name in known
+    )  # older ones are retired
     last_rate = trained_with(registry, start)[0].recipe.learning_rate
     first_rate = trained_with(registry, first)[0].recipe.learning_rate
     rate_is_free = options.learning_rate is None and (
         options.recipe is None or options.recipe.learning_rate == last_rate
     )
-    setups = alternatives(base, first_rate=first_rate, method_is_free=options.method is None, rate_is_free=rate_is_free)
-    continues = options.start is None and options.replace is None and base.method.initialisation == "previous"
+    setups = alternatives(
+        base,
+        first_rate=first_rate,
+        method_is_free=options.method is None,
+        rate_is_free=rate_is_free,
+    )
+    continues = (
+        options.start is None
+        and options.replace is None
+        and base.method.initialisation == "previous"
+    )
     if continues and first != start:
-        setups.append(replace(_setup(registry, first, replace(options, method=base.method)), name=f"from {first}"))
+        setups.append(
+            replace(
+                _setup(registry, first, replace(options, method=base.method)), name=f"from {first}"
+            )
+        )
     return setups
 
 
@@ -270,7 +320,9 @@ def _setup(registry: Registry, start: str, options: UpgradeOptions) -> Setup:
         settings,
         device=options.device,
         bad_images=options.bad_images,
-        recipe=recipe if options.learning_rate is None else replace(recipe, learning_rate=options.learning_rate),
+        recipe=recipe
+        if options.learning_rate is None
+        else replace(recipe, learning_rate=options.learning_rate),
         seed=settings.seed if options.seed is None else options.seed,
         frozen=settings.frozen if options.frozen is None else options.frozen,
         grown=registry.growth(),
@@ -287,13 +339,17 @@ def _setup(registry: Registry, start: str, options: UpgradeOptions) -> Setup:
     context, settings, method = _starting_point(
         context, settings=settings, method=options.method or last_method, options=options
     )
-    setup = Setup(name=f"as {start}", start=start, context=context, settings=settings, method=method)
+    setup = Setup(
+        name=f"as {start}", start=start, context=context, settings=settings, method=method
+    )
     if options.keep_images:
         return setup.remembering(ReplayMemory.load(registry.files.memory(start)))
     return setup
 
 
-def add_version(registry: Registry, encoder: Encoder, compatible_with: str | None, source: str) -> str:
+def add_version(
+    registry: Registry, encoder: Encoder, compatible_with: str | None, source: str
+) -> str:
     """Store a model from elsewhere as the next version; see ``Workspace.add_version``."""
     digest = _model_digest(encoder)
     run = RunDirectory(registry.path)
@@ -350,14 +406,18 @@ def trained_with(registry: Registry, name: str) -> tuple[Settings, Method, dict[
                 f"the next version; a check of it translates {name}'s vectors",
                 NextStep("add", {"model": ...}, "any other model"),
                 NextStep(
-                    "add", {"model": ..., "compatible_with": name}, f"one that was trained to search {name}'s vectors"
+                    "add",
+                    {"model": ..., "compatible_with": name},
+                    f"one that was trained to search {name}'s vectors",
                 ),
             )
         method = create_method(about["method"]["name"], **about["method"]["options"])
         with trusting(*remembered(registry.path)):
             return Settings.from_json(about["settings"]), method, about
     except (AttributeError, KeyError, TypeError) as error:
-        raise InputError(f"the card of {name} does not say how it was trained (missing or wrong: {error})") from error
+        raise InputError(
+            f"the card of {name} does not say how it was trained (missing or wrong: {error})"
+        ) from error
 
 
 def discard_unfinished(registry: Registry) -> None:
@@ -376,7 +436,9 @@ def _next_version(registry: Registry) -> Iterator[tuple[RunDirectory, int]]:
     run = RunDirectory(registry.path)
     with run.locked():
         if run.finished(number):
-            raise CheckpointError(f"another process has just finished v{number} in {registry.path}; try again")
+            raise CheckpointError(
+                f"another process has just finished v{number} in {registry.path}; try again"
+            )
         yield run, number
 
 
@@ -406,10 +468,17 @@ def _train_in(
         validation=validation,
     )
     version.encoder.about.update(about)
-    on_rank_zero(lambda: keep_learnt(run.path, version.name, split, files=settings.replay_per_class > 0))
+    on_rank_zero(
+        lambda: keep_learnt(run.path, version.name, split, files=settings.replay_per_class > 0)
+    )
     if (held := split.held) is not None:
         on_rank_zero(
-            lambda: keep_held_out(run.path, name=version.name, images=held, preprocessing=version.encoder.preprocessing)
+            lambda: keep_held_out(
+                run.path,
+                name=version.name,
+                images=held,
+                preprocessing=version.encoder.preprocessing,
+            )
         )
     run.finish(number, version.encoder, remember(setup.memory, version, settings))
     if not settings.replay_per_class:  # no image may be kept
@@ -428,7 +497,9 @@ def _refuse_too_few(images: ImageSet, context: TrainingContext) -> None:
         )
 
 
-def _is_done(about: dict[str, Any], images: ImageSet, setup: Setup, validation: Validation | None) -> bool:
+def _is_done(
+    about: dict[str, Any], images: ImageSet, setup: Setup, validation: Validation | None
+) -> bool:
     """Whether the newest version is already the result of this upgrade: a repeated command must not train again."""
     context = setup.context
     method = setup.method
@@ -440,7 +511,8 @@ def _is_done(about: dict[str, Any], images: ImageSet, setup: Setup, validation: 
         about.get("parent") is not None
         and (way["name"], way["options"]) == (method.name, dict(method.options))
         and way.get("initialisation", method.initialisation) == method.initialisation
-        and about.get("replacement") == (None if context.replacement is None else weights_digest(context.replacement))
+        and about.get("replacement")
+        == (None if context.replacement is None else weights_digest(context.replacement))
         and about.get("validation") == (None if validation is None else validation.fingerprint())
         and last == now
         and about.get("data", {}).get("fingerprint") == images.fingerprint()
@@ -452,9 +524,13 @@ def _starting_point(
 ) -> tuple[TrainingContext, Settings, Method]:
     """The weights that training starts from, if not those of the last version."""
     if options.preprocessing is not None and options.replace is None:
-        raise InputError("only a model that replaces the last one can have its own preprocessing; name it (replace)")
+        raise InputError(
+            "only a model that replaces the last one can have its own preprocessing; name it (replace)"
+        )
     if options.replace is not None and options.from_scratch:
-        raise InputError("from_scratch and replace both set the starting weights; use only one of them")
+        raise InputError(
+            "from_scratch and replace both set the starting weights; use only one of them"
+        )
     if options.from_scratch:
         return context, settings, replace(method, initialisation="fresh")
     if options.replace is None:
@@ -463,12 +539,19 @@ def _starting_point(
         model = Encoder.load(options.replace)
         body = model.backbone.name
         shape = dict(model.backbone.options)
-        return replace(context, replacement=model), replace(settings, backbone=body, backbone_options=shape), method
+        return (
+            replace(context, replacement=model),
+            replace(settings, backbone=body, backbone_options=shape),
+            method,
+        )
     foreign = ":" in options.replace or options.replace.endswith(".onnx")
     known = backbone_names()
     if options.replace not in known and not foreign:
         raise UnknownNameError(
-            kind="backbone", name=options.replace, known=known, hint="Or name a directory with a saved model"
+            kind="backbone",
+            name=options.replace,
+            known=known,
+            hint="Or name a directory with a saved model",
         )
     prepared = options.preprocessing or (None if foreign else settings.preprocessing)
     other = replace(settings, backbone=options.replace, backbone_options={}, preprocessing=prepared)
@@ -518,7 +601,9 @@ class Setup:
 
     def shortened(self, epochs: int) -> Setup:
         """The same setup with fewer epochs."""
-        return replace(self, settings=replace(self.settings, recipe=self.settings.recipe.shortened(epochs)))
+        return replace(
+            self, settings=replace(self.settings, recipe=self.settings.recipe.shortened(epochs))
+        )
 
 
 @dataclass(frozen=True)
@@ -545,12 +630,16 @@ class TrialResult:
     def score(self) -> tuple[bool, float]:
         """Sort key: settings that hold first, then the highest mean over old galleries and the self-test."""
         cross = [cross for cross, _ in self.galleries.values()]
-        return self.holds, (sum(cross) / len(cross) + self.self_test) / 2 if cross else self.self_test
+        return self.holds, (
+            sum(cross) / len(cross) + self.self_test
+        ) / 2 if cross else self.self_test
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> TrialResult:
         """From the output of ``asdict``."""
-        galleries = {name: (float(pair[0]), float(pair[1])) for name, pair in content["galleries"].items()}
+        galleries = {
+            name: (float(pair[0]), float(pair[1])) for name, pair in content["galleries"].items()
+        }
         return cls(
             content["setting"],
             galleries,
@@ -562,12 +651,18 @@ class TrialResult:
 
 def checked_trials(trials: Trials) -> Trials:
     """Validate the number of settings to try, or "auto"."""
-    if trials == "auto" or (isinstance(trials, int) and not isinstance(trials, bool) and (trials == 0 or trials >= 2)):
+    if trials == "auto" or (
+        isinstance(trials, int) and not isinstance(trials, bool) and (trials == 0 or trials >= 2)
+    ):
         return trials
-    raise InputError(f"trials is auto, 0 for none, or the number of settings to compare, 2 or more; got {trials!r}")
+    raise InputError(
+        f"trials is auto, 0 for none, or the number of settings to compare, 2 or more; got {trials!r}"
+    )
 
 
-def alternatives(base: Setup, first_rate: float, method_is_free: bool, rate_is_free: bool) -> list[Setup]:
+def alternatives(
+    base: Setup, first_rate: float, method_is_free: bool, rate_is_free: bool
+) -> list[Setup]:
     """The last version's settings, and variants with one change each. Options set by the user are not varied."""
     found = [base]
     recipe = base.settings.recipe
@@ -602,7 +697,9 @@ def choose_setup(
     epochs = base.settings.recipe.epochs
     short = min(epochs, max(LEAST_EPOCHS, round(EPOCHS_SHARE * epochs)))
     compared = setups[: int(MOST * epochs / short) if trials == "auto" else trials]
-    if trials == 0 or (from_rank_zero(RunDirectory(workspace).checkpoint(number).exists) and not folder.is_dir()):
+    if trials == 0 or (
+        from_rank_zero(RunDirectory(workspace).checkpoint(number).exists) and not folder.is_dir()
+    ):
         return base, []  # the second condition: an interrupted run without trials resumes
     if len(compared) < 2:
         if len(setups) > 1:
@@ -678,7 +775,11 @@ def _run_trials(
     found = []
     for row, setup in enumerate(setups):
         plan = VersionPlan(
-            number=number, images=shown, context=setup.context, method=setup.method, settings=setup.settings
+            number=number,
+            images=shown,
+            context=setup.context,
+            method=setup.method,
+            settings=setup.settings,
         )
         fingerprint = plan.fingerprint().whole
         key = f"{fingerprint[:24]}-{test.fingerprint()[:24]}"
@@ -696,17 +797,27 @@ def _run_trials(
                 progress=progress,
             )
             took = time.monotonic() - started
-            known[key] = from_rank_zero(partial(_measured, setups[0], setup, version.encoder, test, shown))
-            on_rank_zero(partial(replace_json, folder / "results.json", document("trials", {"results": known})))
+            known[key] = from_rank_zero(
+                partial(_measured, setups[0], setup, version.encoder, test, shown)
+            )
+            on_rank_zero(
+                partial(
+                    replace_json, folder / "results.json", document("trials", {"results": known})
+                )
+            )
             on_rank_zero(partial(checkpoint.unlink, missing_ok=True))
             if row == 0:
                 short = setup.settings.recipe.epochs
-                say(f"That took {_duration(took)}; about {_duration(took * (len(setups) - 1 + epochs / short))} to go")
+                say(
+                    f"That took {_duration(took)}; about {_duration(took * (len(setups) - 1 + epochs / short))} to go"
+                )
         found.append(TrialResult.from_json({**known[key], "setting": setup.name}))
     return found
 
 
-def _measured(base: Setup, setup: Setup, encoder: Encoder, test: ImageSet, shown: ImageSet) -> dict[str, Any]:
+def _measured(
+    base: Setup, setup: Setup, encoder: Encoder, test: ImageSet, shown: ImageSet
+) -> dict[str, Any]:
     """A trial's queries on the galleries of the versions it must stay compatible with, and on its own."""
     models = {base.start: base.previous}
     first = base.context.first
@@ -735,16 +846,25 @@ def _measured(base: Setup, setup: Setup, encoder: Encoder, test: ImageSet, shown
         if setup.method.own_space:
             model = copy.deepcopy(models[one.name]).to(encoder.device)
             sample = from_images(model, encoder, shown, origin="a trial", most=TRIAL_PAIRS)
-            way = fit_translations(sample.pairs(), one.name, newest.name)[-1]  # the linear one, which is quick to fit
+            way = fit_translations(sample.pairs(), one.name, newest.name)[
+                -1
+            ]  # the linear one, which is quick to fit
         elif newest.comparable_with(one):
             way = Translation.between_shared(one.name, newest.name)
         else:
             continue
-        galleries[one.name] = (float(evidence.outcomes(way).mean()), float(evidence.before().mean()))
+        galleries[one.name] = (
+            float(evidence.outcomes(way).mean()),
+            float(evidence.before().mean()),
+        )
     own = float(Evidence(newest, newest, measure).reembedded().mean())
     count = len(labelled.query_labels)
     epochs = setup.settings.recipe.epochs
-    return asdict(TrialResult(setting=setup.name, galleries=galleries, self_test=own, epochs=epochs, queries=count))
+    return asdict(
+        TrialResult(
+            setting=setup.name, galleries=galleries, self_test=own, epochs=epochs, queries=count
+        )
+    )
 
 
 def _results(path: Path) -> dict[str, Any]:
@@ -774,5 +894,8 @@ def _duration(seconds: float) -> str:
 def delete_trials(workspace: Path, before: int) -> None:
     """Delete the trials of finished versions: all with a number below ``before``."""
     for path in workspace.glob("trials-v*"):
-        if path.name.removeprefix("trials-v").isdigit() and int(path.name.removeprefix("trials-v")) < before:
+        if (
+            path.name.removeprefix("trials-v").isdigit()
+            and int(path.name.removeprefix("trials-v")) < before
+        ):
             shutil.rmtree(path, ignore_errors=True)

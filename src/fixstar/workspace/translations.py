@@ -121,7 +121,9 @@ class Translations:
         """How queries would search under this deployment, such as the one that a rollback restores."""
         return self._answers(move.version, self._gallery.versions(), move)
 
-    def _answers(self, version: str, spaces: Sequence[VersionSpace], deployed: Move | None) -> dict[str, Translation]:
+    def _answers(
+        self, version: str, spaces: Sequence[VersionSpace], deployed: Move | None
+    ) -> dict[str, Translation]:
         check = self._checks.of(version)
         chosen = {} if check is None else check.translations
         named = {**chosen, **(deployed.translations if deployed is not None else {})}
@@ -137,7 +139,9 @@ class Translations:
                 found[space.name] = way
         return found
 
-    def _answer(self, source: str, version: str, named: Mapping[str, str], shared: bool) -> Translation | None:
+    def _answer(
+        self, source: str, version: str, named: Mapping[str, str], shared: bool
+    ) -> Translation | None:
         if source == version:
             return Translation.between_shared(source, version)
         if source in named:
@@ -203,11 +207,15 @@ class Translations:
         """
         known = self._now(version, move)
         counts = self._gallery.count()
-        live = tuple(name for name, count in counts.items() if count and (only is None or name in only))
+        live = tuple(
+            name for name, count in counts.items() if count and (only is None or name in only)
+        )
         key = (live, embedded, calibrate)
         plan = known.plans.get(key)
         if plan is None:
-            plan = self._planned(version, move, known.ways, live=live, embedded=embedded, calibrate=calibrate)
+            plan = self._planned(
+                version, move, known.ways, live=live, embedded=embedded, calibrate=calibrate
+            )
             if len(known.plans) == _PLANS:  # one per set of versions that clients search
                 known.plans.clear()
             known.plans[key] = plan
@@ -226,7 +234,9 @@ class Translations:
         if embedded is None:
             embedded = self._wanted(version, [ways[name] for name in live if name in ways])
         asked: dict[str, Translation] = {}
-        for name in sorted(live, key=lambda name: name == version):  # an item that moves to it is found once
+        for name in sorted(
+            live, key=lambda name: name == version
+        ):  # an item that moves to it is found once
             way = usable(ways.get(name), embedded)
             if way is not None:
                 asked[name] = way
@@ -236,9 +246,14 @@ class Translations:
         check = self._checks.of(version)
         thresholds: dict[str, float] = {}
         if check is not None:
-            thresholds = {name: found.score for name, found in check.thresholds.items() if name in asked}
+            thresholds = {
+                name: found.score for name, found in check.thresholds.items() if name in asked
+            }
         if scales.calibrated:
-            thresholds = {name: float(scales.by_version[name].probability(score)) for name, score in thresholds.items()}
+            thresholds = {
+                name: float(scales.by_version[name].probability(score))
+                for name, score in thresholds.items()
+            }
         used = {model for way in asked.values() for model in way.models}
         return SearchPlan(
             asked=asked,
@@ -265,7 +280,9 @@ class Translations:
 
     # --- one scale
 
-    def scales(self, version: str, asked: Mapping[str, Translation], move: Move | None = None) -> Scales:
+    def scales(
+        self, version: str, asked: Mapping[str, Translation], move: Move | None = None
+    ) -> Scales:
         """How scores of several versions, each searched through a translation, are made comparable.
 
         Calibrations, if all versions have them for the same number of models per query. Else scales without labels,
@@ -306,7 +323,11 @@ class Translations:
             if name != version and key in way.about:
                 found[name] = Calibration(*way.about[key])
         ways = self.of(version, move).values()
-        own = [way.about[TARGET_SCALE] for way in ways if TARGET_SCALE in way.about and way.target == version]
+        own = [
+            way.about[TARGET_SCALE]
+            for way in ways
+            if TARGET_SCALE in way.about and way.target == version
+        ]
         if own:
             found[version] = Calibration(*own[0])
         complete = asked.keys() <= found.keys()
@@ -373,7 +394,11 @@ def _own_first(models: Set[str], version: str) -> tuple[str, ...]:
 
 def _backwards(way: Translation) -> Translation:
     """The inverse translation, without the scales, which were measured in this direction."""
-    about = {name: value for name, value in way.about.items() if name not in (SCALE, ONE_SCALE, TARGET_SCALE)}
+    about = {
+        name: value
+        for name, value in way.about.items()
+        if name not in (SCALE, ONE_SCALE, TARGET_SCALE)
+    }
     return replace(way.reversed, about=about)
 
 
@@ -394,7 +419,9 @@ def translation_files(workspace: Path) -> list[Path]:
 # --- spaces
 
 
-def sharing_space(registry: Registry, version: str, spaces: Sequence[VersionSpace]) -> frozenset[str]:
+def sharing_space(
+    registry: Registry, version: str, spaces: Sequence[VersionSpace]
+) -> frozenset[str]:
     """The gallery versions in ``spaces`` that share a version's space.
 
     Versions trained here share a space as long as each was trained to be compatible with the one before. A version
@@ -412,7 +439,9 @@ def sharing_space(registry: Registry, version: str, spaces: Sequence[VersionSpac
     )
 
 
-def _is_shared(card: Card, one: str, other: str, widths: Mapping[str, int], known: Sequence[str]) -> bool:
+def _is_shared(
+    card: Card, one: str, other: str, widths: Mapping[str, int], known: Sequence[str]
+) -> bool:
     my_home = home_of(one, known)
     their_home = home_of(other, known)
     if my_home is not None and their_home is not None:
@@ -420,7 +449,9 @@ def _is_shared(card: Card, one: str, other: str, widths: Mapping[str, int], know
         mine = widths.get(one, theirs)  # not in the gallery before its encoder is first used
         if space_root(card, my_home) != space_root(card, their_home):
             return False
-        return mine == theirs or _is_grown(card(my_home), width=mine, other=card(their_home), other_width=theirs)
+        return mine == theirs or _is_grown(
+            card(my_home), width=mine, other=card(their_home), other_width=theirs
+        )
     if my_home is not None:
         return _agrees(card, my_home, widths[other])
     return their_home is not None and one in widths and _agrees(card, their_home, widths[one])
@@ -437,7 +468,9 @@ def space_root(card: Card, version: str) -> str | None:
     return None
 
 
-def _is_grown(one: Mapping[str, Any], width: int, other: Mapping[str, Any], other_width: int) -> bool:
+def _is_grown(
+    one: Mapping[str, Any], width: int, other: Mapping[str, Any], other_width: int
+) -> bool:
     """Whether one space is the other with added simplices, by cards and widths: smaller vectors are zero there."""
     first = _simplex_widths(one)
     second = _simplex_widths(other)

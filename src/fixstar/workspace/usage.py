@@ -13,8 +13,12 @@ from pathlib import Path
 from fixstar.errors import DataError
 
 _MOST_WAITING = 100_000  # ids kept in memory; more are written immediately
-_TABLE = "CREATE TABLE IF NOT EXISTS usage (id TEXT PRIMARY KEY, count INTEGER NOT NULL) WITHOUT ROWID"
-_ADD = "INSERT INTO usage VALUES (?, ?) ON CONFLICT (id) DO UPDATE SET count = count + excluded.count"
+_TABLE = (
+    "CREATE TABLE IF NOT EXISTS usage (id TEXT PRIMARY KEY, count INTEGER NOT NULL) WITHOUT ROWID"
+)
+_ADD = (
+    "INSERT INTO usage VALUES (?, ?) ON CONFLICT (id) DO UPDATE SET count = count + excluded.count"
+)
 
 
 class Usage:

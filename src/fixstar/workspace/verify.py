@@ -76,7 +76,9 @@ def verify_files(path: Path) -> Iterator[str]:
 def _check_image(image: Path) -> None:
     with open_regular_file(image) as stream:
         if hashlib.file_digest(stream, "sha256").hexdigest() != image.stem:
-            raise FixstarError(f"{image} is damaged: store that image again, or restore it from a copy")
+            raise FixstarError(
+                f"{image} is damaged: store that image again, or restore it from a copy"
+            )
 
 
 def _check_counts(path: Path) -> None:

@@ -31,7 +31,13 @@ from fixstar.workspace.backfill.planning import BackfillOptions, BackfillOutlook
 from fixstar.workspace.backfill.run import Backfilled
 from fixstar.workspace.checks import Check
 from fixstar.workspace.deployment import Move, Rollout, checked_reason
-from fixstar.workspace.files import create_mark, gallery_url, open_workspace_gallery, read_mark, require_writable
+from fixstar.workspace.files import (
+    create_mark,
+    gallery_url,
+    open_workspace_gallery,
+    read_mark,
+    require_writable,
+)
 from fixstar.workspace.gate import Features, check_relevance, check_version
 from fixstar.workspace.held_out import pin_images
 from fixstar.workspace.items import (
@@ -45,7 +51,14 @@ from fixstar.workspace.items import (
     index_items,
     update_payload,
 )
-from fixstar.workspace.pairs import FitOptions, Searched, fit, from_images, keep_fitted, searched_versions
+from fixstar.workspace.pairs import (
+    FitOptions,
+    Searched,
+    fit,
+    from_images,
+    keep_fitted,
+    searched_versions,
+)
 from fixstar.workspace.registry import Registry
 from fixstar.workspace.relevant import KnownRelevant, known_relevant
 from fixstar.workspace.search import Examples, Serving
@@ -113,7 +126,9 @@ class Workspace:
         self._serving: Serving | None = None
 
     @classmethod
-    def create(cls, path: str | Path, gallery: str | None = None, device: str = "auto") -> Workspace:
+    def create(
+        cls, path: str | Path, gallery: str | None = None, device: str = "auto"
+    ) -> Workspace:
         """Create a workspace with its gallery inside, or at an address of ``open_gallery``.
 
         An existing workspace is left unchanged; other content is refused.
@@ -138,10 +153,16 @@ class Workspace:
     def no_encoder(self, name: str) -> InputError | None:
         """The error for a version that never had an encoder, such as imported vectors; else None."""
         own = self.versions()
-        if name in self.registry.known() or name not in (one.name for one in self.gallery.versions()):
+        if name in self.registry.known() or name not in (
+            one.name for one in self.gallery.versions()
+        ):
             return None
         if own:
-            steps = [NextStep("check", {"version": self.deployed()}, "fits what is needed to search them")]
+            steps = [
+                NextStep(
+                    "check", {"version": self.deployed()}, "fits what is needed to search them"
+                )
+            ]
         else:
             steps = []
         return InputError(
@@ -160,13 +181,17 @@ class Workspace:
         """The settings of a version, the newest by default, which its successor is trained with."""
         from fixstar.workspace.training import trained_with
 
-        return trained_with(self.registry, self.newest() if version is None else self.registry.checked(version))[0]
+        return trained_with(
+            self.registry, self.newest() if version is None else self.registry.checked(version)
+        )[0]
 
     def method(self, version: str | None = None) -> Method:
         """The method of a version, the newest by default, which its successor is trained with."""
         from fixstar.workspace.training import trained_with
 
-        return trained_with(self.registry, self.newest() if version is None else self.registry.checked(version))[1]
+        return trained_with(
+            self.registry, self.newest() if version is None else self.registry.checked(version)
+        )[1]
 
     def train(
         self,
@@ -218,7 +243,11 @@ class Workspace:
         from fixstar.workspace.training import UpgradeOptions, train_upgrade
 
         version = train_upgrade(
-            self.registry, images=images, options=options or UpgradeOptions(), trials=trials, say=say
+            self.registry,
+            images=images,
+            options=options or UpgradeOptions(),
+            trials=trials,
+            say=say,
         )
         on_rank_zero(lambda: self._fit_after_training(version, say))
         return version
@@ -280,7 +309,9 @@ class Workspace:
             source = str(model)
         else:
             source = type(model).__name__
-        return add_version(self.registry, encoder=encoder, compatible_with=compatible_with, source=source)
+        return add_version(
+            self.registry, encoder=encoder, compatible_with=compatible_with, source=source
+        )
 
     def grow(self, count: int) -> tuple[int, ...]:
         """Add capacity for ``count`` classes in new dimensions, where old vectors are zero; returns all added ones."""
@@ -319,7 +350,9 @@ class Workspace:
         previous = self.rollout.previous()
         if name == deployed and not for_upgrades and self._is_unused_start(name):
             return reasons, steps
-        then: str | None = deployed  # deployed after these steps; None: a version that does not exist yet
+        then: str | None = (
+            deployed  # deployed after these steps; None: a version that does not exist yet
+        )
         if name == deployed:
             reasons.append("it is deployed. It can go once two others have been deployed after it")
             if not for_upgrades and previous not in (None, name):
@@ -336,7 +369,9 @@ class Workspace:
             steps.append(self._newer_step(deployed))
             then = None
         elif for_upgrades and name == self.newest():
-            reasons.append("the next upgrade starts from it. It can go once there is a newer version")
+            reasons.append(
+                "the next upgrade starts from it. It can go once there is a newer version"
+            )
             steps.append(self.registry.next_version("a newer version"))
         stored = self._vectors_of(name)
         if not stored:
@@ -350,15 +385,25 @@ class Workspace:
         if asks:
             reasons[-1] += ", and its own queries help to search them, which takes its weights"
         elif would_ask:
-            reasons[-1] += f", and after a rollback to {previous} its own queries would help to search them"
+            reasons[-1] += (
+                f", and after a rollback to {previous} its own queries would help to search them"
+            )
         if then is None or version_number(then) > version_number(name):
-            steps.append(NextStep("backfill", {"budget": "all"}, "re-embed them; then repeat this command"))
+            steps.append(
+                NextStep("backfill", {"budget": "all"}, "re-embed them; then repeat this command")
+            )
         elif then != name:
             reasons[-1] += f". A backfill to {then} never replaces newer vectors"
             note = f"embed them with {then}; then repeat this command"
             steps.append(NextStep("index", {"items": ..., "again": True}, note))
         for one in stored:
-            steps.append(NextStep("delete-items", {"version": one}, "or delete these items; then repeat this command"))
+            steps.append(
+                NextStep(
+                    "delete-items",
+                    {"version": one},
+                    "or delete these items; then repeat this command",
+                )
+            )
         return reasons, steps
 
     def _newer_step(self, version: str) -> NextStep:
@@ -366,11 +411,15 @@ class Workspace:
         newest = self.newest()
         if version_number(newest) > version_number(version):
             return self.deploy_step(newest, "then repeat this command")
-        return self.registry.next_version("a newer version; then check and deploy it, and repeat this command")
+        return self.registry.next_version(
+            "a newer version; then check and deploy it, and repeat this command"
+        )
 
     def _is_unused_start(self, name: str) -> bool:
         """Whether a version is deployed only because it is the first one, and nothing stored depends on it."""
-        return self.versions() == [name] and not self.rollout.history() and not self._vectors_of(name)
+        return (
+            self.versions() == [name] and not self.rollout.history() and not self._vectors_of(name)
+        )
 
     def _vectors_of(self, name: str) -> dict[str, int]:
         """The number of vectors in a version's space, by the version name that they are stored under."""
@@ -403,7 +452,11 @@ class Workspace:
                 device = str(resolve_device(self.device))
                 store = open_workspace_gallery(self.path)
                 self._serving = Serving(
-                    registry=self.registry, rollout=self.rollout, gallery=store, device=device, usage=self.usage
+                    registry=self.registry,
+                    rollout=self.rollout,
+                    gallery=store,
+                    device=device,
+                    usage=self.usage,
                 )
             return self._serving
 
@@ -446,7 +499,9 @@ class Workspace:
         """
         return self.serving.search(images, request, fresh=fresh, **options)
 
-    def like(self, item: str, request: SearchRequest | None = None, **options: Unpack[SearchOptions]) -> SearchResult:
+    def like(
+        self, item: str, request: SearchRequest | None = None, **options: Unpack[SearchOptions]
+    ) -> SearchResult:
         """The k items nearest to a stored one."""
         return self.serving.like(item, request, **options)
 
@@ -462,20 +517,28 @@ class Workspace:
         return self.serving.by_examples(positive, negative, request, decode, **options)
 
     def update_payload(
-        self, item: str, changes: Mapping[str, Any], revision: int | None = None, max_bytes: int | None = None
+        self,
+        item: str,
+        changes: Mapping[str, Any],
+        revision: int | None = None,
+        max_bytes: int | None = None,
     ) -> Item:
         """Change payload fields of a stored item; its vector and image do not change. None removes a field.
 
         Concurrent changes to other fields are kept. With ``revision`` the item must still have that revision.
         ``max_bytes`` limits the size of the payload.
         """
-        return update_payload(self.gallery, name=item, changes=changes, revision=revision, max_bytes=max_bytes)
+        return update_payload(
+            self.gallery, name=item, changes=changes, revision=revision, max_bytes=max_bytes
+        )
 
     def count(self, where: Where | None = None, version: str | None = None) -> int:
         """The number of items whose payload matches."""
         return count_items(self.gallery, where, version).total
 
-    def facets(self, field: str, where: Where | None = None, version: str | None = None) -> dict[str, int]:
+    def facets(
+        self, field: str, where: Where | None = None, version: str | None = None
+    ) -> dict[str, int]:
         """The number of items for each value of a payload field, most frequent first."""
         return dict(count_items(self.gallery, where=where, version=version, field=field).values)
 
@@ -494,7 +557,11 @@ class Workspace:
     def left_out_vectors(self, version: str) -> dict[str, int]:
         """The number of vectors that queries of a version cannot search, by the version that made them."""
         ways = self.translations.of(version)
-        return {name: count for name, count in self.gallery.count().items() if count and name not in ways}
+        return {
+            name: count
+            for name, count in self.gallery.count().items()
+            if count and name not in ways
+        }
 
     def unchecked_vectors(self, version: str) -> dict[str, int]:
         """The number of vectors that queries of a version search without a check, by the version that made them."""
@@ -506,7 +573,9 @@ class Workspace:
         ways = self.translations.of(version)
         counts = self.gallery.count()
         return {
-            name: count for name, count in counts.items() if count and name in ways and ways[name].source not in seen
+            name: count
+            for name, count in counts.items()
+            if count and name in ways and ways[name].source not in seen
         }
 
     def last_check(self, version: str) -> Check | None:
@@ -543,7 +612,9 @@ class Workspace:
         require_writable(self.path / "checks", "checks")  # before hours of work
         known = None
         if relevant:
-            known = self._known_relevant(relevant, images is not None or data is not None, fitting, rules)
+            known = self._known_relevant(
+                relevant, images is not None or data is not None, fitting, rules
+            )
         searched = self.searched_versions(chosen, fitting, progress)
         if known is not None:
             return check_relevance(
@@ -575,11 +646,17 @@ class Workspace:
         rules: GateRules | None,
     ) -> KnownRelevant:
         if labelled:
-            raise InputError("a check is judged by labels or by known relevant items; give one of them")
+            raise InputError(
+                "a check is judged by labels or by known relevant items; give one of them"
+            )
         if self.registry.reads() != "texts":
-            raise InputError(f"queries are texts, and the models of {self.path} read images; give labels")
+            raise InputError(
+                f"queries are texts, and the models of {self.path} read images; give labels"
+            )
         most = (fitting or FitOptions()).sample
-        return known_relevant(self.gallery, relevant=relevant, most=most, seed=(rules or GateRules()).seed)
+        return known_relevant(
+            self.gallery, relevant=relevant, most=most, seed=(rules or GateRules()).seed
+        )
 
     def searched_versions(
         self, version: str, fitting: FitOptions | None = None, progress: bool = False
@@ -616,15 +693,24 @@ class Workspace:
         has_model = source in self.versions()
         two = way.two if has_model else None
         one = way.one if way.backward is not None else None
-        about = {**way.about, "fit": uuid.uuid4().hex[:12], "fitted_on": f"installed from {Path(path).name}"}
-        return self.translations.keep(replace(way, source=source, target=target, one=one, two=two, about=about))
+        about = {
+            **way.about,
+            "fit": uuid.uuid4().hex[:12],
+            "fitted_on": f"installed from {Path(path).name}",
+        }
+        return self.translations.keep(
+            replace(way, source=source, target=target, one=one, two=two, about=about)
+        )
 
     def _only_version(self, width: int, target: str, path: Path) -> str:
         """The only version except ``target`` whose stored vectors have this width."""
         widths = {name: self.gallery.space(name).width for name in self.versions_to_check(target)}
         fitting = [name for name, found in widths.items() if found == width]
         if len(fitting) != 1:
-            there = ", ".join(f"{name} has {found}" for name, found in widths.items()) or "no other version is stored"
+            there = (
+                ", ".join(f"{name} has {found}" for name, found in widths.items())
+                or "no other version is stored"
+            )
             raise InputError(
                 f"{path} translates vectors of {width} components, and it is not clear whose they are: {there}. Name "
                 "the version in Python: Workspace.install_translation(path, source, target)"
@@ -664,7 +750,9 @@ class Workspace:
         self._with_encoder(version)
         self.rollout.require_deployed(deployed)
         force = checked_reason(force, "a deployment")
-        encoder = self.serving.encoder(version)  # so that a damaged model fails here and not at the first query
+        encoder = self.serving.encoder(
+            version
+        )  # so that a damaged model fails here and not at the first query
         if encoder.adapter is not None:
             raise GateError(
                 f"{version} needs an adapter to read old vectors, and galleries are searched without one; "
@@ -713,7 +801,11 @@ class Workspace:
         if move.version != version:
             return False
         searched = self.versions_to_check(version)
-        now = {name: self.translations.load(file) for name, file in move.translations.items() if name in searched}
+        now = {
+            name: self.translations.load(file)
+            for name, file in move.translations.items()
+            if name in searched
+        }
         ways = self._deployed_ways(version, self._strongest(version), queries)
         return ways.keys() == now.keys() and all(ways[name].scores_like(now[name]) for name in now)
 
@@ -723,12 +815,16 @@ class Workspace:
 
     def _passed(self, version: str, queries: Queries) -> Check:
         """The check that allows a deployment, or ``GateError``."""
-        check = checks.require_passed_check(self._strongest(version), version, self.versions_to_check(version))
+        check = checks.require_passed_check(
+            self._strongest(version), version, self.versions_to_check(version)
+        )
         if queries == "one":
             checks.require_one_model(check, version)
         return check
 
-    def _deployed_ways(self, version: str, check: Check | None, queries: Queries) -> dict[str, Translation]:
+    def _deployed_ways(
+        self, version: str, check: Check | None, queries: Queries
+    ) -> dict[str, Translation]:
         """The translations to deploy, by older version; versions of a shared space need none."""
         chosen = {} if check is None else check.translations
         ways = self.translations.of(version)
@@ -739,7 +835,9 @@ class Workspace:
                 way = self.translations.load(chosen[name])
             if queries == "old":
                 if name not in self.versions():
-                    raise InputError(f"the model of {name} is not available, so it cannot embed queries")
+                    raise InputError(
+                        f"the model of {name} is not available, so it cannot embed queries"
+                    )
                 way = Translation.by_old_queries(name, version)
             if way is None or (way.shared and way.forward is None):
                 continue
@@ -773,12 +871,17 @@ class Workspace:
         """What a backfill to the deployed version could re-embed."""
         return planning.backfill_outlook(self.serving)
 
-    def plan_backfill(self, options: BackfillOptions | None = None, predict: bool = True) -> PlannedBackfill:
+    def plan_backfill(
+        self, options: BackfillOptions | None = None, predict: bool = True
+    ) -> PlannedBackfill:
         """What ``backfill`` would re-embed, with a prediction if there are labelled images."""
         return planning.plan_backfill(self.serving, options or BackfillOptions(), predict)
 
     def backfill(
-        self, options: BackfillOptions | None = None, progress: Advance | None = None, judged: str | None = None
+        self,
+        options: BackfillOptions | None = None,
+        progress: Advance | None = None,
+        judged: str | None = None,
     ) -> Backfilled:
         """Re-embed older items while serving; resumes. A predicted loss is refused unless ``judged`` (a token)."""
         return planning.backfill(self.serving, options or BackfillOptions(), progress, judged)
@@ -808,10 +911,16 @@ class Workspace:
             retired=tuple(self.registry.retired()),
             vectors=counts,
             gallery=without_secret(gallery_url(self.path)),
-            checks={name: check.outcome for name in names if (check := checks.last_check(self.path, name)) is not None},
+            checks={
+                name: check.outcome
+                for name in names
+                if (check := checks.last_check(self.path, name)) is not None
+            },
             training=self.registry.unfinished(),
             searched_by={
-                name: tuple(model for model in ways[name].models if model in models) for name in live if name in ways
+                name: tuple(model for model in ways[name].models if model in models)
+                for name in live
+                if name in ways
             },
             left_out=tuple(name for name in live if name not in ways),
         )
@@ -830,12 +939,19 @@ class Workspace:
         names = self.versions() if versions is None else versions
         models = ((name, self.encoder(name).to(resolve_device(device))) for name in names)
         return [
-            version_features(name, encoder=encoder, queries=queries, gallery=gallery, progress=progress)
+            version_features(
+                name, encoder=encoder, queries=queries, gallery=gallery, progress=progress
+            )
             for name, encoder in models
         ]
 
     def evaluate(
-        self, queries: ImageSet, gallery: ImageSet, protocol: str = "image", device: str = "auto", progress: bool = True
+        self,
+        queries: ImageSet,
+        gallery: ImageSet,
+        protocol: str = "image",
+        device: str = "auto",
+        progress: bool = True,
     ) -> CrossTest:
         """The compatibility matrix of all versions on labelled images that can be read."""
         self.newest()  # raises without a version
@@ -844,7 +960,9 @@ class Workspace:
         if protocol not in PROTOCOLS:
             raise UnknownNameError("protocol", protocol, PROTOCOLS)
         features = self.features(queries, gallery, None, device, progress)
-        return cross_test(features, query_labels=queries.labels, gallery_labels=gallery.labels, protocol=protocol)
+        return cross_test(
+            features, query_labels=queries.labels, gallery_labels=gallery.labels, protocol=protocol
+        )
 
     def close(self) -> None:
         """Close the gallery. Closing twice is allowed."""

@@ -12,7 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from fixstar.errors import DataError, FixstarError, GalleryUnavailableError, InputError, MissingExtraError, NextStep
+from fixstar.errors import (
+    DataError,
+    FixstarError,
+    GalleryUnavailableError,
+    InputError,
+    MissingExtraError,
+    NextStep,
+)
 from fixstar.gallery.addresses import ChromaAddress, parse_chroma_address
 from fixstar.gallery.filters import Payload
 from fixstar.gallery.store import Floats
@@ -38,12 +45,16 @@ def _connect(address: ChromaAddress) -> Any:
     try:
         chromadb = importlib.import_module("chromadb")
     except ImportError as error:
-        raise MissingExtraError("chromadb", "chroma", f"a collection of Chroma ({address.shown})") from error
+        raise MissingExtraError(
+            "chromadb", "chroma", f"a collection of Chroma ({address.shown})"
+        ) from error
     settings = chromadb.Settings(anonymized_telemetry=False)
     with _translated(address.shown):
         if address.folder is not None:
             if not (address.folder / "chroma.sqlite3").is_file():
-                raise DataError(f"{address.folder} is not a folder of Chroma: it has no chroma.sqlite3")
+                raise DataError(
+                    f"{address.folder} is not a folder of Chroma: it has no chroma.sqlite3"
+                )
             return chromadb.PersistentClient(str(address.folder), settings)
         headers = {}
         if address.token is not None:
@@ -86,10 +97,16 @@ class _ChromaCollection:
             there = collections(client)
             self.collection: Any = there.get(name)
             moved = there.get(before(name))
-            if old and moved is not None and (self.collection is None or _about(self.collection).get(_OF) == name):
+            if (
+                old
+                and moved is not None
+                and (self.collection is None or _about(self.collection).get(_OF) == name)
+            ):
                 self.collection = moved
             if self.collection is None:
-                raise InputError(f"{address} has no collection {name!r}; it has {', '.join(sorted(there)) or 'none'}")
+                raise InputError(
+                    f"{address} has no collection {name!r}; it has {', '.join(sorted(there)) or 'none'}"
+                )
             self.ids: list[str] = []
             for page in self._pages(PAGE, []):
                 self.ids += page["ids"]
@@ -140,7 +157,9 @@ class _ChromaBeside:
 
     def __init__(self, old: _ChromaCollection, to: str) -> None:
         if to in (old.title, before(old.title)):
-            raise InputError(f"{to!r} is a name of the old collection, which is never written; choose another name")
+            raise InputError(
+                f"{to!r} is a name of the old collection, which is never written; choose another name"
+            )
         self.name = f"collection {to!r}"
         self._old = old
         self._client = old.client
@@ -193,7 +212,10 @@ class _ChromaBeside:
             if found is None:
                 return {}
             page = found.get(ids=list(ids), include=["metadatas"])
-        return {name: (about or {}).get(MARK) for name, about in zip(page["ids"], page["metadatas"], strict=True)}
+        return {
+            name: (about or {}).get(MARK)
+            for name, about in zip(page["ids"], page["metadatas"], strict=True)
+        }
 
     def marked(self) -> Iterator[list[str]]:
         """The ids of records with a mark, page by page."""
@@ -210,7 +232,11 @@ class _ChromaBeside:
         with _translated(self._old.address):
             found = self._found()
             for with_text in (True, False):
-                chosen = [i for i, payload in enumerate(rows.payloads) if (DOCUMENT in payload) == with_text]
+                chosen = [
+                    i
+                    for i, payload in enumerate(rows.payloads)
+                    if (DOCUMENT in payload) == with_text
+                ]
                 if not chosen:
                     continue
                 texts = None
@@ -218,10 +244,16 @@ class _ChromaBeside:
                     texts = [rows.payloads[i][DOCUMENT] for i in chosen]
                 abouts = []
                 for i in chosen:
-                    about = {field: value for field, value in rows.payloads[i].items() if field != DOCUMENT}
+                    about = {
+                        field: value
+                        for field, value in rows.payloads[i].items()
+                        if field != DOCUMENT
+                    }
                     abouts.append({**about, MARK: marks[i]})
                 names = [rows.ids[i] for i in chosen]
-                found.upsert(ids=names, embeddings=rows.vectors[chosen], metadatas=abouts, documents=texts)
+                found.upsert(
+                    ids=names, embeddings=rows.vectors[chosen], metadatas=abouts, documents=texts
+                )
 
     def remove(self, ids: Sequence[str]) -> None:
         """Delete records."""
@@ -239,7 +271,9 @@ class _ChromaBeside:
             there = collections(self._client)
             new = self._found()
             if new is None:
-                raise InputError(f"{self._old.address} has no collection {self._to!r}: migrate first")
+                raise InputError(
+                    f"{self._old.address} has no collection {self._to!r}: migrate first"
+                )
             if new.name != title:
                 if title in there:
                     there[title].modify(name=before(title))
@@ -259,7 +293,9 @@ class _ChromaBeside:
                 there[title].modify(name=self._to)
             if before(title) in there:
                 there[before(title)].modify(name=title)
-        return f"Collection {title!r} holds the old vectors; the translated ones are in {self._to!r}"
+        return (
+            f"Collection {title!r} holds the old vectors; the translated ones are in {self._to!r}"
+        )
 
 
 def _refuse_alias(alias: str | None) -> None:

@@ -34,7 +34,9 @@ class _FaissIndex:
         try:
             index = faiss.read_index(str(path))
         except (RuntimeError, MemoryError) as error:
-            raise DataError(f"{path} is damaged, or not a FAISS index: {_last_line(error)}") from error
+            raise DataError(
+                f"{path} is damaged, or not a FAISS index: {_last_line(error)}"
+            ) from error
         self.width = int(index.d)
         count = int(index.ntotal)
         self.ids = [f"{path.stem}/{row}" for row in range(count)]
@@ -44,7 +46,9 @@ class _FaissIndex:
             index = faiss.downcast_index(index.index)
         if not count:
             raise DataError(f"{path} holds no vectors")
-        if hasattr(index, "make_direct_map"):  # an inverted file can look up vectors only after this
+        if hasattr(
+            index, "make_direct_map"
+        ):  # an inverted file can look up vectors only after this
             index.make_direct_map()
         self._index = index
 

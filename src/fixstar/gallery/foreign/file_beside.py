@@ -31,7 +31,9 @@ class FileBeside:
 
     def __init__(self, old: Path, to: Path) -> None:
         if to.suffix not in _KINDS:
-            raise InputError(f"{to}: translated vectors go to a file that ends in {', '.join(_KINDS)}")
+            raise InputError(
+                f"{to}: translated vectors go to a file that ends in {', '.join(_KINDS)}"
+            )
         if to.resolve() == old.resolve():
             raise InputError(f"{old} is the old file, which is never written; choose another name")
         self.name = str(to)
@@ -153,7 +155,9 @@ class FileBeside:
             index.add(rows)
         else:
             numbered = faiss.IndexIDMap2(index)
-            numbered.add_with_ids(rows, np.array([self._number(name) for name in self._ids], np.int64))
+            numbered.add_with_ids(
+                rows, np.array([self._number(name) for name in self._ids], np.int64)
+            )
             index = numbered
         replace_file(self._to, lambda partial: faiss.write_index(index, str(partial)))
 

@@ -10,15 +10,26 @@ from typing import Any
 
 import numpy as np
 
-from fixstar.errors import DataError, FixstarError, GalleryUnavailableError, InputError, MissingExtraError, NextStep
+from fixstar.errors import (
+    DataError,
+    FixstarError,
+    GalleryUnavailableError,
+    InputError,
+    MissingExtraError,
+    NextStep,
+)
 from fixstar.gallery.filters import Payload
 from fixstar.gallery.store import Floats
 from fixstar.gallery.vector_files import MARK, PAGE, FileRows, VectorPlace, json_fields
 
 
-def lance_table(folder: str | Path, table: str, id_column: str = "id", vector_column: str = "vector") -> VectorPlace:
+def lance_table(
+    folder: str | Path, table: str, id_column: str = "id", vector_column: str = "vector"
+) -> VectorPlace:
     """The rows of a LanceDB table; other columns are the payload."""
-    return _LanceTable(folder=Path(folder), table=table, id_column=id_column, vector_column=vector_column)
+    return _LanceTable(
+        folder=Path(folder), table=table, id_column=id_column, vector_column=vector_column
+    )
 
 
 @contextmanager
@@ -48,17 +59,25 @@ class _LanceTable:
         try:
             library = importlib.import_module("lancedb")
         except ImportError as error:
-            raise MissingExtraError("lancedb", "lancedb", f"a table of LanceDB ({folder})") from error
+            raise MissingExtraError(
+                "lancedb", "lancedb", f"a table of LanceDB ({folder})"
+            ) from error
         if not folder.is_dir():
             raise DataError(f"there is no folder {folder}")
         with _translated(folder):
             self.database = library.connect(str(folder))
             there = names_of(self.database)
             if table not in there:
-                raise InputError(f"{folder} has no table {table!r}; it has {', '.join(there) or 'none'}")
+                raise InputError(
+                    f"{folder} has no table {table!r}; it has {', '.join(there) or 'none'}"
+                )
             self.table = self.database.open_table(table)
             self._check_columns()
-            self.ids = [str(name) for batch in self._batches([id_column], PAGE) for name in batch[0].to_pylist()]
+            self.ids = [
+                str(name)
+                for batch in self._batches([id_column], PAGE)
+                for name in batch[0].to_pylist()
+            ]
         self.width = int(self.table.schema.field(vector_column).type.list_size)
         if not self.ids:
             raise DataError(f"{self.name} has no rows")
@@ -78,7 +97,9 @@ class _LanceTable:
             matrix = column.flatten().to_numpy(zero_copy_only=False).reshape(len(batch), self.width)
             payloads: list[Payload] = [json_fields(row) for row in batch.select(others).to_pylist()]
             self.read_last = batch
-            yield FileRows([str(name) for name in batch.column(self.id).to_pylist()], matrix, payloads)
+            yield FileRows(
+                [str(name) for name in batch.column(self.id).to_pylist()], matrix, payloads
+            )
             start += len(batch)
 
     def beside(self, to: str) -> _LanceBeside:
@@ -101,10 +122,14 @@ class _LanceTable:
                 )
         kind = schema.field(self.vector).type
         if not types.is_fixed_size_list(kind):
-            raise DataError(f"{self.name}: vectors are lists of one length, column {self.vector!r} holds {kind}")
+            raise DataError(
+                f"{self.name}: vectors are lists of one length, column {self.vector!r} holds {kind}"
+            )
         kind = schema.field(self.id).type
         if not (types.is_string(kind) or types.is_large_string(kind) or types.is_integer(kind)):
-            raise DataError(f"{self.name}: ids are strings or integers, column {self.id!r} holds {kind}")
+            raise DataError(
+                f"{self.name}: ids are strings or integers, column {self.id!r} holds {kind}"
+            )
         self.numbered = types.is_integer(kind)
 
 
@@ -125,7 +150,9 @@ class _LanceBeside:
 
     def __init__(self, old: _LanceTable, to: str) -> None:
         if to == old.title:
-            raise InputError(f"{old.name} is the old one, which is never written; choose another name")
+            raise InputError(
+                f"{old.name} is the old one, which is never written; choose another name"
+            )
         self.name = f"table {to!r}"
         self._old = old
         self._to = to
@@ -148,7 +175,10 @@ class _LanceBeside:
                 self._old.database.create_table(self._to, schema=wanted)
                 return
             seen = self._table().schema
-        if MARK not in seen.names or seen.field(self._old.vector).type != wanted.field(self._old.vector).type:
+        if (
+            MARK not in seen.names
+            or seen.field(self._old.vector).type != wanted.field(self._old.vector).type
+        ):
             raise InputError(
                 f"{self.name} exists, and is not for vectors of {width} components with the mark {MARK}; choose "
                 "another name",

@@ -16,7 +16,14 @@ from fixstar.gallery.milvus import require_pymilvus
 from fixstar.gallery.store import Floats
 from fixstar.gallery.vector_files import MARK, PAGE, FileRows, VectorPlace, json_fields
 
-_ABOUT_INDEX = ("field_name", "index_name", "total_rows", "indexed_rows", "pending_index_rows", "state")
+_ABOUT_INDEX = (
+    "field_name",
+    "index_name",
+    "total_rows",
+    "indexed_rows",
+    "pending_index_rows",
+    "state",
+)
 _KEPT = ("max_length", "max_capacity", "element_type")  # parameters of a field to copy
 _DYNAMIC = "$meta"
 
@@ -38,7 +45,10 @@ def milvus_collection(server: str, name: str, vector: str | None = None) -> Vect
 @contextmanager
 def _translated(address: MilvusServerAddress) -> Iterator[None]:
     """Translate the errors of Milvus's client."""
-    failures = (importlib.import_module("pymilvus").MilvusException, importlib.import_module("grpc").RpcError)
+    failures = (
+        importlib.import_module("pymilvus").MilvusException,
+        importlib.import_module("grpc").RpcError,
+    )
     try:
         yield
     except failures as error:
@@ -55,7 +65,9 @@ class _MilvusCollection:
     projection: Floats | None = None
     origin: str | None = None
 
-    def __init__(self, client: Any, address: MilvusServerAddress, name: str, vector: str | None) -> None:
+    def __init__(
+        self, client: Any, address: MilvusServerAddress, name: str, vector: str | None
+    ) -> None:
         self.name = f"collection {name!r}"
         self.client = client
         self.address = address
@@ -68,7 +80,9 @@ class _MilvusCollection:
         self.fields: list[dict[str, Any]] = self.schema["fields"]
         (self.id,) = [field["name"] for field in self.fields if field.get("is_primary")]
         self.vector = self._vector_field(vector)
-        self.width = int(next(field for field in self.fields if field["name"] == self.vector)["params"]["dim"])
+        self.width = int(
+            next(field for field in self.fields if field["name"] == self.vector)["params"]["dim"]
+        )
         with _translated(address):
             client.load_collection(name)
         self.ids = [str(row[self.id]) for page in self.pages([self.id], PAGE) for row in page]
@@ -89,13 +103,19 @@ class _MilvusCollection:
         """Another collection, of entities with the same ids and fields."""
         return _MilvusBeside(self, to)
 
-    def pages(self, fields: list[str], rows: int, collection: str | None = None) -> Iterator[list[dict[str, Any]]]:
+    def pages(
+        self, fields: list[str], rows: int, collection: str | None = None
+    ) -> Iterator[list[dict[str, Any]]]:
         """All entities of this or another collection in the order of their ids, page by page."""
         name = collection or self.collection
         with _translated(self.address):
             # an iterator uses the collection's consistency level: wait until all writes are visible
-            self.client.query(name, filter="", output_fields=["count(*)"], consistency_level="Strong")
-            found = self.client.query_iterator(name, batch_size=rows, filter="", output_fields=fields)
+            self.client.query(
+                name, filter="", output_fields=["count(*)"], consistency_level="Strong"
+            )
+            found = self.client.query_iterator(
+                name, batch_size=rows, filter="", output_fields=fields
+            )
             try:
                 while page := found.next():
                     yield [dict(row) for row in page]
@@ -104,14 +124,20 @@ class _MilvusCollection:
 
     def _payload(self, row: dict[str, Any]) -> Payload:
         vectors = {field["name"] for field in self.fields if "VECTOR" in field["type"].name}
-        return json_fields({name: value for name, value in row.items() if name not in (self.id, *vectors)})
+        return json_fields(
+            {name: value for name, value in row.items() if name not in (self.id, *vectors)}
+        )
 
     def _vector_field(self, wanted: str | None) -> str:
-        there = [str(field["name"]) for field in self.fields if field["type"].name == "FLOAT_VECTOR"]
+        there = [
+            str(field["name"]) for field in self.fields if field["type"].name == "FLOAT_VECTOR"
+        ]
         if wanted is None and len(there) == 1:
             return there[0]
         if wanted not in there:
-            raise InputError(f"{self.name} has vectors {', '.join(there) or 'of no float32 kind'}; set vector")
+            raise InputError(
+                f"{self.name} has vectors {', '.join(there) or 'of no float32 kind'}; set vector"
+            )
         return str(wanted)
 
 
@@ -120,7 +146,9 @@ class _MilvusBeside:
 
     def __init__(self, old: _MilvusCollection, to: str) -> None:
         if to == old.collection:
-            raise InputError(f"{old.name} is the old one, which is never written; choose another name")
+            raise InputError(
+                f"{old.name} is the old one, which is never written; choose another name"
+            )
         self.name = f"collection {to!r}"
         self._old = old
         self._client = old.client
@@ -135,10 +163,16 @@ class _MilvusBeside:
         """Create the collection, with the old one's fields and kind of index; one that exists must be as wide."""
         if not self.there():
             with _translated(self._old.address):
-                self._client.create_collection(self._to, schema=self._schema(width), index_params=self._index())
+                self._client.create_collection(
+                    self._to, schema=self._schema(width), index_params=self._index()
+                )
         with _translated(self._old.address):
             seen = self._client.describe_collection(self._to)
-            widths = [field["params"].get("dim") for field in seen["fields"] if field["name"] == self._old.vector]
+            widths = [
+                field["params"].get("dim")
+                for field in seen["fields"]
+                if field["name"] == self._old.vector
+            ]
             if widths != [width] or not seen["enable_dynamic_field"]:
                 raise InputError(
                     f"{self.name} exists, and is not for vectors of {width} components with the mark {MARK} among its "
@@ -155,8 +189,12 @@ class _MilvusBeside:
                 made.add_field(name, field["type"], dim=width)
                 continue
             if "VECTOR" in field["type"].name:
-                raise InputError(f"{self._old.name} has several vectors; the second collection would need them all")
-            parameters = {key: value for key, value in field.get("params", {}).items() if key in _KEPT}
+                raise InputError(
+                    f"{self._old.name} has several vectors; the second collection would need them all"
+                )
+            parameters = {
+                key: value for key, value in field.get("params", {}).items() if key in _KEPT
+            }
             made.add_field(name, field["type"], is_primary=name == self._old.id, **parameters)
         return made
 
@@ -197,7 +235,9 @@ class _MilvusBeside:
         """Store entities with the other fields of the old collection."""
         made = []
         for name, vector, mark in zip(rows.ids, rows.vectors, marks, strict=True):
-            own = {key: value for key, value in self._old.read_last[name].items() if key != _DYNAMIC}
+            own = {
+                key: value for key, value in self._old.read_last[name].items() if key != _DYNAMIC
+            }
             made.append({**own, self._old.vector: np.asarray(vector, np.float32), MARK: mark})
         with _translated(self._old.address):
             self._client.upsert(self._to, made)
@@ -244,7 +284,9 @@ class _MilvusBeside:
         )
 
     def _keys(self, ids: Sequence[str]) -> list[Any]:
-        kind = next(field["type"].name for field in self._old.fields if field["name"] == self._old.id)
+        kind = next(
+            field["type"].name for field in self._old.fields if field["name"] == self._old.id
+        )
         if kind == "INT64":
             return [int(name) for name in ids]
         return list(ids)

@@ -19,7 +19,9 @@ from fixstar.gallery.vector_files import MARK, PAGE, FileRows, VectorPlace
 _MADE = "made by fixstar migrate"  # the comment of a view that may be replaced
 
 
-def postgres_table(url: str, table: str, id_column: str = "id", vector_column: str = "vector") -> VectorPlace:
+def postgres_table(
+    url: str, table: str, id_column: str = "id", vector_column: str = "vector"
+) -> VectorPlace:
     """The rows of a table with vectors (pgvector's types, or arrays of numbers); other columns are the payload.
 
     ``table`` may be "schema.table".
@@ -45,7 +47,8 @@ class _PostgresTable:
                     seen = f"it has the columns {', '.join(columns)}"
                 raise InputError(f"{self.name} has no column {column!r}; {seen}. Set {what}_column")
         first: list[Any] = next(
-            self._rows("SELECT {vector}::real[] FROM {table} WHERE {vector} IS NOT NULL LIMIT 1"), []
+            self._rows("SELECT {vector}::real[] FROM {table} WHERE {vector} IS NOT NULL LIMIT 1"),
+            [],
         )
         if not first or not first[0]:
             raise DataError(f"{self.name} has no vectors in {vector_column!r}")
@@ -55,7 +58,8 @@ class _PostgresTable:
     def blocks(self, rows: int) -> Iterator[FileRows]:
         """All rows, ``rows`` at a time."""
         query = (
-            "SELECT {id}::text, {vector}::real[], to_jsonb(t) - {id_text} - {vector_text} FROM {table} t ORDER BY {id}"
+            "SELECT {id}::text, {vector}::real[], to_jsonb(t) - {id_text} - {vector_text} "
+            "FROM {table} t ORDER BY {id}"
         )
         stored = self._rows(query)
         while some := list(islice(stored, rows)):
@@ -66,8 +70,12 @@ class _PostgresTable:
                         f"{self.name}: {name!r} needs a vector of {self.width} components and has {seen}. Repair that "
                         "row, or name a view without such rows as the table"
                     )
-            payloads: list[Payload] = [{field: v for field, v in row[2].items() if v is not None} for row in some]
-            yield FileRows([row[0] for row in some], np.array([row[1] for row in some], np.float32), payloads)
+            payloads: list[Payload] = [
+                {field: v for field, v in row[2].items() if v is not None} for row in some
+            ]
+            yield FileRows(
+                [row[0] for row in some], np.array([row[1] for row in some], np.float32), payloads
+            )
 
     def beside(self, to: str) -> _PostgresBeside:
         """Another table, of ids and vectors."""
@@ -96,12 +104,17 @@ class _PostgresTable:
         }
         address = parse_postgres_address(self.url)
         try:
-            with psycopg.connect(address.conninfo) as connection, connection.cursor("fixstar_import") as cursor:
+            with (
+                psycopg.connect(address.conninfo) as connection,
+                connection.cursor("fixstar_import") as cursor,
+            ):
                 cursor.itersize = PAGE
                 yield from cursor.execute(SQL(query).format(**names))
         except psycopg.Error as error:
             reason = without_password(str(error).strip().splitlines()[0], address)
-            raise DataError(f"{self.name} cannot be read: {reason}") from None  # the text may contain the password
+            raise DataError(
+                f"{self.name} cannot be read: {reason}"
+            ) from None  # the text may contain the password
 
 
 def quoted(table: Sequence[str]) -> str:
@@ -123,7 +136,9 @@ class _PostgresBeside:
         if len(table) < len(old.table):
             table = [*old.table[:-1], *table]  # in the schema of the old one
         if table == old.table:
-            raise InputError(f"{old.name} is the old one, which is never written; choose another name")
+            raise InputError(
+                f"{old.name} is the old one, which is never written; choose another name"
+            )
         self.name = f"table {'.'.join(table)!r}"
         self._old = old
         self._table = table
@@ -169,7 +184,9 @@ class _PostgresBeside:
             if not _columns(db, self._table):
                 return {}
             self._learn_types(db)
-            query = self._sql("SELECT {id}::text, {mark} FROM {new} WHERE {id} = ANY(%s::{id_type}[])")
+            query = self._sql(
+                "SELECT {id}::text, {mark} FROM {new} WHERE {id} = ANY(%s::{id_type}[])"
+            )
             return dict(db.execute(query, [list(ids)]).fetchall())
 
     def marked(self) -> Iterator[list[str]]:
@@ -185,7 +202,9 @@ class _PostgresBeside:
             brackets = "{}"
         else:
             brackets = "[]"
-        texts = [brackets[0] + ",".join(map(repr, row)) + brackets[1] for row in rows.vectors.tolist()]
+        texts = [
+            brackets[0] + ",".join(map(repr, row)) + brackets[1] for row in rows.vectors.tolist()
+        ]
         query = self._sql(
             "INSERT INTO {new} AS n VALUES (%s::{id_type}, %s::{vector_type}, %s) ON CONFLICT ({id}) DO UPDATE SET "
             "{vector} = excluded.{vector}, {mark} = excluded.{mark} WHERE n.{mark} IS NOT NULL"
@@ -196,7 +215,9 @@ class _PostgresBeside:
     def remove(self, ids: Sequence[str]) -> None:
         """Delete rows."""
         with self._connected() as db:
-            db.execute(self._sql("DELETE FROM {new} WHERE {id} = ANY(%s::{id_type}[])"), [list(ids)])
+            db.execute(
+                self._sql("DELETE FROM {new} WHERE {id} = ANY(%s::{id_type}[])"), [list(ids)]
+            )
 
     def close(self) -> None:
         """Nothing to do: every block is already committed."""
@@ -240,7 +261,9 @@ class _PostgresBeside:
                 for column in _columns(db, self._old.table)
             ]
             made = SQL("CREATE OR REPLACE VIEW {view} AS SELECT {shown} FROM {old} t ").format(
-                view=Identifier(*view), shown=SQL(", ").join(shown), old=Identifier(*self._old.table)
+                view=Identifier(*view),
+                shown=SQL(", ").join(shown),
+                old=Identifier(*self._old.table),
             )
             db.execute(made + self._sql(join))
             db.execute(SQL("COMMENT ON VIEW {} IS {}").format(Identifier(*view), Literal(_MADE)))
@@ -283,7 +306,9 @@ class _PostgresBeside:
         except psycopg.Error as error:
             reason = without_password(str(error).strip().splitlines()[0], address)
             hint = "Stored data is unchanged"
-            if isinstance(error, (psycopg.errors.InsufficientPrivilege, psycopg.errors.ReadOnlySqlTransaction)):
+            if isinstance(
+                error, (psycopg.errors.InsufficientPrivilege, psycopg.errors.ReadOnlySqlTransaction)
+            ):
                 hint = "Connect as a user who may create tables in that schema, to a server that takes writes"
             raise DataError(f"{self.name} cannot be read or written: {reason}. {hint}") from None
 

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fixstar.errors import DataError, GalleryUnavailableError, InputError, MissingExtraError, NextStep
+from fixstar.errors import (
+    DataError,
+    GalleryUnavailableError,
+    InputError,
+    MissingExtraError,
+    NextStep,
+)
 from fixstar.gallery.addresses import QdrantAddress, parse_qdrant_address
 from fixstar.gallery.store import Floats
 from fixstar.gallery.vector_files import MARK, PAGE, FileRows, VectorPlace
@@ -30,7 +36,9 @@ def qdrant_collection(
         return _QdrantCollection(
             client=_connect(address), address=address.url, name=name, vector=vector, field=id_field
         )
-    return _QdrantCollection(client=server, address="the given client", name=name, vector=vector, field=id_field)
+    return _QdrantCollection(
+        client=server, address="the given client", name=name, vector=vector, field=id_field
+    )
 
 
 def _connect(address: QdrantAddress) -> QdrantClient:
@@ -66,14 +74,18 @@ def _translated(address: str) -> Iterator[None]:
         elif status in (401, 403):
             hint = "put an API key that may do this into the environment variable QDRANT_API_KEY"
         reason = " ".join(lines)[:300]
-        raise GalleryUnavailableError(f"the Qdrant server at {address} failed ({reason}); {hint}") from error
+        raise GalleryUnavailableError(
+            f"the Qdrant server at {address} failed ({reason}); {hint}"
+        ) from error
 
 
 class _QdrantCollection:
     projection: Floats | None = None
     origin: str | None = None
 
-    def __init__(self, client: QdrantClient, address: str, name: str, vector: str | None, field: str | None) -> None:
+    def __init__(
+        self, client: QdrantClient, address: str, name: str, vector: str | None, field: str | None
+    ) -> None:
         self.name = f"collection {name!r}"
         self.client = client
         self.address = address
@@ -82,25 +94,40 @@ class _QdrantCollection:
         self._field = field
         with _translated(address):
             if not client.collection_exists(name):
-                there = ", ".join(sorted(one.name for one in client.get_collections().collections)) or "none"
+                there = (
+                    ", ".join(sorted(one.name for one in client.get_collections().collections))
+                    or "none"
+                )
                 raise InputError(f"{address} has no collection {name!r}; it has {there}")
             kind = self._kind(client.get_collection(name).config.params.vectors)
         self.width = int(kind.size)
         self.distance = kind.distance
         self.ids = [
-            self._id(record) for page in self._pages(PAGE, payload=[field] if field else False) for record in page
+            self._id(record)
+            for page in self._pages(PAGE, payload=[field] if field else False)
+            for record in page
         ]
         if not self.ids:
             raise DataError(f"{self.name} is empty")
 
     def blocks(self, rows: int) -> Iterator[FileRows]:
         """All points, ``rows`` at a time."""
-        for page in self._pages(rows, payload=True, vectors=True if self.vector is None else [self.vector]):
-            vectors = [r.vector.get(self.vector) if isinstance(r.vector, dict) else r.vector for r in page]
-            if missing := [record.id for record, vector in zip(page, vectors, strict=True) if vector is None]:
-                raise DataError(f"{self.name}: point {missing[0]} has no vector; nothing was stored")
+        for page in self._pages(
+            rows, payload=True, vectors=True if self.vector is None else [self.vector]
+        ):
+            vectors = [
+                r.vector.get(self.vector) if isinstance(r.vector, dict) else r.vector for r in page
+            ]
+            if missing := [
+                record.id for record, vector in zip(page, vectors, strict=True) if vector is None
+            ]:
+                raise DataError(
+                    f"{self.name}: point {missing[0]} has no vector; nothing was stored"
+                )
             matrix = np.array(vectors, np.float32)
-            yield FileRows([self._id(record) for record in page], matrix, [dict(r.payload or {}) for r in page])
+            yield FileRows(
+                [self._id(record) for record in page], matrix, [dict(r.payload or {}) for r in page]
+            )
 
     def beside(self, to: str) -> _QdrantBeside:
         """Another collection, of points with the same ids and payloads."""
@@ -119,7 +146,9 @@ class _QdrantCollection:
                 )
             kinds = kinds[self.vector]
         elif self.vector is not None:
-            raise InputError(f"{self.name} has one vector per point, without a name; do not set vector")
+            raise InputError(
+                f"{self.name} has one vector per point, without a name; do not set vector"
+            )
         if kinds.multivector_config is not None:
             raise DataError(f"{self.name} holds several vectors per point; a gallery holds one")
         return kinds
@@ -129,21 +158,33 @@ class _QdrantCollection:
             return str(record.id)
         value = (record.payload or {}).get(self._field)
         if value is None or isinstance(value, (dict, list)):
-            raise DataError(f"{self.name}: point {record.id} has no id in its field {self._field!r}")
+            raise DataError(
+                f"{self.name}: point {record.id} has no id in its field {self._field!r}"
+            )
         return str(value)
 
-    def _pages(self, rows: int, payload: bool | list[str], vectors: bool | list[str] = False) -> Iterator[list[Any]]:
+    def _pages(
+        self, rows: int, payload: bool | list[str], vectors: bool | list[str] = False
+    ) -> Iterator[list[Any]]:
         with _translated(self.address):
-            yield from _scrolled(self.client, collection=self.collection, rows=rows, payload=payload, vectors=vectors)
+            yield from _scrolled(
+                self.client, collection=self.collection, rows=rows, payload=payload, vectors=vectors
+            )
 
 
 def _scrolled(
-    client: QdrantClient, collection: str, rows: int, payload: bool | list[str], vectors: bool | list[str] = False
+    client: QdrantClient,
+    collection: str,
+    rows: int,
+    payload: bool | list[str],
+    vectors: bool | list[str] = False,
 ) -> Iterator[list[Any]]:
     """All points of a collection, page by page."""
     after: Any = None
     while True:
-        page, after = client.scroll(collection, limit=rows, offset=after, with_payload=payload, with_vectors=vectors)
+        page, after = client.scroll(
+            collection, limit=rows, offset=after, with_payload=payload, with_vectors=vectors
+        )
         yield page
         if after is None:
             return
@@ -154,7 +195,9 @@ class _QdrantBeside:
 
     def __init__(self, old: _QdrantCollection, to: str) -> None:
         if to == old.collection:
-            raise InputError(f"{old.name} is the old one, which is never written; choose another name")
+            raise InputError(
+                f"{old.name} is the old one, which is never written; choose another name"
+            )
         self.name = f"collection {to!r}"
         self._old = old
         self._client = old.client
@@ -173,7 +216,9 @@ class _QdrantBeside:
         if not self.there():
             made = models.VectorParams(size=width, distance=self._old.distance)
             with _translated(self._old.address):
-                self._client.create_collection(self._to, vectors_config=made if vector is None else {vector: made})
+                self._client.create_collection(
+                    self._to, vectors_config=made if vector is None else {vector: made}
+                )
             return
         with _translated(self._old.address):
             kinds: Any = self._client.get_collection(self._to).config.params.vectors
@@ -192,7 +237,9 @@ class _QdrantBeside:
         if not self.there():
             return {}
         with _translated(self._old.address):
-            found = self._client.retrieve(self._to, [_point_id(name) for name in ids], with_payload=[MARK])
+            found = self._client.retrieve(
+                self._to, [_point_id(name) for name in ids], with_payload=[MARK]
+            )
         return {str(record.id): (record.payload or {}).get(MARK) for record in found}
 
     def marked(self) -> Iterator[list[str]]:
@@ -206,12 +253,18 @@ class _QdrantBeside:
         from qdrant_client import models
 
         points = []
-        for name, vector, payload, mark in zip(rows.ids, rows.vectors.tolist(), rows.payloads, marks, strict=True):
+        for name, vector, payload, mark in zip(
+            rows.ids, rows.vectors.tolist(), rows.payloads, marks, strict=True
+        ):
             if self._old.vector is None:
                 named = vector
             else:
                 named = {self._old.vector: vector}
-            points.append(models.PointStruct(id=_point_id(name), vector=named, payload={**payload, MARK: mark}))
+            points.append(
+                models.PointStruct(
+                    id=_point_id(name), vector=named, payload={**payload, MARK: mark}
+                )
+            )
         with _translated(self._old.address):
             self._client.upsert(self._to, points, wait=True)
 
@@ -220,7 +273,9 @@ class _QdrantBeside:
         from qdrant_client import models
 
         with _translated(self._old.address):
-            self._client.delete(self._to, models.PointIdsList(points=[_point_id(name) for name in ids]), wait=True)
+            self._client.delete(
+                self._to, models.PointIdsList(points=[_point_id(name) for name in ids]), wait=True
+            )
 
     def close(self) -> None:
         """Nothing to do: every block is already stored."""
@@ -251,7 +306,9 @@ class _QdrantBeside:
                 )
             changes: list[Any] = []
             if before is not None:
-                changes.append(models.DeleteAliasOperation(delete_alias=models.DeleteAlias(alias_name=alias)))
+                changes.append(
+                    models.DeleteAliasOperation(delete_alias=models.DeleteAlias(alias_name=alias))
+                )
             made = models.CreateAlias(collection_name=collection, alias_name=alias)
             changes.append(models.CreateAliasOperation(create_alias=made))
             self._client.update_collection_aliases(changes)

@@ -83,5 +83,7 @@ def create_backbone(name: str, **options: Any) -> Backbone:
     allowed = list(inspect.signature(builder).parameters)
     unknown = sorted(set(options) - set(allowed))
     if unknown:
-        raise InputError(f"unknown option {', '.join(unknown)} of backbone {name}; allowed: {', '.join(allowed)}")
+        raise InputError(
+            f"unknown option {', '.join(unknown)} of backbone {name}; allowed: {', '.join(allowed)}"
+        )
     return builder(**options)

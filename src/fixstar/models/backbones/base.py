@@ -24,7 +24,9 @@ class Backbone(nn.Module, ABC):
     ``inputs`` is the preprocessing of images, or the prompts of texts.
     """
 
-    def __init__(self, name: str, options: dict[str, Any], feature_dim: int, inputs: Preprocessing | Prompts) -> None:
+    def __init__(
+        self, name: str, options: dict[str, Any], feature_dim: int, inputs: Preprocessing | Prompts
+    ) -> None:
         super().__init__()
         self.name = name
         self.options: dict[str, object] = options
@@ -87,9 +89,13 @@ def mnist_inputs(channels: int = 1) -> Preprocessing:
     return _inputs((28, 28), channels, _MNIST)
 
 
-def _inputs(size: tuple[int, int], channels: int, statistics: Statistics, **options: Any) -> Preprocessing:
+def _inputs(
+    size: tuple[int, int], channels: int, statistics: Statistics, **options: Any
+) -> Preprocessing:
     """With the statistics, or their average for every channel if the dataset has another number of channels."""
     if isinstance(channels, bool) or channels not in (1, 3):
-        raise InputError(f"a backbone takes images of 1 (grey) or 3 (RGB) channels, got {channels!r}")
+        raise InputError(
+            f"a backbone takes images of 1 (grey) or 3 (RGB) channels, got {channels!r}"
+        )
     mean, std = (v if len(v) == channels else (sum(v) / len(v),) * channels for v in statistics)
     return Preprocessing(size=size, channels=channels, mean=mean, std=std, **options)

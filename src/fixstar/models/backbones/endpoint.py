@@ -133,7 +133,11 @@ class EndpointBackbone(TextBackbone):
             yield self._ask([text])
 
     def _ask(self, texts: Sequence[str]) -> np.ndarray[Any, np.dtype[np.float32]]:
-        body: dict[str, Any] = {"model": self.model, "input": list(texts), "encoding_format": "float"}
+        body: dict[str, Any] = {
+            "model": self.model,
+            "input": list(texts),
+            "encoding_format": "float",
+        }
         if self.options["dimensions"] is not None:
             body["dimensions"] = self.options["dimensions"]
         answer = self._posted(body)
@@ -173,7 +177,9 @@ class EndpointBackbone(TextBackbone):
                         f"{self.url} refused to embed with {self.model} ({failure}).{self._hint(status)}"
                     )
                 asked = _retry_after(headers.get("retry-after"))
-            wait = min(_LONGEST_PAUSE, asked if asked is not None else pause * random.uniform(0.5, 1.0))
+            wait = min(
+                _LONGEST_PAUSE, asked if asked is not None else pause * random.uniform(0.5, 1.0)
+            )
             if deadline is not None and time.monotonic() + wait >= deadline:
                 break
             if attempt < _ATTEMPTS:
@@ -198,10 +204,14 @@ class EndpointBackbone(TextBackbone):
             ends = min(ends, deadline)
         left = max(0.001, ends - time.monotonic())
         parts = []
-        with client.stream("POST", self.url, json=body, headers=self._headers(), timeout=left) as response:
+        with client.stream(
+            "POST", self.url, json=body, headers=self._headers(), timeout=left
+        ) as response:
             for part in response.iter_bytes():
                 parts.append(part)
-                if time.monotonic() > ends:  # the timeout is of each read: a slow trickle would never end
+                if (
+                    time.monotonic() > ends
+                ):  # the timeout is of each read: a slow trickle would never end
                     raise httpx.ReadTimeout("the answer was not complete in time")
         return response.status_code, b"".join(parts), response.headers
 
@@ -221,7 +231,9 @@ class EndpointBackbone(TextBackbone):
     def _opened(self, httpx: Any) -> Any:
         with self._lock:
             if self._client is None:
-                self._client = httpx.Client(timeout=_TIMEOUT, follow_redirects=False)  # a key must not follow one
+                self._client = httpx.Client(
+                    timeout=_TIMEOUT, follow_redirects=False
+                )  # a key must not follow one
             return self._client
 
     def _wait_for_turn(self, deadline: float | None) -> bool:
@@ -279,7 +291,9 @@ def _parsed(address: str) -> tuple[str, str, int | None]:
     wanted = "an address is https://HOST/v1/embeddings?model=NAME, and may say &dimensions=256"
     parts = urlsplit(address)
     if parts.username or parts.password:
-        raise InputError("an address must not hold a password: a key is read from an environment variable")
+        raise InputError(
+            "an address must not hold a password: a key is read from an environment variable"
+        )
     given = dict(parse_qsl(parts.query, keep_blank_values=True))
     model = given.pop("model", "")
     asked = given.pop("dimensions", None)
@@ -289,7 +303,11 @@ def _parsed(address: str) -> tuple[str, str, int | None]:
         raise InputError(f"{address} does not name a host and a model: {wanted}")
     if asked is not None and not (asked.isascii() and asked.isdigit() and int(asked) > 0):
         raise InputError(f"dimensions is a whole number above 0, got {asked!r}: {wanted}")
-    return urlunsplit(parts._replace(query="", fragment="")), model, None if asked is None else int(asked)
+    return (
+        urlunsplit(parts._replace(query="", fragment="")),
+        model,
+        None if asked is None else int(asked),
+    )
 
 
 def _httpx() -> Any:
@@ -351,7 +369,9 @@ def _vectors(answer: dict[str, Any], count: int, url: str) -> np.ndarray[Any, np
         )
     if all(row.get("index") is None for row in rows):
         if len(rows) == count > 1:
-            raise _NotNumberedError(f"{url} does not say which of its vectors belongs to which text")
+            raise _NotNumberedError(
+                f"{url} does not say which of its vectors belongs to which text"
+            )
         order = list(range(len(rows)))
     else:
         order = [row.get("index") for row in rows]
@@ -367,9 +387,15 @@ def _vectors(answer: dict[str, Any], count: int, url: str) -> np.ndarray[Any, np
             f"{url} returned vectors of different widths, or something else than numbers"
         ) from None
     if vectors.ndim != 2 or not vectors.shape[1]:
-        raise EmbeddingServerError(f"{url} returned an array {vectors.shape}, not one vector per text")
+        raise EmbeddingServerError(
+            f"{url} returned an array {vectors.shape}, not one vector per text"
+        )
     if not np.isfinite(vectors).all():
-        raise EmbeddingServerError(f"{url} returned numbers that are not finite; they were not used")
+        raise EmbeddingServerError(
+            f"{url} returned numbers that are not finite; they were not used"
+        )
     if not np.linalg.norm(vectors, axis=1).all():
-        raise EmbeddingServerError(f"{url} returned a vector of zeros, which has no direction; it was not used")
+        raise EmbeddingServerError(
+            f"{url} returned a vector of zeros, which has no direction; it was not used"
+        )
     return vectors

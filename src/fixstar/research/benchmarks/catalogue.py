@@ -17,7 +17,14 @@ from fractions import Fraction
 from importlib.resources import files
 from typing import Any, Literal
 
-from fixstar.data import Augmentation, ImageSet, TaskStream, class_and_sample_stream, class_order, sample_stream
+from fixstar.data import (
+    Augmentation,
+    ImageSet,
+    TaskStream,
+    class_and_sample_stream,
+    class_order,
+    sample_stream,
+)
 from fixstar.errors import InputError, UnknownNameError
 from fixstar.images import Preprocessing
 from fixstar.methods import Method, create_method
@@ -30,7 +37,11 @@ Ablations = Mapping[str, Mapping[str, Mapping[str, Any]]]
 # changed, and run again), 7 to 9 were looked at by an independent reader, 10 to 12 are fresh. A run on any of them is
 # noted in benchmarks/looks.json.
 SET_ASIDE_ORDERS = {"cifar100": range(4, 19)}
-_OF_CHOICE = ("capacity", "epochs", "translate")  # of a method in the catalogue; all else are its options
+_OF_CHOICE = (
+    "capacity",
+    "epochs",
+    "translate",
+)  # of a method in the catalogue; all else are its options
 _IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
 
@@ -50,7 +61,9 @@ class Tasks:
 
     def __post_init__(self) -> None:
         given = [parts for parts in (self.sizes, self.class_shares, self.sample_shares) if parts]
-        empty = self.class_shares[:1] == (1.0,)  # nothing is added: the second model is trained on the same data
+        empty = self.class_shares[:1] == (
+            1.0,
+        )  # nothing is added: the second model is trained on the same data
         if (
             len(given) != 1
             or (min(given[0]) <= 0 and not empty)
@@ -76,7 +89,9 @@ class Tasks:
         names = class_order(images.classes, order)
         sizes = self._sizes(len(images.classes))
         if sum(sizes) > len(names) or (0 in sizes and self.class_shares[:1] != (1.0,)):
-            raise InputError(f"{self.count} tasks of {sizes} classes cannot be made of {len(names)} classes")
+            raise InputError(
+                f"{self.count} tasks of {sizes} classes cannot be made of {len(names)} classes"
+            )
         cuts = list(itertools.accumulate(sizes, initial=0))
         groups = [names[a:b] for a, b in itertools.pairwise(cuts)]
         return TaskStream.of((images.of_classes(group) for group in groups), names[: cuts[-1]])
@@ -84,7 +99,9 @@ class Tasks:
     def _sizes(self, classes: int) -> tuple[int, ...]:
         if self.sizes:
             return self.sizes
-        cuts = [round(share * classes) for share in itertools.accumulate(self.class_shares, initial=0.0)]
+        cuts = [
+            round(share * classes) for share in itertools.accumulate(self.class_shares, initial=0.0)
+        ]
         return tuple(b - a for a, b in itertools.pairwise(cuts))
 
 
@@ -208,11 +225,17 @@ class Benchmark:
 
 
 def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    return {
+        name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
+    }
 
 
 def _tasks(values: Mapping[str, Any]) -> Tasks:
-    shares = {name: tuple(float(Fraction(one)) for one in values[name]) for name in values if name.endswith("_shares")}
+    shares = {
+        name: tuple(float(Fraction(one)) for one in values[name])
+        for name in values
+        if name.endswith("_shares")
+    }
     return Tasks(**{**_tuples(values), **shares})
 
 
@@ -239,16 +262,23 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "preprocessing": lambda values: Preprocessing(**{**_IMAGENET, **values}),
     "orders": lambda values: tuple(order or None for order in values),
     "replacements": lambda values: tuple(
-        Replacement(**{**one, "share": float(Fraction(one["share"])), "recipe": _recipe(one["recipe"])})
+        Replacement(
+            **{**one, "share": float(Fraction(one["share"])), "recipe": _recipe(one["recipe"])}
+        )
         for one in values
     ),
-    "later_models": lambda values: {int(number): _read(changes) for number, changes in values.items()},
+    "later_models": lambda values: {
+        int(number): _read(changes) for number, changes in values.items()
+    },
 }
 
 
 def _read(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a benchmark, or of a variant, from their plain form."""
-    return {name: _READERS[name](value) if name in _READERS else value for name, value in _tuples(fields).items()}
+    return {
+        name: _READERS[name](value) if name in _READERS else value
+        for name, value in _tuples(fields).items()
+    }
 
 
 def _entry(name: str, content: Mapping[str, Mapping[str, Any]]) -> Benchmark:
@@ -260,11 +290,15 @@ def _entry(name: str, content: Mapping[str, Mapping[str, Any]]) -> Benchmark:
         if "replacements" in fields:
             usual = {"backbone": own["backbone"], "recipe": own["recipe"]}
             fields["replacements"] = [usual | one for one in fields["replacements"]]
-    variants = {key: {value: _read(fields) for value, fields in of.items()} for key, of in ablations.items()}
+    variants = {
+        key: {value: _read(fields) for value, fields in of.items()} for key, of in ablations.items()
+    }
     return Benchmark(name=name, ablations=variants, **_read(own))
 
 
-_CONTENT = tomllib.loads(files("fixstar.research.benchmarks").joinpath("catalogue.toml").read_text(encoding="utf-8"))
+_CONTENT = tomllib.loads(
+    files("fixstar.research.benchmarks").joinpath("catalogue.toml").read_text(encoding="utf-8")
+)
 _CATALOGUE = {name: _entry(name, _CONTENT) for name in _CONTENT}
 
 
@@ -288,5 +322,7 @@ def benchmark(name: str) -> Benchmark:
         return _CATALOGUE[base]
     choices = [choice.partition("=") for choice in chosen.split(",")]
     if not all(ablation and value for ablation, _, value in choices):
-        raise InputError(f"a variant is written {base}:NAME=VALUE, several with commas; got {name!r}")
+        raise InputError(
+            f"a variant is written {base}:NAME=VALUE, several with commas; got {name!r}"
+        )
     return _CATALOGUE[base].variant({ablation: value for ablation, _, value in choices})

@@ -86,14 +86,23 @@ class Comparison:
 
     def is_best(self, line: Line, protocol: str | None, column: str) -> bool:
         """Whether a line has the best mean of a column, among ours with ``enough`` runs or (None) the papers'."""
-        lines = [other for other in self.lines if protocol is None or len(other.runs) >= self.enough]
-        values = [value for other in lines if (value := _value(other, protocol, column)) is not None]
-        return line in lines and len(set(values)) > 1 and _value(line, protocol, column) == max(values)
+        lines = [
+            other for other in self.lines if protocol is None or len(other.runs) >= self.enough
+        ]
+        values = [
+            value for other in lines if (value := _value(other, protocol, column)) is not None
+        ]
+        return (
+            line in lines and len(set(values)) > 1 and _value(line, protocol, column) == max(values)
+        )
 
 
 def read_results(benchmark: Benchmark, folder: str | Path) -> list[RunResult]:
     """Every finished run of a benchmark in a folder of results."""
-    return [RunResult.load(path) for path in sorted(Path(folder).glob(f"{file_stem(benchmark.name)}__*.json"))]
+    return [
+        RunResult.load(path)
+        for path in sorted(Path(folder).glob(f"{file_stem(benchmark.name)}__*.json"))
+    ]
 
 
 def compare(benchmark: Benchmark, results: Sequence[RunResult]) -> Comparison:
@@ -101,15 +110,33 @@ def compare(benchmark: Benchmark, results: Sequence[RunResult]) -> Comparison:
     theirs = _printed(benchmark)
     groups: dict[tuple[str, tuple[str, ...], str, int], list[RunResult]] = {}
     for result in results:
-        key = (result.method, _special(benchmark, result), _orders(benchmark, result), result.epochs)
+        key = (
+            result.method,
+            _special(benchmark, result),
+            _orders(benchmark, result),
+            result.epochs,
+        )
         groups.setdefault(key, []).append(result)
-    columns = [*METRICS, *sorted({name for entry in theirs.values() for name in entry.values if name.startswith("C[")})]
-    order = {name: place for place, name in enumerate([*theirs, *benchmark.methods, *benchmark.ours])}
+    columns = [
+        *METRICS,
+        *sorted(
+            {name for entry in theirs.values() for name in entry.values if name.startswith("C[")}
+        ),
+    ]
+    order = {
+        name: place for place, name in enumerate([*theirs, *benchmark.methods, *benchmark.ours])
+    }
     lines = [
         _line(*key, runs, theirs.get(key[0]), columns)
-        for key, runs in sorted(groups.items(), key=lambda item: (order.get(item[0][0], len(order)), item[0]))
+        for key, runs in sorted(
+            groups.items(), key=lambda item: (order.get(item[0][0], len(order)), item[0])
+        )
     ]
-    lines += [Line(name, printed=entry) for name, entry in theirs.items() if name not in {m.method for m in lines}]
+    lines += [
+        Line(name, printed=entry)
+        for name, entry in theirs.items()
+        if name not in {m.method for m in lines}
+    ]
     lines.sort(key=lambda line: order.get(line.method, len(order)))
     return Comparison(benchmark, tuple(columns), tuple(lines))
 
@@ -127,10 +154,18 @@ def _line(
     ours = {}
     matrices = {}
     for protocol in dict.fromkeys(name for run in runs for name in run.protocols):
-        judged = [run for run in runs if protocol in run.protocols]  # older runs may not have been judged by all
+        judged = [
+            run for run in runs if protocol in run.protocols
+        ]  # older runs may not have been judged by all
         matrices[protocol] = summarise_matrices([run.matrix(protocol) for run in judged]).mean
         ours[protocol] = summarise(
-            [{**run.metrics(protocol), **{name: _cell(run.matrix(protocol), name) for name in cells}} for run in judged]
+            [
+                {
+                    **run.metrics(protocol),
+                    **{name: _cell(run.matrix(protocol), name) for name in cells},
+                }
+                for run in judged
+            ]
         )
     return Line(
         method=method,
@@ -157,8 +192,13 @@ def _special(benchmark: Benchmark, result: RunResult) -> tuple[str, ...]:
     capacity = result.settings["capacity"]
     if capacity != usual_capacity(benchmark, result.method):
         words.append(f"K={capacity}")
-    words += translation_words(benchmark, result.method, result.settings.get("translation", {}).get("weight"))
-    return (*words, *(f"{key}={value}" for key, value in changed_settings(benchmark, result.settings).items()))
+    words += translation_words(
+        benchmark, result.method, result.settings.get("translation", {}).get("weight")
+    )
+    return (
+        *words,
+        *(f"{key}={value}" for key, value in changed_settings(benchmark, result.settings).items()),
+    )
 
 
 def _orders(benchmark: Benchmark, result: RunResult) -> str:
@@ -208,7 +248,11 @@ def _columns(row: Row) -> dict[str, Figure]:
     """A row's figures under our names, without dashes and without columns that we do not have, such as gains."""
     if row.pair is None:
         named = {_RENAMED.get(name, name): figure for name, figure in row.values.items()}
-        return {n: figure for n, figure in named.items() if figure and (n in METRICS or n.startswith("C["))}
+        return {
+            n: figure
+            for n, figure in named.items()
+            if figure and (n in METRICS or n.startswith("C["))
+        }
     numbers = [_version(name) for name in row.pair]
     figure = row.values.get("M")
     if figure is None or None in numbers:

@@ -70,11 +70,15 @@ class DatasetFile:
             found = sum(_has_image(child) for child in class_folders(place))
             wrong = found != self.classes
             if wrong:
-                return [f"{self.path}: {found:,} class folders with images, expected {self.classes:,}"]
+                return [
+                    f"{self.path}: {found:,} class folders with images, expected {self.classes:,}"
+                ]
             return []
         lacking = [name for name in self.classes if not _has_image(place / name)]
         if lacking:
-            return [f"{self.path}: {len(lacking)} of {len(self.classes)} classes missing: {_first_of(lacking)}"]
+            return [
+                f"{self.path}: {len(lacking)} of {len(self.classes)} classes missing: {_first_of(lacking)}"
+            ]
         return []
 
 
@@ -104,7 +108,9 @@ class Dataset:
         """Raise if something is missing in the data folder, and say where to get it."""
         if missing := self.check(folder):
             lines = "\n  ".join(missing)
-            raise DataError(f"{folder}: {self.title} is not complete:\n  {lines}\n{self.instructions()}")
+            raise DataError(
+                f"{folder}: {self.title} is not complete:\n  {lines}\n{self.instructions()}"
+            )
 
     def open(self, folder: str | Path, split: str) -> ImageSet:
         """The labelled images of a split, "train" or "test", after a check of the layout."""
@@ -120,7 +126,10 @@ class Dataset:
 
 
 def _has_image(folder: Path) -> bool:
-    return any(path.suffix.lower() in IMAGE_EXTENSIONS and not path.name.startswith(".") for path in folder.rglob("*"))
+    return any(
+        path.suffix.lower() in IMAGE_EXTENSIONS and not path.name.startswith(".")
+        for path in folder.rglob("*")
+    )
 
 
 def train_folder(path: str) -> Loader:
@@ -149,7 +158,9 @@ def tinyimagenet(held_out: bool) -> Loader:
 
     def part(folder: Path, split: str) -> ImageSet:
         images = load(folder, split)
-        return images.of_classes([name for i, name in enumerate(images.classes) if (i % 10 == 9) == held_out])
+        return images.of_classes(
+            [name for i, name in enumerate(images.classes) if (i % 10 == 9) == held_out]
+        )
 
     return part
 
@@ -186,8 +197,15 @@ def imagenet32(folder: Path, split: str) -> ImageSet:
         with np.load(place / name, allow_pickle=False) as batch:
             planes = batch["data"]
             numbers = batch["labels"]
-        if planes.dtype != np.uint8 or planes.shape[1:] != (3072,) or numbers.min() < 1 or numbers.max() > 1000:
-            raise DataError(f"{place / name}: not ImageNet32: expected uint8 data [N, 3072] and labels 1 to 1000")
+        if (
+            planes.dtype != np.uint8
+            or planes.shape[1:] != (3072,)
+            or numbers.min() < 1
+            or numbers.max() > 1000
+        ):
+            raise DataError(
+                f"{place / name}: not ImageNet32: expected uint8 data [N, 3072] and labels 1 to 1000"
+            )
         images.append(planes.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
         labels.append(numbers.astype(np.int64) - 1)
     classes = tuple(str(i) for i in range(1, 1001))
@@ -202,8 +220,14 @@ def cub(first: int, last: int) -> Loader:
         root = folder / "CUB_200_2011"
         images = image_folder(root / "images")
         names = dict(line.split() for line in (root / "images.txt").read_text().splitlines())
-        training = dict(line.split() for line in (root / "train_test_split.txt").read_text().splitlines())
-        wanted = {root / "images" / name for i, name in names.items() if (training[i] == "1") == (split == "train")}
+        training = dict(
+            line.split() for line in (root / "train_test_split.txt").read_text().splitlines()
+        )
+        wanted = {
+            root / "images" / name
+            for i, name in names.items()
+            if (training[i] == "1") == (split == "train")
+        }
         assert isinstance(images.images, tuple), "image_folder names files"
         chosen = images.take(np.array([path in wanted for path in images.images]))
         return chosen.of_classes(images.classes[first - 1 : last])
@@ -214,18 +238,26 @@ def cub(first: int, last: int) -> Loader:
 # Faces, people, landmarks and exhibits. Their owners list images in text files, which damage must not make shorter.
 
 
-def _table(file: Path, columns: int, separator: str | None = None, header: bool = False) -> list[list[str]]:
+def _table(
+    file: Path, columns: int, separator: str | None = None, header: bool = False
+) -> list[list[str]]:
     """The cells of a text file, line by line; a line with other than ``columns`` cells is reported."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file} cannot be read as text ({error}); copy it again") from error
-    rows = [(number, line.split(separator)) for number, line in enumerate(lines, start=1) if line.strip()]
+    rows = [
+        (number, line.split(separator))
+        for number, line in enumerate(lines, start=1)
+        if line.strip()
+    ]
     if header:
         rows = rows[1:]
     for number, cells in rows:
         if len(cells) != columns:
-            raise DataError(f"{file}: line {number} has {len(cells)} columns, expected {columns}; copy the file again")
+            raise DataError(
+                f"{file}: line {number} has {len(cells)} columns, expected {columns}; copy the file again"
+            )
     if not rows:
         raise DataError(f"{file}: no lines; copy it again")
     return [cells for _, cells in rows]
@@ -239,38 +271,56 @@ def _first_of(names: Sequence[object]) -> str:
     return ", ".join(shown)
 
 
-def _listed_images(paths: Sequence[Path], labels: Sequence[str], source: Path, name: str) -> ImageSet:
+def _listed_images(
+    paths: Sequence[Path], labels: Sequence[str], source: Path, name: str
+) -> ImageSet:
     """Images that a file lists, with the label of each; all must be there. Classes are sorted by name."""
     lacking = [path for path in paths if not path.is_file()]
     if lacking:
-        raise DataError(f"{source} lists {plural(len(lacking), 'missing image')}: {_first_of(lacking)}")
+        raise DataError(
+            f"{source} lists {plural(len(lacking), 'missing image')}: {_first_of(lacking)}"
+        )
     classes, numbers = np.unique(np.array(labels), return_inverse=True)
-    return ImageSet(tuple(paths), numbers.astype(np.int64), tuple(str(one) for one in classes), name)
+    return ImageSet(
+        tuple(paths), numbers.astype(np.int64), tuple(str(one) for one in classes), name
+    )
 
 
 def _lfw_image(folder: Path, person: str, number: str, source: Path) -> Path:
     if not number.isdecimal():
-        raise DataError(f"{source}: {number!r} is not the number of an image of {person}; copy the file again")
+        raise DataError(
+            f"{source}: {number!r} is not the number of an image of {person}; copy the file again"
+        )
     return folder / "lfw" / person / f"{person}_{int(number):04}.jpg"
 
 
 def lfw_pairs(folder: Path) -> tuple[list[tuple[Path, Path]], NDArray[np.bool_]]:
     """The images of LFW's 6,000 pairs, in the order of pairs.txt, and which pairs are of one person."""
-    file = next(place for place in (folder / "pairs.txt", folder / "lfw" / "pairs.txt") if place.is_file())
+    file = next(
+        place for place in (folder / "pairs.txt", folder / "lfw" / "pairs.txt") if place.is_file()
+    )
     lines = [line.split() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
     if not lines or len(lines[0]) != 2 or not all(cell.isdecimal() for cell in lines[0]):
-        raise DataError(f"{file}: the first line must be the number of folds and of pairs, such as 10 300")
+        raise DataError(
+            f"{file}: the first line must be the number of folds and of pairs, such as 10 300"
+        )
     folds, each = (int(cell) for cell in lines[0])
     if len(lines) - 1 != 2 * folds * each:
-        raise DataError(f"{file}: {len(lines) - 1:,} pairs, its first line says {2 * folds * each:,}; copy it again")
+        raise DataError(
+            f"{file}: {len(lines) - 1:,} pairs, its first line says {2 * folds * each:,}; copy it again"
+        )
     pairs = []
     same = []
     for number, cells in enumerate(lines[1:], start=2):
         if len(cells) not in (3, 4):
-            raise DataError(f"{file}: line {number} has {len(cells)} columns, expected 3 or 4; copy the file again")
+            raise DataError(
+                f"{file}: line {number} has {len(cells)} columns, expected 3 or 4; copy the file again"
+            )
         one = cells[0]
         other = cells[0] if len(cells) == 3 else cells[2]
-        pairs.append((_lfw_image(folder, one, cells[1], file), _lfw_image(folder, other, cells[-1], file)))
+        pairs.append(
+            (_lfw_image(folder, one, cells[1], file), _lfw_image(folder, other, cells[-1], file))
+        )
         same.append(len(cells) == 3)
     return pairs, np.array(same)
 
@@ -321,7 +371,9 @@ def celeba(folder: Path, split: str) -> ImageSet:
     wanted = {"train": "0", "test": "2"}[split]
     names = [name for name, part in parts.items() if part == wanted]
     paths = [root / "img_align_celeba" / name for name in names]
-    return _listed_images(paths, [people[name] for name in names], root / "identity_CelebA.txt", f"celeba {split}")
+    return _listed_images(
+        paths, [people[name] for name in names], root / "identity_CelebA.txt", f"celeba {split}"
+    )
 
 
 def _landmark_image(folder: Path, part: str, name: str) -> Path:
@@ -332,7 +384,11 @@ def gldv2(folder: Path, split: str) -> ImageSet:
     """GLDv2: the cleaned training images by landmark; "index" and "test" are searched by ``gldv2_solution``."""
     if split == "train":
         file = folder / "gldv2" / "train_clean.csv"
-        rows = [(landmark, name) for landmark, names in _table(file, 2, ",", header=True) for name in names.split()]
+        rows = [
+            (landmark, name)
+            for landmark, names in _table(file, 2, ",", header=True)
+            for name in names.split()
+        ]
         paths = [_landmark_image(folder, "train", name) for _, name in rows]
         return _listed_images(paths, [landmark for landmark, _ in rows], file, "gldv2 train")
     if split == "index":
@@ -341,7 +397,12 @@ def gldv2(folder: Path, split: str) -> ImageSet:
     if split != "test":
         raise UnknownNameError("split of GLDv2", split, ("train", "index", "test"))
     paths = [_landmark_image(folder, "test", name) for name in gldv2_solution(folder)]
-    return _listed_images(paths, ["query"] * len(paths), folder / "gldv2" / "retrieval_solution_v2.1.csv", "gldv2 test")
+    return _listed_images(
+        paths,
+        ["query"] * len(paths),
+        folder / "gldv2" / "retrieval_solution_v2.1.csv",
+        "gldv2 test",
+    )
 
 
 def gldv2_solution(folder: Path) -> dict[str, list[str]]:
@@ -360,9 +421,15 @@ def met(folder: Path, split: str) -> ImageSet:
         key = "id"
     file = folder / "met" / "ground_truth" / listed
     try:
-        entries = [(entry["path"], str(entry[key])) for entry in json.loads(file.read_text()) if key in entry]
+        entries = [
+            (entry["path"], str(entry[key]))
+            for entry in json.loads(file.read_text())
+            if key in entry
+        ]
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise DataError(f"{file}: not a list of objects with path and {key} ({error}); copy it again") from error
+        raise DataError(
+            f"{file}: not a list of objects with path and {key} ({error}); copy it again"
+        ) from error
     if not entries:
         raise DataError(f"{file}: no object has {key}; copy it again")
     paths = [folder / "met" / path for path, _ in entries]
@@ -411,9 +478,15 @@ def gldv2_protocol(folder: Path, queries: ImageSet, gallery: ImageSet) -> Protoc
     assert isinstance(gallery.images, tuple), "GLDv2 names files"
     row = {path.stem: i for i, path in enumerate(gallery.images)}
     solution = gldv2_solution(folder)
-    if unknown := next((name for found in solution.values() for name in found if name not in row), None):
-        raise DataError(f"{folder / 'gldv2' / 'index'}: {unknown}.jpg is not there, and a query should find it")
-    wanted = [np.array([row[name] for name in solution[path.stem]], np.int64) for path in queries.images]
+    if unknown := next(
+        (name for found in solution.values() for name in found if name not in row), None
+    ):
+        raise DataError(
+            f"{folder / 'gldv2' / 'index'}: {unknown}.jpg is not there, and a query should find it"
+        )
+    wanted = [
+        np.array([row[name] for name in solution[path.stem]], np.int64) for path in queries.images
+    ]
     return Protocol(relevant=wanted)
 
 
@@ -433,15 +506,25 @@ def ijbc_protocol(folder: Path, queries: ImageSet, _: ImageSet) -> Protocol:
 
     def people(file: Path) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Templates as rows and whose they are; the file has a line per face."""
-        cells = [line.split(",")[:2] for line in file.read_text(encoding="utf-8").splitlines()[1:] if line.strip()]
-        if not cells or not all(len(line) == 2 and all(cell.strip().isdecimal() for cell in line) for line in cells):
-            raise DataError(f"{file}: expected TEMPLATE_ID,SUBJECT_ID,... on each line; copy it again")
+        cells = [
+            line.split(",")[:2]
+            for line in file.read_text(encoding="utf-8").splitlines()[1:]
+            if line.strip()
+        ]
+        if not cells or not all(
+            len(line) == 2 and all(cell.strip().isdecimal() for cell in line) for line in cells
+        ):
+            raise DataError(
+                f"{file}: expected TEMPLATE_ID,SUBJECT_ID,... on each line; copy it again"
+            )
         owners = {template.strip(): int(person) for template, person in cells}
         return rows_of(file, list(owners)), np.array(list(owners.values()), np.int64)
 
     probes = people(meta / "ijbc_1N_probe_mixed.csv")
     searches = [(*probes, *people(meta / f"ijbc_1N_gallery_{name}.csv")) for name in ("G1", "G2")]
-    media = np.unique([medium for _, _, medium in _table(meta / "ijbc_face_tid_mid.txt", 3)], return_inverse=True)[1]
+    media = np.unique(
+        [medium for _, _, medium in _table(meta / "ijbc_face_tid_mid.txt", 3)], return_inverse=True
+    )[1]
     return Protocol(pairs, media=media, searches=searches)
 
 
@@ -451,14 +534,20 @@ def omniglot(folder: Path, split: str) -> ImageSet:
     return omniglot_folder(folder / "omniglot" / OMNIGLOT_PARTS[split])
 
 
-_CONTENT = tomllib.loads(files("fixstar.research.benchmarks").joinpath("datasets.toml").read_text(encoding="utf-8"))
-_LISTS: dict[str, tuple[str, ...]] = {name: tuple(classes) for name, classes in _CONTENT.pop("class_lists").items()}
+_CONTENT = tomllib.loads(
+    files("fixstar.research.benchmarks").joinpath("datasets.toml").read_text(encoding="utf-8")
+)
+_LISTS: dict[str, tuple[str, ...]] = {
+    name: tuple(classes) for name, classes in _CONTENT.pop("class_lists").items()
+}
 TINYIMAGENET20 = _LISTS["tinyimagenet20"]
 IMAGENET20 = _LISTS["imagenet20"]
 
 _LOADERS: dict[str, Loader] = {
     "cifar100": cifar100,
-    "cifar100rest": lambda folder, split: divide_classes(cifar100(folder, split), 300)[1],  # what CIFAR-100R leaves
+    "cifar100rest": lambda folder, split: divide_classes(cifar100(folder, split), 300)[
+        1
+    ],  # what CIFAR-100R leaves
     "cifar10": cifar10,
     "imagenet32": imagenet32,
     "tinyimagenet200": train_folder("tiny-imagenet-200/train"),
@@ -486,7 +575,9 @@ _PROTOCOLS: dict[str, Callable[[Path, ImageSet, ImageSet], Protocol]] = {
     "gldv2": gldv2_protocol,
     "ijbc": ijbc_protocol,
     "lfw": lfw_protocol,
-    "market1501": lambda _, queries, gallery: Protocol(cameras=(market_cameras(queries), market_cameras(gallery))),
+    "market1501": lambda _, queries, gallery: Protocol(
+        cameras=(market_cameras(queries), market_cameras(gallery))
+    ),
 }
 
 
@@ -495,7 +586,11 @@ def _part(classes: int | str | None = None, **fields: Any) -> DatasetFile:
 
 
 DATASETS: dict[str, Dataset] = {
-    name: Dataset(name, **{**entry, "parts": tuple(_part(**part) for part in entry["parts"])}, load=_LOADERS[name])
+    name: Dataset(
+        name,
+        **{**entry, "parts": tuple(_part(**part) for part in entry["parts"])},
+        load=_LOADERS[name],
+    )
     for name, entry in _CONTENT.items()
 }
 """The datasets of ``datasets.toml`` by name."""

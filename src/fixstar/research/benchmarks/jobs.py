@@ -132,14 +132,21 @@ def run_jobs(
 
 
 def _start(
-    job: QueuedRun, folders: Folders, command: Callable[[Run], list[str]], environment: Mapping[str, str]
+    job: QueuedRun,
+    folders: Folders,
+    command: Callable[[Run], list[str]],
+    environment: Mapping[str, str],
 ) -> QueuedRun:
     log = folders.log(job.run)
     log.parent.mkdir(parents=True, exist_ok=True)
     job.first_share = job.share = folders.progress(job.run).share
     with log.open("ab") as file:
         job.process = subprocess.Popen(
-            command(job.run), stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=dict(environment)
+            command(job.run),
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            env=dict(environment),
         )
     job.state = "running"
     job.stage = "starting"
@@ -172,7 +179,11 @@ def _look(job: QueuedRun, folders: Folders) -> bool:
 
 
 def _last_line(log: Path) -> str:
-    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    lines = [
+        line.strip()
+        for line in log.read_text(encoding="utf-8", errors="replace").splitlines()
+        if line.strip()
+    ]
     if lines:
         return lines[-1][:300]
     return ""
@@ -204,7 +215,9 @@ def shared_gpu(say: Callable[[str], object]) -> Iterator[dict[str, str]]:
         (Path(folder) / "log").mkdir()
         started = subprocess.run([_CONTROL, "-d"], env=environment, capture_output=True, text=True)
         try:
-            tried = subprocess.run([sys.executable, "-c", _TRY], env={**os.environ, **client}, capture_output=True)
+            tried = subprocess.run(
+                [sys.executable, "-c", _TRY], env={**os.environ, **client}, capture_output=True
+            )
             if started.returncode or tried.returncode:
                 say("the GPU is shared without MPS, which does not answer here")
                 _stop_mps(environment)
@@ -224,7 +237,9 @@ def _has_gpu() -> bool:
 
 def _stop_mps(environment: dict[str, str]) -> None:
     with contextlib.suppress(subprocess.TimeoutExpired):
-        subprocess.run([_CONTROL], input="quit\n", env=environment, capture_output=True, text=True, timeout=60)
+        subprocess.run(
+            [_CONTROL], input="quit\n", env=environment, capture_output=True, text=True, timeout=60
+        )
 
 
 @contextlib.contextmanager
@@ -267,7 +282,10 @@ def table_of(jobs: Sequence[QueuedRun]) -> Table:
             clock(job.seconds) if job.seconds else job.note,
             "" if left is None else clock(left),
         )
-    counts = {state: sum(job.state == state for job in jobs) for state in ("done", "running", "waiting", "failed")}
+    counts = {
+        state: sum(job.state == state for job in jobs)
+        for state in ("done", "running", "waiting", "failed")
+    }
     table.caption = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
     table.caption_justify = "left"
     return table

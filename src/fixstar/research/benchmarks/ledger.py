@@ -110,7 +110,9 @@ def read_ledger(path: Path) -> list[Entry]:
         entries: list[Entry] = json.loads(path.read_text(encoding="utf-8"))
         place = broken_at(entries)
     except (ValueError, TypeError, AttributeError) as error:
-        raise DataError(f"{path} is not a ledger of looks ({error}); restore it from version control") from error
+        raise DataError(
+            f"{path} is not a ledger of looks ({error}); restore it from version control"
+        ) from error
     if place is not None:
         raise DataError(
             f"{path}: entry {place + 1} of {len(entries)} was changed, or one before it was removed. "
@@ -140,11 +142,17 @@ def warning(entries: Sequence[Entry], name: str, setting: Mapping[str, Any]) -> 
     others = [
         entry
         for entry in entries
-        if entry["set"] == name and entry["setting"]["method"] == method and entry["setting"] != setting
+        if entry["set"] == name
+        and entry["setting"]["method"] == method
+        and entry["setting"] != setting
     ]
     if not others:
         return ""
-    found = list(dict.fromkeys(f"{_differences(entry['setting'], setting)} ({entry['date'][:10]})" for entry in others))
+    found = list(
+        dict.fromkeys(
+            f"{_differences(entry['setting'], setting)} ({entry['date'][:10]})" for entry in others
+        )
+    )
     return (
         f"{name} is no longer set aside for {method}: it was run with {'; '.join(found)}. "
         "A result on it confirms nothing"
@@ -155,7 +163,11 @@ def _differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     """What ``one`` setting has that the ``other`` has not, as words."""
     flat = {**one, **one.get("options", {})}
     known = {**other, **other.get("options", {})}
-    special = [f"{key}={value}" for key, value in flat.items() if key != "options" and known.get(key) != value]
+    special = [
+        f"{key}={value}"
+        for key, value in flat.items()
+        if key != "options" and known.get(key) != value
+    ]
     return " ".join(special) or "fewer options"
 
 
@@ -189,7 +201,8 @@ def look_at(run: Run, result: RunResult, file: Path) -> Look:
     """A finished run on a set-aside order."""
     headline = METRICS[:3]
     figures = {
-        protocol: {name: round(result.metrics(protocol)[name], 5) for name in headline} for protocol in result.protocols
+        protocol: {name: round(result.metrics(protocol)[name], 5) for name in headline}
+        for protocol in result.protocols
     }
     return Look(
         set=set_aside(run),

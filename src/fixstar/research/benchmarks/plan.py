@@ -27,7 +27,11 @@ from fixstar.translation.translation import USUAL
 
 SEARCHES = ("template", "image")  # protocols that translations are measured by
 _RECIPE = ("learning_rate", "weight_decay")
-SETTINGS = (*_RECIPE, "replay_per_class", "length")  # that a run may change; the last is of fixed prototypes
+SETTINGS = (
+    *_RECIPE,
+    "replay_per_class",
+    "length",
+)  # that a run may change; the last is of fixed prototypes
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,9 @@ class Run:
         for name, value in (("class order", self.class_order), ("seed", self.seed)):
             if value < 0:
                 raise InputError(f"a {name} is a number from 0 on, got {value}")
-        if self.class_order and self.benchmark.tasks.sample_shares:  # every order would give the same run again
+        if (
+            self.class_order and self.benchmark.tasks.sample_shares
+        ):  # every order would give the same run again
             raise InputError(
                 f"{self.benchmark.name} has all classes in the first task: there is no class order to choose, "
                 f"got {self.class_order}. Take order 0, and other seeds for other runs"
@@ -78,7 +84,9 @@ class Run:
     @property
     def recipe(self) -> Recipe:
         """The benchmark's recipe with the changed epochs and settings."""
-        changes: dict[str, Any] = {key: value for key, value in self.changes.items() if key in _RECIPE}
+        changes: dict[str, Any] = {
+            key: value for key, value in self.changes.items() if key in _RECIPE
+        }
         return replace(self.shortened(self.benchmark.recipe), **changes)
 
     def shortened(self, recipe: Recipe) -> Recipe:
@@ -106,11 +114,18 @@ class Run:
         usual = method_choice(self.benchmark, self.method).create().options
         asked = self.create().options
         parts = [file_stem(self.benchmark.name), self.method]
-        parts += [f"{key}={_short(value)}" for key, value in asked.items() if usual.get(key) != value]
+        parts += [
+            f"{key}={_short(value)}" for key, value in asked.items() if usual.get(key) != value
+        ]
         if self.settings().capacity != usual_capacity(self.benchmark, self.method):
             parts.append(f"K={self.capacity}")
-        parts += translation_words(self.benchmark, self.method, self.weight if self.translated else None)
-        parts += [f"{key}={_short(value)}" for key, value in changed_settings(self.benchmark, self.settings()).items()]
+        parts += translation_words(
+            self.benchmark, self.method, self.weight if self.translated else None
+        )
+        parts += [
+            f"{key}={_short(value)}"
+            for key, value in changed_settings(self.benchmark, self.settings()).items()
+        ]
         parts += [f"order{self.class_order}", f"seed{self.seed}"]
         if self.recipe.epochs != usual_epochs(self.benchmark, self.method):
             parts.append(f"e{self.recipe.epochs}")
@@ -163,12 +178,18 @@ def plan(
     wanted = dict(options or {})
     for key in wanted:
         if not any(key in method_choice(benchmark, name).create().options for name in chosen):
-            known = sorted({key for name in chosen for key in method_choice(benchmark, name).create().options})
+            known = sorted(
+                {key for name in chosen for key in method_choice(benchmark, name).create().options}
+            )
             raise UnknownNameError(f"option of {', '.join(chosen)}", key, known)
     for key, value in (changes or {}).items():
         if key not in SETTINGS:
             raise UnknownNameError("setting", key, SETTINGS)
-        number = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf
+        number = (
+            isinstance(value, (int, float))
+            and not isinstance(value, bool)
+            and 0 <= value < math.inf
+        )
         if not number or (key == "replay_per_class" and value != int(value)):
             kind = "whole number" if key == "replay_per_class" else "number"
             raise InputError(f"the setting {key} is a {kind} from 0 on, got {value!r}")
@@ -196,7 +217,9 @@ def plan(
         run.settings()
         runs.append(run)
     if weight != USUAL and not any(run.translated for run in runs):
-        raise InputError(f"the weight {weight} is for translations, but no run has any; enable translations too")
+        raise InputError(
+            f"the weight {weight} is for translations, but no run has any; enable translations too"
+        )
     return list({run.name: run for run in runs}.values())
 
 
@@ -210,7 +233,10 @@ def _refusal(benchmark: Benchmark, name: str) -> str:
             f"{name} starts each version from new weights; in {benchmark.name} versions continue from the last one or "
             "from the model that replaces it. Choose a method that fine-tunes"
         )
-    if not CLASSIFIERS[method.classifier].fixed and len({model.backbone for model in benchmark.replacements}) > 1:
+    if (
+        not CLASSIFIERS[method.classifier].fixed
+        and len({model.backbone for model in benchmark.replacements}) > 1
+    ):
         return (
             f"{name} compares the backbone's own features, and in {benchmark.name} their width changes (the dashes of "
             "HOC's table 7). Choose a method with a fixed classifier"
@@ -218,10 +244,13 @@ def _refusal(benchmark: Benchmark, name: str) -> str:
     return ""
 
 
-def changed_settings(benchmark: Benchmark, settings: Settings | Mapping[str, Any]) -> dict[str, float]:
+def changed_settings(
+    benchmark: Benchmark, settings: Settings | Mapping[str, Any]
+) -> dict[str, float]:
     """Which of SETTINGS differ from the benchmark's, with their values."""
     usual, asked = (
-        _flat(one if isinstance(one, Mapping) else one.to_json()) for one in (benchmark.settings(), settings)
+        _flat(one if isinstance(one, Mapping) else one.to_json())
+        for one in (benchmark.settings(), settings)
     )
     return {key: asked[key] for key in SETTINGS if asked[key] != usual[key]}
 
@@ -230,7 +259,11 @@ def _flat(settings: Mapping[str, Any]) -> dict[str, float]:
     recipe = settings["recipe"]
     options = settings["classifier_options"]
     of_recipe = {key: recipe[key] for key in _RECIPE}
-    return {**of_recipe, "replay_per_class": settings["replay_per_class"], "length": options.get("scale", 1.0)}
+    return {
+        **of_recipe,
+        "replay_per_class": settings["replay_per_class"],
+        "length": options.get("scale", 1.0),
+    }
 
 
 def file_stem(benchmark: str) -> str:

@@ -82,7 +82,9 @@ class Row:
         return f"{self.paper}, table {self.table}"
 
 
-def published(paper: str | None = None, benchmark: str | None = None, method: str | None = None) -> list[Row]:
+def published(
+    paper: str | None = None, benchmark: str | None = None, method: str | None = None
+) -> list[Row]:
     """The matching rows, in the order of the papers; a variant has its own name, "cifar100-10/16:K=500".
 
     >>> [row.source for row in published(benchmark="cifar100-10/7", method="hoc")]
@@ -94,7 +96,9 @@ def published(paper: str | None = None, benchmark: str | None = None, method: st
     return [
         row
         for row in _rows()
-        if paper in (None, row.paper) and benchmark in (None, row.benchmark) and method in (None, row.method)
+        if paper in (None, row.paper)
+        and benchmark in (None, row.benchmark)
+        and method in (None, row.method)
     ]
 
 
@@ -104,7 +108,10 @@ def _rows() -> tuple[Row, ...]:
     texts = [(_FOLDER / f"{paper.lower()}.json").read_text(encoding="utf-8") for paper in PAPERS]
     papers = [json.loads(text, parse_float=Decimal, parse_int=Decimal) for text in texts]
     return tuple(
-        _row(one["paper"], table, entry) for one in papers for table in one["tables"] for entry in table["rows"]
+        _row(one["paper"], table, entry)
+        for one in papers
+        for table in one["tables"]
+        for entry in table["rows"]
     )
 
 
@@ -119,7 +126,10 @@ def _row(paper: str, table: Mapping[str, Any], entry: Mapping[str, Any]) -> Row:
         table["section"],
         **{
             **entry,
-            "values": {name: _figure(value, columns[name]["unit"]) for name, value in entry["values"].items()},
+            "values": {
+                name: _figure(value, columns[name]["unit"])
+                for name, value in entry["values"].items()
+            },
             "pair": tuple(entry["pair"]) if entry.get("pair") else None,
             "uncertain": frozenset(entry.get("uncertain", ())),
         },

@@ -56,7 +56,9 @@ class RunResult:
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise DataError(f"{path} is not the result of a run ({error}); remove it and run again") from error
+            raise DataError(
+                f"{path} is not the result of a run ({error}); remove it and run again"
+            ) from error
         expected = {field.name for field in fields(cls)}
         if not isinstance(content, dict) or content.keys() != expected:
             if isinstance(content, dict):

@@ -51,7 +51,12 @@ from fixstar.research.benchmarks.catalogue import Benchmark, Replacement
 from fixstar.research.benchmarks.datasets import Protocol, dataset
 from fixstar.research.benchmarks.plan import SEARCHES, Run
 from fixstar.research.benchmarks.result import TRANSLATED, RunResult, measured
-from fixstar.research.benchmarks.translations import VIEWS, embedded, fit_translations, read_translation
+from fixstar.research.benchmarks.translations import (
+    VIEWS,
+    embedded,
+    fit_translations,
+    read_translation,
+)
 from fixstar.training import (
     Settings,
     TrainingContext,
@@ -89,7 +94,8 @@ class SearchedImages:
             queries = source.open(data, benchmark.query_split)
         if benchmark.pairs is not None:
             pairs, drawn = (
-                draw(gallery.labels, *benchmark.pairs, seed=PAIRS_SEED) for draw in (sample_pairs, draw_pairs)
+                draw(gallery.labels, *benchmark.pairs, seed=PAIRS_SEED)
+                for draw in (sample_pairs, draw_pairs)
             )
             return cls(queries, gallery, Protocol(pairs), drawn)
         if same and "image" in benchmark.protocols:  # no image may find itself
@@ -123,16 +129,22 @@ class SearchedImages:
         if given.media is not None:
             versions = [self._templates(version) for version in versions]
             labels = (np.arange(len(self.queries.classes)),) * 2
-        versions = [replace(version, shared_components=True) for version in versions]  # as BCT compares them
+        versions = [
+            replace(version, shared_components=True) for version in versions
+        ]  # as BCT compares them
         measure = partial(cross_test, device=device)
         if given.searches and protocol.startswith(("TPIR", "rank")):
-            mated = protocol.startswith("rank")  # ranks are those of queries whose person is in the gallery
+            mated = protocol.startswith(
+                "rank"
+            )  # ranks are those of queries whose person is in the gallery
             parts = [_rows_of(versions, search, mated) for search in given.searches]
             return np.asarray(np.mean([measure(*part, protocol).matrix for part in parts], axis=0))
         pairs = given.pairs
         cameras = given.cameras
         relevant = given.relevant
-        return measure(versions, *labels, protocol, pairs=pairs, cameras=cameras, relevant=relevant).matrix
+        return measure(
+            versions, *labels, protocol, pairs=pairs, cameras=cameras, relevant=relevant
+        ).matrix
 
     def backfilled(self, old: VersionFeatures, new: VersionFeatures) -> list[float]:
         """Accuracy of new queries over the share of classes re-embedded, in steps of 2 % (BCT, figure 3)."""
@@ -151,10 +163,18 @@ class SearchedImages:
             after = replace(after, shared_components=True)
             curves.append(
                 backfill_curve(
-                    old=before, new=after, query_labels=truth, gallery_labels=labels, shares=_SHARES, order="classes"
+                    old=before,
+                    new=after,
+                    query_labels=truth,
+                    gallery_labels=labels,
+                    shares=_SHARES,
+                    order="classes",
                 )
             )
-        return [round(float(value), 6) for value in np.mean([curve.accuracy for curve in curves], axis=0)]
+        return [
+            round(float(value), 6)
+            for value in np.mean([curve.accuracy for curve in curves], axis=0)
+        ]
 
     def _templates(self, version: VersionFeatures) -> VersionFeatures:
         """A version's features of templates: the mean over media of the means over the frames of each."""
@@ -173,18 +193,28 @@ class SearchedImages:
         A version's own gallery needs no translation: C[k, k] is that of ``plain``.
         """
         itself = np.eye(len(versions), dtype=bool)
-        found = {f"{name}, {how}": np.where(itself, C, np.nan) for name, C in plain.items() for how in TRANSLATED}
+        found = {
+            f"{name}, {how}": np.where(itself, C, np.nan)
+            for name, C in plain.items()
+            for how in TRANSLATED
+        }
         for t, new in enumerate(versions):
             for k, old in enumerate(versions[:t]):
                 with_two = way(k, t)
-                for how, asked in zip(TRANSLATED, (with_two.with_one_model(), with_two), strict=True):
+                for how, asked in zip(
+                    TRANSLATED, (with_two.with_one_model(), with_two), strict=True
+                ):
                     view = score.translated(asked, old, new)
                     for name in plain:
                         found[f"{name}, {how}"][t, k] = self.matrix([view], name, device)[0, 0]
         return found
 
     def over_draws(
-        self, versions: Sequence[VersionFeatures], protocol: str, counts: tuple[int, int], draws: int = 50
+        self,
+        versions: Sequence[VersionFeatures],
+        protocol: str,
+        counts: tuple[int, int],
+        draws: int = 50,
     ) -> dict[str, Any]:
         """The effect of the draw of pairs: AC with its middle 95 %, every cell with its deviation."""
         published = protocol == "verification-published"
@@ -201,13 +231,22 @@ class SearchedImages:
         }
 
     def _by_folds(
-        self, versions: Sequence[VersionFeatures], drawn: Sequence[VerificationPairs], stratified: bool
+        self,
+        versions: Sequence[VersionFeatures],
+        drawn: Sequence[VerificationPairs],
+        stratified: bool,
     ) -> NDArray[np.float64]:
         """C of each draw of pairs, [draws, T, T]; a cell's cosines are computed once for all draws."""
-        first, second, same = (np.concatenate([getattr(one, rows) for one in drawn]) for rows in _PAIRS)
+        first, second, same = (
+            np.concatenate([getattr(one, rows) for one in drawn]) for rows in _PAIRS
+        )
         matrices = np.full((len(drawn), len(versions), len(versions)), np.nan)
-        for cell, scores in cross_test_scores(versions, VerificationPairs(first, second, same)).items():
-            for matrix, pairs, own in zip(matrices, drawn, np.split(scores, len(drawn)), strict=True):
+        for cell, scores in cross_test_scores(
+            versions, VerificationPairs(first, second, same)
+        ).items():
+            for matrix, pairs, own in zip(
+                matrices, drawn, np.split(scores, len(drawn)), strict=True
+            ):
                 matrix[cell] = kfold_accuracy(own, pairs.same, stratified=stratified).mean
         return matrices
 
@@ -221,7 +260,11 @@ def _rows_of(
         kept = np.isin(truth, labels)
         queries = queries[kept]
         truth = truth[kept]
-    return [replace(v, queries=v.queries[queries], gallery=v.gallery[gallery]) for v in versions], truth, labels
+    return (
+        [replace(v, queries=v.queries[queries], gallery=v.gallery[gallery]) for v in versions],
+        truth,
+        labels,
+    )
 
 
 _PAIRS = ("first", "second", "same")
@@ -229,7 +272,9 @@ _SHARES = np.linspace(0, 1, 51)  # of the gallery's classes that are re-embedded
 _VALIDATION = 2000  # images of the evaluation dataset's training split, which no pair is drawn from
 
 
-def scenario_options(run: Run, data: Path, work: Path, settings: Settings, progress: bool) -> dict[str, Any]:
+def scenario_options(
+    run: Run, data: Path, work: Path, settings: Settings, progress: bool
+) -> dict[str, Any]:
     """Further arguments of ``run_scenario``; models that are already pre-trained are read from ``work``."""
     entry = run.benchmark
     choice = run.choice
@@ -247,14 +292,20 @@ def scenario_options(run: Run, data: Path, work: Path, settings: Settings, progr
             later[number] = replace(later[number], recipe=run.shortened(changes["recipe"]))
     options: dict[str, Any] = {"later": later}
     if entry.first_head is not None:
-        options["first_method"] = replace(choice, options={**choice.options, "head": entry.first_head}).create()
+        options["first_method"] = replace(
+            choice, options={**choice.options, "head": entry.first_head}
+        ).create()
     if entry.model_selection:
         options["validation"] = _validation(run, data)
     if entry.pretraining_classes:  # of those that no task uses (CoReS, section 6.3)
         images = dataset(entry.training).open(data, "train")
         taken = sum(entry.tasks.sizes)
-        names = class_order(images.classes, run.class_order or None)[taken : taken + entry.pretraining_classes]
-        options["pretrained"] = _pretrained(images.of_classes(names), run.create(), settings, work, progress)
+        names = class_order(images.classes, run.class_order or None)[
+            taken : taken + entry.pretraining_classes
+        ]
+        options["pretrained"] = _pretrained(
+            images.of_classes(names), run.create(), settings, work, progress
+        )
     return options
 
 
@@ -262,22 +313,36 @@ def _validation(run: Run, data: Path) -> Validation:
     images = dataset(run.benchmark.evaluation).open(data, "train")
     chosen = images.take(np.sort(np.random.default_rng(0).permutation(len(images))[:_VALIDATION]))
     if run.benchmark.pairs is not None:  # M of eq. 11 is the measure of the benchmark
-        return Validation(chosen, chosen, "verification", sample_pairs(chosen.labels, *run.benchmark.pairs, seed=0))
+        return Validation(
+            chosen,
+            chosen,
+            "verification",
+            sample_pairs(chosen.labels, *run.benchmark.pairs, seed=0),
+        )
     split = gallery_query_split(chosen.labels, seed=0)
     return Validation(chosen.take(split.queries), chosen.take(split.gallery))
 
 
-def _pretrained(images: ImageSet, method: Method, settings: Settings, work: Path, progress: bool) -> Encoder:
+def _pretrained(
+    images: ImageSet, method: Method, settings: Settings, work: Path, progress: bool
+) -> Encoder:
     """A model trained by cross-entropy before the tasks; kept, so runs that need the same one train it once."""
     plain = replace(
         create_method("er"),
         name="pretraining",
         classifier=method.classifier,
         classifier_options=method.classifier_options,
-        options={"classifier": method.classifier, **method.classifier_options},  # distinguishes models
+        options={
+            "classifier": method.classifier,
+            **method.classifier_options,
+        },  # distinguishes models
     )
     nothing = TrainingContext()
-    place = work / "pretrained" / VersionPlan(0, images, nothing, plain, settings).fingerprint().whole[:16]
+    place = (
+        work
+        / "pretrained"
+        / VersionPlan(0, images, nothing, plain, settings).fingerprint().whole[:16]
+    )
     with exclusive(place, wait=math.inf):
         if not (place / "model").exists():
             version = train_version(
@@ -294,7 +359,9 @@ def _pretrained(images: ImageSet, method: Method, settings: Settings, work: Path
     return Encoder.load(place / "model", settings.torch_device())
 
 
-def _replacements(run: Run, data: Path, work: Path, settings: Settings, progress: bool) -> dict[int, Encoder]:
+def _replacements(
+    run: Run, data: Path, work: Path, settings: Settings, progress: bool
+) -> dict[int, Encoder]:
     """The models of IAM-CL2R by the task that each begins with (HOC, section 5.3): their classes are on the left."""
     models = {}
     for model, images in _pretraining_images(run, data):
@@ -327,7 +394,9 @@ class Progress:
 
     path: Path
     restarts: int = -1
-    passes: list[float] = field(default_factory=list)  # of images through a network, version by version
+    passes: list[float] = field(
+        default_factory=list
+    )  # of images through a network, version by version
     versions: list[dict[str, Any]] = field(default_factory=list)
     stage: str = ""
 
@@ -362,7 +431,9 @@ def run_benchmark(
         with exclusive(folder):
             return _run(run, Path(data), folder, device, progress)
     except BlockingIOError:
-        raise CheckpointError(f"another process is running in {folder}; wait for it or stop it") from None
+        raise CheckpointError(
+            f"another process is running in {folder}; wait for it or stop it"
+        ) from None
 
 
 def _run(run: Run, data: Path, folder: Path, device: str, progress: bool) -> RunResult:
@@ -375,13 +446,17 @@ def _run(run: Run, data: Path, folder: Path, device: str, progress: bool) -> Run
     state.save("training v1")
     features = []
     for version, seconds in _timed(
-        _versions(run=run, stream=stream, settings=settings, data=data, folder=folder, progress=progress)
+        _versions(
+            run=run, stream=stream, settings=settings, data=data, folder=folder, progress=progress
+        )
     ):
         if len(state.versions) < version.number:
             state.versions.append(_record(version, stream, seconds))
             state.save(f"embedding with {version.name}")
         started = time.monotonic()
-        features.append(_features(version, searched, folder / "features" / f"{version.name}.npz", progress))
+        features.append(
+            _features(version, searched, folder / "features" / f"{version.name}.npz", progress)
+        )
         record = state.versions[version.number - 1]
         record.setdefault("seconds_embedding", round(time.monotonic() - started, 2))
         if run.translated:
@@ -409,7 +484,10 @@ def _run(run: Run, data: Path, folder: Path, device: str, progress: bool) -> Run
     if run.translated:
         plain = {name: matrix for name, matrix in matrices.items() if name in SEARCHES}
         matrices |= searched.translated(features, partial(_translation, folder), plain, found_on)
-    protocols = {name: measured(matrix, ties=name == "verification-published") for name, matrix in matrices.items()}
+    protocols = {
+        name: measured(matrix, ties=name == "verification-published")
+        for name, matrix in matrices.items()
+    }
     if run.benchmark.pairs is not None:
         for name in [name for name in protocols if name.startswith("verification")]:
             protocols[name]["over_draws"] = searched.over_draws(features, name, run.benchmark.pairs)
@@ -438,7 +516,9 @@ def _versions(
     """The versions; what is trained before them counts for the first."""
     scenario: Scenario = "lifelong" if _is_lifelong(run) else "retraining"
     options = scenario_options(run, data, folder.parent, settings, progress)
-    yield from run_scenario(stream, run.create(), settings, folder / "run", progress, scenario=scenario, **options)
+    yield from run_scenario(
+        stream, run.create(), settings, folder / "run", progress, scenario=scenario, **options
+    )
 
 
 def _is_lifelong(run: Run) -> bool:
@@ -452,10 +532,16 @@ def _passes(run: Run, stream: TaskStream, searched: SearchedImages, data: Path) 
     shown = list(itertools.accumulate(new))  # all images so far
     if _is_lifelong(run):
         known = itertools.accumulate((len(task.images.classes) for task in stream), initial=0)
-        shown = [n + run.benchmark.replay_per_class * classes for n, classes in zip(new, known, strict=False)]
-    passes = [3 * run.create().cost * run.recipe.epochs * images + searched.images for images in shown]
+        shown = [
+            n + run.benchmark.replay_per_class * classes
+            for n, classes in zip(new, known, strict=False)
+        ]
+    passes = [
+        3 * run.create().cost * run.recipe.epochs * images + searched.images for images in shown
+    ]
     passes[0] += sum(
-        3 * run.pretraining(model).epochs * len(images) for model, images in _pretraining_images(run, data)
+        3 * run.pretraining(model).epochs * len(images)
+        for model, images in _pretraining_images(run, data)
     )
     return passes
 
@@ -479,7 +565,9 @@ def _record(version: Version, stream: TaskStream, seconds: float) -> dict[str, A
     }
 
 
-def _features(version: Version, searched: SearchedImages, path: Path, progress: bool) -> VersionFeatures:
+def _features(
+    version: Version, searched: SearchedImages, path: Path, progress: bool
+) -> VersionFeatures:
     """Short forms of queries and gallery; after a restart they are read back."""
     encoder = version.encoder
     if not path.exists():
@@ -496,11 +584,18 @@ def _features(version: Version, searched: SearchedImages, path: Path, progress: 
 
 
 def _result(
-    run: Run, stream: TaskStream, settings: Settings, state: Progress, protocols: dict[str, Any], measuring: float
+    run: Run,
+    stream: TaskStream,
+    settings: Settings,
+    state: Progress,
+    protocols: dict[str, Any],
+    measuring: float,
 ) -> RunResult:
     training = sum(version["seconds"] for version in state.versions)
     kinds = ("seconds_embedding", "seconds_translating")
-    evaluation = sum(version.get(kind, 0) for version in state.versions for kind in kinds) + measuring
+    evaluation = (
+        sum(version.get(kind, 0) for version in state.versions for kind in kinds) + measuring
+    )
     method = run.create()
     device = settings.torch_device()
     is_gpu = device.type == "cuda"
@@ -519,7 +614,9 @@ def _result(
         seconds=round(training + evaluation, 1),
         seconds_training=round(training, 1),
         seconds_evaluation=round(evaluation, 1),
-        device=torch.cuda.get_device_name(device) if is_gpu else f"{device.type}, {torch.get_num_threads()} threads",
+        device=torch.cuda.get_device_name(device)
+        if is_gpu
+        else f"{device.type}, {torch.get_num_threads()} threads",
         fixstar=__version__,
         torch=torch.__version__,
         restarts=state.restarts,

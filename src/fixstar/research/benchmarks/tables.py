@@ -14,7 +14,11 @@ from fixstar.research.benchmarks.plan import file_stem
 from fixstar.research.benchmarks.published import Figure
 from fixstar.research.benchmarks.result import METRICS, TRANSLATED, RunResult
 
-_FRACTIONS = {"AC": 2, "BC": 3, "FC": 3}  # digits; the others are percent, as most tables print them
+_FRACTIONS = {
+    "AC": 2,
+    "BC": 3,
+    "FC": 3,
+}  # digits; the others are percent, as most tables print them
 _NOTHING = "—"
 _TRANSLATED = (
     "Old vectors translated. These rows see more than the tables above: they keep every older model, embed the images "
@@ -28,13 +32,22 @@ def table_of(
     comparison: Comparison, columns: Sequence[str], protocols: Sequence[str | None] | None = None
 ) -> tuple[list[str], list[list[str]]]:
     """Head and rows: method, runs, the papers' figures (protocol None), and ours by protocol; the best are bold."""
-    places = [(one, name) for one in protocols or (None, *comparison.benchmark.protocols) for name in columns]
+    places = [
+        (one, name)
+        for one in protocols or (None, *comparison.benchmark.protocols)
+        for name in columns
+    ]
     lines = list(comparison.lines)
     if protocols is not None:
         lines = [line for line in lines if line.ours.keys() & set(protocols)]
     cells = [[_cell(comparison, line, *place) for place in places] for line in lines]
     kept = [i for i in range(len(places)) if any(row[i] != _NOTHING for row in cells)]
-    head = ["method", "runs", "epochs", *(f"{places[i][0] or 'paper'}: {places[i][1]}" for i in kept)]
+    head = [
+        "method",
+        "runs",
+        "epochs",
+        *(f"{places[i][0] or 'paper'}: {places[i][1]}" for i in kept),
+    ]
     body = []
     for line, row in zip(lines, cells, strict=True):
         runs = [_NOTHING, _NOTHING]
@@ -54,7 +67,9 @@ def tables_of(comparison: Comparison) -> Iterator[tuple[str, list[str], list[lis
     measured = dict.fromkeys(name for line in comparison.lines for name in line.ours)
     if translated := [name for name in measured if name.endswith(TRANSLATED)]:
         yield _TRANSLATED, *table_of(comparison, METRICS[:3], translated)
-    if slerps := [name for name in measured if name.endswith(", two models") and name not in translated]:
+    if slerps := [
+        name for name in measured if name.endswith(", two models") and name not in translated
+    ]:
         yield _SLERPS, *table_of(comparison, METRICS[:3], slerps)
 
 
@@ -72,7 +87,10 @@ def figure_text(figure: Figure, column: str) -> str:
 
 
 def markdown(
-    comparison: Comparison, commands: Sequence[str] = (), pictures: Sequence[Path] = (), relative_to: Path | None = None
+    comparison: Comparison,
+    commands: Sequence[str] = (),
+    pictures: Sequence[Path] = (),
+    relative_to: Path | None = None,
 ) -> str:
     """A section: caption, ``commands`` that repeat the runs, tables, differences, and links to the pictures."""
     entry = comparison.benchmark
@@ -85,7 +103,10 @@ def markdown(
             parts.append(title)
         lines = [f"| {' | '.join(row)} |" for row in (head, *body)]
         parts.append("\n".join([lines[0], f"|---{'|---:' * (len(head) - 1)}|", *lines[1:]]))
-    parts += ["What differs from the paper:", "\n".join(f"- {line}" for line in what_differs(comparison))]
+    parts += [
+        "What differs from the paper:",
+        "\n".join(f"- {line}" for line in what_differs(comparison)),
+    ]
     for path in pictures:
         place = path
         if relative_to is not None:
@@ -128,7 +149,10 @@ def what_differs(comparison: Comparison) -> list[str]:
         found.append(f"The paper's are {averaged}; ours are means over {_means_over(lines)}.")
     whole = entry.recipe.epochs
     shorter = sorted({line.epochs for line in lines if line.epochs is not None} - {whole})
-    found += [f"Epochs per version: {epochs} instead of {whole}, milestones in proportion." for epochs in shorter]
+    found += [
+        f"Epochs per version: {epochs} instead of {whole}, milestones in proportion."
+        for epochs in shorter
+    ]
     found += _settings(lines)
     found += _ours(comparison, lines)
     found += _not_judged(comparison, lines)
@@ -146,7 +170,11 @@ def _settings(lines: Sequence[Line]) -> list[str]:
         words = by_method.setdefault(line.method, [])
         if line.special and (asked := ", ".join(line.special)) not in words:
             words.append(asked)
-    return [f"{method}: {'; '.join(words)} instead of the paper's." for method, words in by_method.items() if words]
+    return [
+        f"{method}: {'; '.join(words)} instead of the paper's."
+        for method, words in by_method.items()
+        if words
+    ]
 
 
 def _ours(comparison: Comparison, lines: Sequence[Line]) -> list[str]:
@@ -163,7 +191,9 @@ def _not_judged(comparison: Comparison, lines: Sequence[Line]) -> list[str]:
     """Which runs lack a protocol, because it was not measured yet when they were made."""
     found = []
     for protocol in comparison.benchmark.protocols:
-        lacking = {line.label: sum(protocol not in run.protocols for run in line.runs) for line in lines}
+        lacking = {
+            line.label: sum(protocol not in run.protocols for run in line.runs) for line in lines
+        }
         words = [f"{count} of {label}" for label, count in lacking.items() if count]
         if words:
             found.append(f"Runs that were not judged by {protocol}: {', '.join(words)}.")
@@ -174,18 +204,26 @@ def _means_over(lines: Sequence[Line]) -> str:
     """The class orders and seeds that most lines have, and then those of the others, by their labels."""
     groups: dict[str, list[str]] = {}
     for line in lines:
-        orders, seeds = ({getattr(run, name) for run in line.runs} for name in ("class_order", "seed"))
-        groups.setdefault(f"class orders ({_listed(orders)}) and seeds ({_listed(seeds)})", []).append(line.label)
+        orders, seeds = (
+            {getattr(run, name) for run in line.runs} for name in ("class_order", "seed")
+        )
+        groups.setdefault(
+            f"class orders ({_listed(orders)}) and seeds ({_listed(seeds)})", []
+        ).append(line.label)
     usual, *others = sorted(groups, key=lambda what: -len(groups[what]))
     return "; ".join([usual, *(f"{what} for {_and(groups[what])}" for what in others)])
 
 
 def _about_figures(comparison: Comparison) -> list[str]:
     printed = {line.method: line.printed for line in comparison.lines if line.printed}
-    doubtful = [f"{method} {name}" for method, entry in printed.items() for name in sorted(entry.uncertain)]
+    doubtful = [
+        f"{method} {name}" for method, entry in printed.items() for name in sorted(entry.uncertain)
+    ]
     found = []
     if doubtful:
-        found.append(f"Printed figures marked ? are hard to read or contradict their table: {', '.join(doubtful)}.")
+        found.append(
+            f"Printed figures marked ? are hard to read or contradict their table: {', '.join(doubtful)}."
+        )
     if any(entry.counted for entry in printed.values()):
         found.append("The paper's AC is counted from its marks of compatible pairs.")
     return found
@@ -202,8 +240,12 @@ def _cell(comparison: Comparison, line: Line, protocol: str | None, column: str)
 
 def _caption(comparison: Comparison, runs: Sequence[RunResult]) -> str:
     entry = comparison.benchmark
-    sources = sorted({line.printed.source for line in comparison.lines if line.printed}) or list(entry.sources)
-    words = [f"Paper: {', '.join(sources)}. AA, ACA and single cells in percent; the best of every column is bold."]
+    sources = sorted({line.printed.source for line in comparison.lines if line.printed}) or list(
+        entry.sources
+    )
+    words = [
+        f"Paper: {', '.join(sources)}. AA, ACA and single cells in percent; the best of every column is bold."
+    ]
     if runs:
         seconds = sum(run.seconds for run in runs) / len(runs)
         devices = sorted({run.device for run in runs})
@@ -211,7 +253,9 @@ def _caption(comparison: Comparison, runs: Sequence[RunResult]) -> str:
         words.append("Runs side by side take longer each.")
         words.append("± is the deviation of a single run.")
         if len({len(line.runs) for line in comparison.lines if line.runs}) > 1:
-            words.append(f"Of ours, lines with {comparison.enough} or more runs are compared for the best.")
+            words.append(
+                f"Of ours, lines with {comparison.enough} or more runs are compared for the best."
+            )
     return " ".join(words)
 
 
@@ -230,7 +274,9 @@ def draw(comparison: Comparison, folder: str | Path) -> list[Path]:
     place.mkdir(parents=True, exist_ok=True)
     drawn = []
     for protocol in comparison.benchmark.protocols:
-        means = {_title(comparison, line): line for line in comparison.lines if protocol in line.matrices}
+        means = {
+            _title(comparison, line): line for line in comparison.lines if protocol in line.matrices
+        }
         if not means:
             continue
         drawn.append(place / f"{stem}__matrices__{protocol}.png")
@@ -242,13 +288,17 @@ def draw(comparison: Comparison, folder: str | Path) -> list[Path]:
     return drawn
 
 
-def _draw_curves(means: Mapping[str, Line], protocol: str, metric: str, path: Path, title: str) -> None:
+def _draw_curves(
+    means: Mapping[str, Line], protocol: str, metric: str, path: Path, title: str
+) -> None:
     curves = {name: metric_curve(line.matrices[protocol], metric) for name, line in means.items()}
     if len(curves) <= len(COLOURS):
         accuracy_curves(curves, path, metric=metric, title=title)
         return
     methods = dict.fromkeys(line.method for line in means.values())
-    of_method = {m: {name: curves[name] for name, line in means.items() if line.method == m} for m in methods}
+    of_method = {
+        m: {name: curves[name] for name, line in means.items() if line.method == m} for m in methods
+    }
     accuracy_panels(of_method, path, metric=metric, title=title)
 
 

@@ -16,7 +16,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fixstar.data import Augmentation, ImageSet, ReplayMemory, TaskStream, augmented_views, concatenate
+from fixstar.data import (
+    Augmentation,
+    ImageSet,
+    ReplayMemory,
+    TaskStream,
+    augmented_views,
+    concatenate,
+)
 from fixstar.models import Encoder, FrozenEncoder
 from fixstar.training import Settings, Version
 from fixstar.training.run_directory import RunDirectory
@@ -25,7 +32,9 @@ from fixstar.versions import version_name
 
 VIEWS = 3  # crops of each image, beside the image itself
 MOST = 50_000  # images; a larger set is sampled
-_PIXELS = 1 << 20  # embedded at a time, in 256 to 1024 images: a GPU waits for the host after each batch
+_PIXELS = (
+    1 << 20
+)  # embedded at a time, in 256 to 1024 images: a GPU waits for the host after each batch
 
 Vectors = NDArray[np.float32]
 
@@ -77,12 +86,19 @@ def fit_translations(
         older = Encoder.load(directory.version(k), device)
         pairs = Pairs.checked(embedded(older, pixels), new, groups=labels, seed=settings.seed)
         way = fitted(
-            source=version_name(k), target=version.name, pairs=pairs, weight=weight, shared=shared, device=str(device)
+            source=version_name(k),
+            target=version.name,
+            pairs=pairs,
+            weight=weight,
+            shared=shared,
+            device=str(device),
         )
         save_translation(way, translation_file(folder, k, number), onnx=False)
 
 
-def images_at_hand(version: Version, stream: TaskStream, settings: Settings, memories: RunDirectory | None) -> ImageSet:
+def images_at_hand(
+    version: Version, stream: TaskStream, settings: Settings, memories: RunDirectory | None
+) -> ImageSet:
     """What a version was trained on, at its size: with the run's ``memories`` its task and the memory before it.
 
     Without them it is all images so far.
@@ -117,7 +133,9 @@ def views_of(images: ImageSet, augmentation: Augmentation, seed: int) -> NDArray
     return np.concatenate([pixels, augmented_views(pixels, augmentation, VIEWS, seed)])
 
 
-def fitted(source: str, target: str, pairs: Pairs, weight: float, shared: bool, device: str) -> Translation:
+def fitted(
+    source: str, target: str, pairs: Pairs, weight: float, shared: bool, device: str
+) -> Translation:
     """A translation of fixed weight, with one model per query or with two."""
     forward = fit_map("residual", pairs, device=device)
     backward = None

@@ -71,7 +71,11 @@ def backfill(space: Workspace, running: RunningJob) -> Result:
         nonlocal done
         done += count
         seconds = known.get("seconds", 0.0) + time.monotonic() - started
-        running.note(save=True, done=done, result={**known, **_counts(files, plan, counted), "seconds": seconds})
+        running.note(
+            save=True,
+            done=done,
+            result={**known, **_counts(files, plan, counted), "seconds": seconds},
+        )
 
     outcome = space.backfill(options, advance, judged=plan.token)
     result = {
@@ -96,7 +100,9 @@ def _loses(planned: PlannedBackfill) -> Problem:
         instead = f', send a larger "budget" ({", ".join(planned.larger_budgets)})'
     hint = f'leave everything as it is{instead}, or send "anyway": true to do it nevertheless'
     steps = [NextStep("backfill", {"budget": budget}) for budget in planned.larger_budgets]
-    return Problem("backfill-loses", seen, hint, *steps, NextStep("backfill", {"anyway": True}, "despite this"))
+    return Problem(
+        "backfill-loses", seen, hint, *steps, NextStep("backfill", {"anyway": True}, "despite this")
+    )
 
 
 def _finished_plan(files: PlanFiles, wanted: Mapping[str, Any]) -> BackfillPlan | None:

@@ -41,7 +41,9 @@ def check(space: Workspace, running: RunningJob) -> Result:
 
         for step, name in enumerate(names):
             begin(step, f"embedding {images:,} {space.registry.reads()} with {name}")
-            features += space.features(queries, gallery, [name], device=space.device, progress=False)
+            features += space.features(
+                queries, gallery, [name], device=space.device, progress=False
+            )
         begin(len(names), "comparing")
         return features
 
@@ -50,7 +52,9 @@ def check(space: Workspace, running: RunningJob) -> Result:
         sample=wanted["sample"],
         seed=wanted["seed"],
     )
-    with reported_to(lambda *_: require_more()):  # it ends after a batch, also where it embeds to fit
+    with reported_to(
+        lambda *_: require_more()
+    ):  # it ends after a batch, also where it embeds to fit
         check = space.check(
             wanted["version"],
             rules=rules,

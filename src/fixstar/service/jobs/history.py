@@ -31,7 +31,9 @@ class History:
         self._interval = interval
         self._most = most
         self._path = workspace.path / "state" / "history.json"
-        self._samples: WatchedFile[tuple[HistoryPoint, ...]] = WatchedFile(self._path, _parsed_samples, ())
+        self._samples: WatchedFile[tuple[HistoryPoint, ...]] = WatchedFile(
+            self._path, _parsed_samples, ()
+        )
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -65,13 +67,18 @@ class History:
             if len(known) > self._most:  # the distant past is kept more coarsely
                 half = len(known) // 2
                 known[:half] = known[:half:2]
-            replace_json(self._path, document("history", {"samples": [sample._asdict() for sample in known]}))
+            replace_json(
+                self._path, document("history", {"samples": [sample._asdict() for sample in known]})
+            )
 
     def _watch(self) -> None:
         while True:
             try:
                 self.look()
-            except (FixstarError, OSError) as error:  # a server that is away for a while, a full disk
+            except (
+                FixstarError,
+                OSError,
+            ) as error:  # a server that is away for a while, a full disk
                 _log.warning("the counts of vectors were not recorded: %s", error)
             if self._stopped.is_set():
                 return
@@ -81,7 +88,8 @@ class History:
 def _parsed_samples(path: Path) -> tuple[HistoryPoint, ...]:
     try:
         return tuple(
-            HistoryPoint(one["when"], dict(one["vectors"])) for one in read_document(path, "history")["samples"]
+            HistoryPoint(one["when"], dict(one["vectors"]))
+            for one in read_document(path, "history")["samples"]
         )
     except (FixstarError, OSError, *DAMAGE):  # only a picture is lost
         return ()

@@ -31,7 +31,9 @@ def index(space: Workspace, running: LocalJob) -> Result:
     result = dict(job.result or _NOTHING_INDEXED)
     overtaken: list[str] = []
 
-    def store(version: str, ids: Sequence[str], vectors: Vectors, payloads: Sequence[Payload]) -> None:
+    def store(
+        version: str, ids: Sequence[str], vectors: Vectors, payloads: Sequence[Payload]
+    ) -> None:
         with running.writing() as written:  # nobody writes between this look and the write
             own = [row for row, name in enumerate(ids) if name not in written]
             if own:
@@ -44,7 +46,9 @@ def index(space: Workspace, running: LocalJob) -> Result:
         if running.stopped():
             raise StoppedError(f"{done:,} of {plural(len(items), 'item')} processed", result)
         rows = items[done : done + BATCH]
-        batch = [CatalogueItem(one["id"], space.path / one["image"], one["payload"]) for one in rows]
+        batch = [
+            CatalogueItem(one["id"], space.path / one["image"], one["payload"]) for one in rows
+        ]
         overtaken.clear()
         try:  # again: the payload may have changed
             stored = space.index(batch, again=True, store=store, decode=running.decode)

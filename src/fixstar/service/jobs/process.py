@@ -41,7 +41,9 @@ from fixstar.service.problems import Problem, to_step
 from fixstar.workspace import Workspace
 
 NICE = 10  # of 19: about a tenth of the time of a processor that others want too
-PATIENCE = 15.0  # seconds until a process that was told to stop is killed; a service that stops waits 20
+PATIENCE = (
+    15.0  # seconds until a process that was told to stop is killed; a service that stops waits 20
+)
 _LOOK = 0.2  # seconds between two looks whether the job is to end
 # the priority comes first: threads that libraries start when they are imported inherit it
 _START = f"import os; os.nice({NICE}); from fixstar.service.jobs.process import main; main()"
@@ -212,7 +214,9 @@ class _LogLines(logging.Handler):
 
 def main() -> None:
     """Do the work of the job in the first line of standard input, and say how it ended."""
-    signal.signal(signal.SIGTERM, lambda *_: None)  # a service that is told to stop tells this process itself
+    signal.signal(
+        signal.SIGTERM, lambda *_: None
+    )  # a service that is told to stop tells this process itself
     start = json.loads(sys.stdin.readline())
     tell = _teller()
     logging.basicConfig(level=start["log_level"], handlers=[_LogLines(tell)])

@@ -72,8 +72,12 @@ class Jobs:
             return
         seen = f"another service runs the jobs of {self._workspace.path}; stop it first, or use its address"
         if self._shared:
-            seen = f"a service that does not share {self._workspace.path} runs its jobs; stop it first"
-        self._lock.enter_context(exclusive(self._files.directory, busy=InputError(seen), shared=self._shared))
+            seen = (
+                f"a service that does not share {self._workspace.path} runs its jobs; stop it first"
+            )
+        self._lock.enter_context(
+            exclusive(self._files.directory, busy=InputError(seen), shared=self._shared)
+        )
         self._is_locked = True
 
     def start(self) -> None:
@@ -92,7 +96,9 @@ class Jobs:
                     if not job.has_ended:
                         self._resume(job)
         self._threads = [
-            threading.Thread(target=self._run_lane, args=(lane,), name=f"fixstar-jobs-{lane[0]}", daemon=True)
+            threading.Thread(
+                target=self._run_lane, args=(lane,), name=f"fixstar-jobs-{lane[0]}", daemon=True
+            )
             for lane in LANES
         ]
         for thread in self._threads:
@@ -109,7 +115,9 @@ class Jobs:
         for thread in self._threads:
             thread.join(max(0.0, end - time.monotonic()))
         if any(thread.is_alive() for thread in self._threads):
-            _log.warning("a job did not pause within %.0f s; it resumes from its last whole batch", timeout)
+            _log.warning(
+                "a job did not pause within %.0f s; it resumes from its last whole batch", timeout
+            )
             return  # still locked: what it may yet write must not meet another service
         if self._shared:
             self._over.set()
@@ -130,7 +138,9 @@ class Jobs:
                     raise Problem("too-many-jobs", waiting, headers={"Retry-After": "30"})
             elif active:
                 seen = f"{kind} job {active[0].id} is {active[0].state}: {active[0].message}"
-                raise Problem("already-running", seen, f"wait for it, or POST /v1/jobs/{active[0].id}/cancel")
+                raise Problem(
+                    "already-running", seen, f"wait for it, or POST /v1/jobs/{active[0].id}/cancel"
+                )
 
     def submit(self, kind: Kind, parameters: Mapping[str, Any], by: str | None = None) -> Job:
         """Accept a job requested by ``by``; it is on disk when this returns. Refused while another job blocks it."""
@@ -218,7 +228,9 @@ class Jobs:
             if not self._shared:
                 yield
                 return
-            busy = Problem("busy", "another service is writing these items", headers={"Retry-After": "1"})
+            busy = Problem(
+                "busy", "another service is writing these items", headers={"Retry-After": "1"}
+            )
             with exclusive(self._files.directory / "writing", _WAIT, busy):
                 yield
 
@@ -235,7 +247,9 @@ class Jobs:
             if not self._shared or self._fresh:
                 yield
                 return
-            busy = Problem("busy", "another service is changing the jobs", headers={"Retry-After": "1"})
+            busy = Problem(
+                "busy", "another service is changing the jobs", headers={"Retry-After": "1"}
+            )
             with exclusive(self._files.directory / "changing", _WAIT, busy):
                 self._look()
                 self._fresh = True
@@ -260,7 +274,10 @@ class Jobs:
         if job.cancelling:
             self._end(job, state="cancelled", message="cancelled")
         elif job.attempts >= ATTEMPTS:
-            self._fail(job.id, Problem("job-abandoned", f"the service ended {job.attempts} times while it ran"))
+            self._fail(
+                job.id,
+                Problem("job-abandoned", f"the service ended {job.attempts} times while it ran"),
+            )
         else:
             self._jobs[job.id] = replace(job, state="queued")
 
@@ -294,7 +311,9 @@ class Jobs:
     def _waiting(self, lane: tuple[Kind, ...]) -> Job | None:
         """The oldest job that waits or whose service died, unless another service runs a job of this lane."""
         left = [job for job in self._jobs.values() if job.kind in lane and not job.has_ended]
-        others = [job.runner for job in left if job.state == "running" and job.runner != self._alive.name]
+        others = [
+            job.runner for job in left if job.state == "running" and job.runner != self._alive.name
+        ]
         if self._shared and any(map(self._alive.is_alive, others)):
             return None
         waiting = [job for job in left if job.state == "queued" or self._shared]
@@ -304,7 +323,9 @@ class Jobs:
         """Start the next job; None if another service has started it, or if it has ended."""
         job = self._waiting(lane)
         if job is not None and job.state == "running":
-            self._audit.info("%s is taken over: the service %s is gone", job, job.runner or "before this one")
+            self._audit.info(
+                "%s is taken over: the service %s is gone", job, job.runner or "before this one"
+            )
             if job.runner != self._alive.name:
                 self._alive.bury(job.runner)
             self._resume(job)
@@ -336,7 +357,11 @@ class Jobs:
 
     def _has_own_process(self, job: Job) -> bool:
         """Whether a job's work is done in another process, which cannot see a gallery in the memory of this one."""
-        return self._in_processes and job.kind in LONG_WORK and gallery_url(self._workspace.path) != ":memory:"
+        return (
+            self._in_processes
+            and job.kind in LONG_WORK
+            and gallery_url(self._workspace.path) != ":memory:"
+        )
 
     def _finish(self, job: Job, result: Result | None, error: Exception | None = None) -> None:
         """Record how a job ended, unless another service has it now."""
@@ -362,7 +387,9 @@ class Jobs:
         if job.cancelling:
             self._end(job, state="cancelled", message="cancelled")
         elif job.attempts >= ATTEMPTS:
-            self._fail(job.id, Problem("process-ended", f"{error}, at the last of {job.attempts} attempts"))
+            self._fail(
+                job.id, Problem("process-ended", f"{error}, at the last of {job.attempts} attempts")
+            )
         else:
             _log.warning("%s begins again: %s", job, error)
             self._keep(replace(job, state="queued", message=f"begins again: {error}"))
@@ -381,7 +408,11 @@ class Jobs:
         problem = Problem.of(error, f"job {name}")
         _log.warning("job %s failed: %s", name, error)  # with all paths: the log is the operator's
         job = self.get(name)
-        places = (self._workspace.path.absolute(), job.parameters.get("data"), job.parameters.get("folder"))
+        places = (
+            self._workspace.path.absolute(),
+            job.parameters.get("data"),
+            job.parameters.get("folder"),
+        )
         problem.detail = _without_places(problem.detail, [Path(place) for place in places if place])
         self._end(job, state="failed", error=problem.body(), message=problem.title)
 

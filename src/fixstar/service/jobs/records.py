@@ -64,7 +64,9 @@ class Job:
     runner: str = ""  # the service that runs it, if several share the workspace
 
     @classmethod
-    def new(cls, kind: Kind, parameters: Mapping[str, Any], by: str | None = None, newest: str = "") -> Job:
+    def new(
+        cls, kind: Kind, parameters: Mapping[str, Any], by: str | None = None, newest: str = ""
+    ) -> Job:
         """A new job. Ids sort by time, and behind ``newest`` even if the clock was set back."""
         total = None
         if kind == "index":
@@ -101,7 +103,10 @@ class Job:
     def without_items(self) -> Job:
         """The same without its lists of items and queries, which may be long."""
         lists = ("items", "overtaken", "relevant")
-        return replace(self, parameters={key: value for key, value in self.parameters.items() if key not in lists})
+        return replace(
+            self,
+            parameters={key: value for key, value in self.parameters.items() if key not in lists},
+        )
 
     def awaits(self, ids: Collection[str]) -> bool:
         """Whether it may still store one of these items."""
@@ -127,7 +132,9 @@ class JobFiles:
 
     def __init__(self, workspace: Path) -> None:
         self.directory = workspace / "state" / "jobs"
-        self._stamps: dict[str, tuple[int, int, int] | None] = {}  # of files as they were read or written last
+        self._stamps: dict[
+            str, tuple[int, int, int] | None
+        ] = {}  # of files as they were read or written last
 
     def save(self, job: Job) -> None:
         """Write a job. If it has ended, its list of items and its images are removed."""
@@ -186,7 +193,9 @@ def _read_job(path: Path) -> Job:
     except FileNotFoundError:  # another service has just deleted it
         raise
     except (FixstarError, OSError, ValueError, TypeError) as error:
-        _log.error("%s is damaged (%s); what it asked for was not finished, ask for it again", path, error)
+        _log.error(
+            "%s is damaged (%s); what it asked for was not finished, ask for it again", path, error
+        )
     when = datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="milliseconds")
     problem = Problem("damaged-job", "what it asked for may not have been done").body()
     return Job(

@@ -99,7 +99,9 @@ class LocalJob:
         raise StoppedError("it ended within a batch, of which nothing was stored")
 
 
-def await_predecessor(hold: Callable[[], AbstractContextManager[None]], running: RunningJob) -> None:
+def await_predecessor(
+    hold: Callable[[], AbstractContextManager[None]], running: RunningJob
+) -> None:
     """Wait for a service that was taken for dead, or for a training that ends with it, to release its locks."""
     while running.job().attempts > 1:
         try:

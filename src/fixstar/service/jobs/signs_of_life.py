@@ -38,7 +38,9 @@ class SignsOfLife:
         try:
             os.utime(self._directory / self.name)
         except FileNotFoundError:
-            _log.warning("other services took this one for dead: its file did not change for %.0f s", LEASE)
+            _log.warning(
+                "other services took this one for dead: its file did not change for %.0f s", LEASE
+            )
             self.join()
 
     def is_alive(self, name: str) -> bool:

@@ -29,7 +29,9 @@ def require_no_training(space: Workspace) -> None:
     """Refuse to train while another training, such as one from the command line, is under way or was interrupted."""
     name = space.registry.unfinished()
     if name is not None:
-        raise Problem("training-unfinished", f"the training of {name} has begun and has not finished")
+        raise Problem(
+            "training-unfinished", f"the training of {name} has begun and has not finished"
+        )
 
 
 def planned_training(
@@ -123,8 +125,13 @@ def train(space: Workspace, running: RunningJob) -> Result:
     await_predecessor(RunDirectory(space.path).locked, running)
     if not resumes:
         require_no_training(space)
-        replace_json(running.images, document("training images", _training_images(space, job.parameters["data"])))
-    if not (job.kind == "train" and resumes and space.versions()):  # else the kill came just after the training
+        replace_json(
+            running.images,
+            document("training images", _training_images(space, job.parameters["data"])),
+        )
+    if not (
+        job.kind == "train" and resumes and space.versions()
+    ):  # else the kill came just after the training
         try:
             _run_training(space, running)
         except AlreadyTrainedError:
@@ -176,7 +183,10 @@ def _training_images(space: Workspace, folder: str | None) -> Result:
         if path is not None:
             found.add((label, str(path.absolute())))
     if not found:
-        raise InputError("no stored item has a label and an image to train on", NextStep("upgrade", {"data": ...}))
+        raise InputError(
+            "no stored item has a label and an image to train on",
+            NextStep("upgrade", {"data": ...}),
+        )
     return {"images": sorted(found)}
 
 

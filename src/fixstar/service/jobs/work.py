@@ -29,7 +29,9 @@ def snapshot(space: Workspace, running: LocalJob) -> Result:
     return take_snapshot(space.path, target, advance, without=(itself,))._asdict()
 
 
-LONG_WORK: dict[str, Callable[[Workspace, RunningJob], Result]] = {  # may run in a process of its own
+LONG_WORK: dict[
+    str, Callable[[Workspace, RunningJob], Result]
+] = {  # may run in a process of its own
     "check": check,
     "backfill": backfill,
     "train": train,

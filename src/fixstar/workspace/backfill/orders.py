@@ -104,8 +104,12 @@ def old_items(
     labels: list[str] = []
     places: list[str] = []
     ages: list[int] = []
-    room = sum(count for name, count in gallery.count().items() if name != target and name not in newer)
-    carried = np.zeros((room, width if vectors else 0), np.float32)  # allocated once: it takes most of the memory
+    room = sum(
+        count for name, count in gallery.count().items() if name != target and name not in newer
+    )
+    carried = np.zeros(
+        (room, width if vectors else 0), np.float32
+    )  # allocated once: it takes most of the memory
     unsure: list[NDArray[np.float64]] = [np.zeros(0)]
     for age, name in enumerate(spaces):
         if name == target or name in newer:
@@ -130,7 +134,9 @@ def old_items(
             if way is not None and way.forward is not None:
                 carried[start : len(ids)] = way.forward(rows)
             elif way is not None and way.shared:
-                carried[start : len(ids)] = carry(rows, Q_from=own, Q_to=basis, width=spaces[target].full_width)
+                carried[start : len(ids)] = carry(
+                    rows, Q_from=own, Q_to=basis, width=spaces[target].full_width
+                )
     known = usage or {}
     counts = np.array([known.get(name, 0) for name in ids], np.float64)
     return OldItems(
@@ -152,7 +158,9 @@ def uncertainty_of(way: Translation | None, vectors: Floats) -> NDArray[np.float
     return way.uncertainty(vectors)
 
 
-def with_images(images: ImageStore, items: OldItems, order: Indices, most: int) -> tuple[list[int], int]:
+def with_images(
+    images: ImageStore, items: OldItems, order: Indices, most: int
+) -> tuple[list[int], int]:
     """The first ``most`` rows of an order whose images exist, and how many rows without an image were skipped."""
     chosen: list[int] = []
     without = 0
@@ -166,7 +174,9 @@ def with_images(images: ImageStore, items: OldItems, order: Indices, most: int) 
     return chosen, without
 
 
-def planned_order(kind: str, items: OldItems, queries: LabelledQueries | None = None, seed: int = 0) -> Indices:
+def planned_order(
+    kind: str, items: OldItems, queries: LabelledQueries | None = None, seed: int = 0
+) -> Indices:
     """The rows of ``items`` in the order of re-embedding; ties are broken at random with ``seed``."""
     if kind not in ORDERS:
         raise UnknownNameError("order", kind, ORDERS)
@@ -190,7 +200,9 @@ def _by_turns(rows: Indices, labels: list[str]) -> Indices:
     return rows[np.argsort(turns, kind="stable")]
 
 
-def _scores(kind: str, items: OldItems, queries: LabelledQueries | None, seed: int) -> NDArray[np.float64]:
+def _scores(
+    kind: str, items: OldItems, queries: LabelledQueries | None, seed: int
+) -> NDArray[np.float64]:
     if kind == "oldest":
         return -items.ages.astype(np.float64)
     if kind == "queried":
@@ -202,7 +214,9 @@ def _scores(kind: str, items: OldItems, queries: LabelledQueries | None, seed: i
         return expected
     sure = certainty(items.vectors, seed)
     if kind == "gain":
-        found: NDArray[np.float64] = np.log1p(items.counts) + 0.3 * (sure - sure.mean()) / max(sure.std(), 1e-12)
+        found: NDArray[np.float64] = np.log1p(items.counts) + 0.3 * (sure - sure.mean()) / max(
+            sure.std(), 1e-12
+        )
         return found
     return sure if kind == "certain" else -sure
 
@@ -241,17 +255,23 @@ def expected_gain(items: OldItems, queries: LabelledQueries, seed: int = 0) -> N
     gains = []
     for start in range(0, len(items), _BLOCK):
         block = slice(start, start + _BLOCK)
-        pull = np.exp((asked @ items.vectors[block].T - best[:, None]) / REACH) * weights[:, None]  # [Q, n]
+        pull = (
+            np.exp((asked @ items.vectors[block].T - best[:, None]) / REACH) * weights[:, None]
+        )  # [Q, n]
         same = truth[:, None] == owners[block]
         gains.append(np.where(same, pull, np.where(right[:, None], -pull, 0.0)).sum(axis=0))
     return np.concatenate(gains).astype(np.float64)
 
 
-def _traffic(truth: Indices, owners: Indices, counts: NDArray[np.float64], classes: int) -> NDArray[np.float32]:
+def _traffic(
+    truth: Indices, owners: Indices, counts: NDArray[np.float64], classes: int
+) -> NDArray[np.float32]:
     """The weight of each query [Q]: the searches that found its class, divided among the queries of that class."""
     found = np.bincount(owners, counts, minlength=classes)
     asked = np.bincount(truth, minlength=classes)
-    smooth = max(1.0, float(found.mean()) / 10)  # a class that was never found still gets a small weight
+    smooth = max(
+        1.0, float(found.mean()) / 10
+    )  # a class that was never found still gets a small weight
     if counts.any():
         shares = (found + smooth) / np.maximum(asked, 1)
     else:

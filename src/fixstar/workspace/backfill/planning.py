@@ -23,7 +23,15 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from fixstar.data.image_set import ImageSet
-from fixstar.errors import DeploymentMovedError, FixstarError, GateError, InputError, NextStep, UnknownNameError, plural
+from fixstar.errors import (
+    DeploymentMovedError,
+    FixstarError,
+    GateError,
+    InputError,
+    NextStep,
+    UnknownNameError,
+    plural,
+)
 from fixstar.evaluation import (
     BackfillCurve,
     Split,
@@ -56,7 +64,14 @@ from fixstar.workspace.backfill.orders import (
     uncertainty_of,
     with_images,
 )
-from fixstar.workspace.backfill.run import Backfilled, BackfillPlan, BackfillRun, MeasuredPoint, PlanFiles, budget_items
+from fixstar.workspace.backfill.run import (
+    Backfilled,
+    BackfillPlan,
+    BackfillRun,
+    MeasuredPoint,
+    PlanFiles,
+    budget_items,
+)
 from fixstar.workspace.checks import HELD_OUT_WORDS, LastChecks
 from fixstar.workspace.cluster import RayEmbedder
 from fixstar.workspace.held_out import named_images, unlearnt_images
@@ -88,11 +103,15 @@ class BackfillOptions:
     budget: str = "10%"  # a share of the items with older vectors, their number ("5000"), money ("$2"), or "all"
     order: str = AUTO  # one of ORDERS, or "auto": the best one at this budget on labelled images
     rate: float | None = None  # maximum number of items per second
-    data: ImageSet | None = None  # labelled images that no version was trained on; default: held-out images
+    data: ImageSet | None = (
+        None  # labelled images that no version was trained on; default: held-out images
+    )
     cluster: str | None = None  # the address of a Ray cluster, or "local"
     workers: int | None = None
     seed: int = 0
-    stop: Callable[[], bool] = field(default=lambda: False, compare=False)  # checked between batches
+    stop: Callable[[], bool] = field(
+        default=lambda: False, compare=False
+    )  # checked between batches
     target: str | None = None  # fail with DeploymentMovedError unless this version is deployed
     anyway: bool = False  # run a plan although it is predicted to lower the accuracy
 
@@ -142,14 +161,17 @@ class PlannedBackfill:
         then = self.predicted.at(self.share)[0]
         if then >= now:
             return None
-        return (
-            f"lower the accuracy from {percent(now)} to {percent(then)} of {plural(self.predicted.images[1], 'query')}"
-        )
+        queries = plural(self.predicted.images[1], "query")
+        return f"lower the accuracy from {percent(now)} to {percent(then)} of {queries}"
 
     @property
     def loses(self) -> bool:
         """Whether a significant loss is predicted (``PredictedCurve.loses``), and the plan has not been started."""
-        return self.predicted is not None and self.loss is not None and self.predicted.loses(self.share)
+        return (
+            self.predicted is not None
+            and self.loss is not None
+            and self.predicted.loses(self.share)
+        )
 
     @property
     def larger_budgets(self) -> list[str]:
@@ -157,7 +179,11 @@ class PlannedBackfill:
         if self.predicted is None:
             return []
         curve = self.predicted.planned
-        kept = [share for share, value in zip(curve.shares, curve.accuracy, strict=True) if value >= curve.accuracy[0]]
+        kept = [
+            share
+            for share, value in zip(curve.shares, curve.accuracy, strict=True)
+            if value >= curve.accuracy[0]
+        ]
         return [f"{100 * share:g}%" if share < 1 else "all" for share in kept if share > self.share]
 
 
@@ -178,7 +204,9 @@ def require_gain(planned: PlannedBackfill) -> None:
     )
 
 
-def plan_backfill(serving: Serving, options: BackfillOptions, predict: bool = True) -> PlannedBackfill:
+def plan_backfill(
+    serving: Serving, options: BackfillOptions, predict: bool = True
+) -> PlannedBackfill:
     """The unfinished plan if it has the same options, else a new one; with a prediction if ``predict``."""
     planner = _Planner(serving, options)
     if (planned := planner.unfinished()) is None:
@@ -190,7 +218,10 @@ def plan_backfill(serving: Serving, options: BackfillOptions, predict: bool = Tr
 
 
 def backfill(
-    serving: Serving, options: BackfillOptions, progress: Advance | None = None, judged: str | None = None
+    serving: Serving,
+    options: BackfillOptions,
+    progress: Advance | None = None,
+    judged: str | None = None,
 ) -> Backfilled:
     """Re-embed the items of the plan; the same call resumes after an interruption.
 
@@ -235,7 +266,9 @@ def require_target(serving: Serving, target: str | None) -> str:
     """The deployed version; raises unless it is ``target``. None accepts any version."""
     deployed = serving.deployed()
     if target is not None and target != deployed:
-        raise DeploymentMovedError(f"{deployed} is deployed now: nothing is re-embedded with {target}")
+        raise DeploymentMovedError(
+            f"{deployed} is deployed now: nothing is re-embedded with {target}"
+        )
     return deployed
 
 
@@ -245,13 +278,17 @@ def _embedder(serving: Serving, options: BackfillOptions, target: str) -> Iterat
     if options.cluster is None:
         yield LocalEmbedder(encoder)
         return
-    with RayEmbedder(serving.registry.directory(target).absolute(), options.cluster, options.workers) as embedder:
+    with RayEmbedder(
+        serving.registry.directory(target).absolute(), options.cluster, options.workers
+    ) as embedder:
         yield embedder
 
 
 def item_cost(serving: Serving, target: str) -> float | None:
     """The price of embedding one item, estimated from a sample of older texts; None if the version has no price."""
-    price = serving.registry.card(target)["backbone"].get("options", {}).get("price")  # asks no server
+    price = (
+        serving.registry.card(target)["backbone"].get("options", {}).get("price")
+    )  # asks no server
     if price is None:
         return None
     older = _older(serving.registry, target, serving.gallery.count())
@@ -286,7 +323,10 @@ class _Planner:
         options = self._options
         if plan is None or (position := self._files.position(plan)) >= len(plan.ids):
             return None
-        same = (plan.target, plan.budget) == (self._target, options.budget) and options.order in (plan.order, AUTO)
+        same = (plan.target, plan.budget) == (self._target, options.budget) and options.order in (
+            plan.order,
+            AUTO,
+        )
         if same:
             return PlannedBackfill(plan, position, None)
         return None
@@ -327,7 +367,10 @@ class _Planner:
         """The labelled images of the prediction, in words."""
         if self._images is None:
             return "labelled items of the gallery"
-        if self._options.data is not None or checked_images(self._serving, self._target) is not None:
+        if (
+            self._options.data is not None
+            or checked_images(self._serving, self._target) is not None
+        ):
             return self._images.name
         return HELD_OUT_WORDS
 
@@ -385,11 +428,18 @@ class _Planner:
                 if self._images is None:
                     return None
                 thirds = of_images(
-                    serving.encoder(way.source), new=serving.encoder(self._target), images=self._images, seed=self._seed
+                    serving.encoder(way.source),
+                    new=serving.encoder(self._target),
+                    images=self._images,
+                    seed=self._seed,
                 )
             else:
-                thirds = of_items(self._judging(way.source), old=way.source, new=self._target, seed=self._seed)
-            return predicted_curve(thirds, way, order, seed=self._seed, calibrate=replaced.calibrated)
+                thirds = of_items(
+                    self._judging(way.source), old=way.source, new=self._target, seed=self._seed
+                )
+            return predicted_curve(
+                thirds, way, order, seed=self._seed, calibrate=replaced.calibrated
+            )
         except InputError:  # too few images per class
             return None
 
@@ -413,7 +463,9 @@ class _Planner:
         items = self._items
         age = items.versions.index(source)
         wanted = [
-            row for row in np.flatnonzero(items.ages == age).tolist() if items.labels[row] and judges(items.ids[row])
+            row
+            for row in np.flatnonzero(items.ages == age).tolist()
+            if items.labels[row] and judges(items.ids[row])
         ]
         drawn = np.random.default_rng(self._seed).permutation(np.array(wanted, np.int64))
         rows, _ = with_images(self._originals, items=items, order=drawn, most=SAMPLE)
@@ -426,7 +478,9 @@ class _Planner:
         return self._images.take(split.gallery), self._images.take(split.queries)
 
     def _queries(self, images: ImageSet) -> LabelledQueries:
-        vectors = self._serving.encoder(self._target).encode(images.images, form="short", role="query")
+        vectors = self._serving.encoder(self._target).encode(
+            images.images, form="short", role="query"
+        )
         return LabelledQueries(vectors, [images.classes[label] for label in images.labels.tolist()])
 
 
@@ -442,7 +496,9 @@ def labelled_images(serving: Serving, data: ImageSet | None, target: str) -> Ima
     if data is not None:
         images = data.load(inputs, "skip").images
     elif isinstance(inputs, Preprocessing):  # nothing is trained on texts, so nothing is held out
-        images = unlearnt_images(serving.registry, version=target, searched=serving.live(), preprocessing=inputs).images
+        images = unlearnt_images(
+            serving.registry, version=target, searched=serving.live(), preprocessing=inputs
+        ).images
     if images is not None and max(images.counts().values(), default=0) > 1:
         return images
     return None
@@ -480,7 +536,9 @@ class _Measurement:
         if self._images is None or not total or self._position < self._next * total:
             return
         self._next = (int(self._position / total * _MEASUREMENTS) + 1) / _MEASUREMENTS
-        accuracy = gallery_accuracy(self._serving, version=self._plan.target, images=self._images, made=self._vectors)
+        accuracy = gallery_accuracy(
+            self._serving, version=self._plan.target, images=self._images, made=self._vectors
+        )
         if accuracy is not None:
             self.points.append(MeasuredPoint(self._position / total * self._share, accuracy))
 
@@ -511,9 +569,16 @@ class _Refit:
         files = {}
         for name, old in self._old.items():
             way = ways.get(name)
-            if way is None or way.forward is None or len(old) < LEAST_REFITTED or not counts.get(name):
+            if (
+                way is None
+                or way.forward is None
+                or len(old) < LEAST_REFITTED
+                or not counts.get(name)
+            ):
                 continue
-            sample = Sample(np.stack(old), np.stack(self._new[name]), [None] * len(old), origin="a backfill")
+            sample = Sample(
+                np.stack(old), np.stack(self._new[name]), [None] * len(old), origin="a backfill"
+            )
             better = refitted(way, sample, self._seed)
             if better is not None:
                 files[way.source] = self._serving.translations.keep(better)
@@ -529,14 +594,22 @@ def refitted(way: Translation, sample: Sample, seed: int = 0) -> Translation | N
     those of all held-out items. The weights do not change.
     """
     shown, judged = sample.pairs(seed).split()
-    (*_, linear) = ways = fit_translations(shown, way.source, way.target, shared=way.shared, old_model=True)
+    (*_, linear) = ways = fit_translations(
+        shown, way.source, way.target, shared=way.shared, old_model=True
+    )
     now = _found_again(way, judged.X, judged.Y)
     best = max(ways, key=lambda one: float(_found_again(one, judged.X, judged.Y).mean()))
     then = _found_again(best, judged.X, judged.Y)
     if paired_bootstrap(then, now).verdict != "compatible":  # not strictly better
         return None
     about = {**way.about, "refitted_on": len(sample), "kind": best.about["kind"], CHOSEN: True}
-    return replace(way, forward=best.forward, backward=best.backward, uncertainty=linear.uncertainty, about=about)
+    return replace(
+        way,
+        forward=best.forward,
+        backward=best.backward,
+        uncertainty=linear.uncertainty,
+        about=about,
+    )
 
 
 def _found_again(way: Translation, old: Any, new: Any) -> Any:
@@ -584,7 +657,9 @@ def backfill_outlook(serving: Serving, most: int = LOOKED_AT) -> BackfillOutlook
     newer = newer_versions(serving.registry, target)
     older = _older(serving.registry, target, counts)
     looked_at = without_image = 0
-    for row, name in enumerate(sorted(older, key=lambda name: older[name])):  # small ones leave room for the others
+    for row, name in enumerate(
+        sorted(older, key=lambda name: older[name])
+    ):  # small ones leave room for the others
         share = (most - looked_at) // (len(older) - row)
         with closing(cast(Any, serving.gallery.iterate(name))) as items:
             for item in islice(items, share):
@@ -607,7 +682,9 @@ def expected_replaced(serving: Serving, target: str, budget: str) -> Replaced:
     found = _found_older(serving, target, counts)
     older = sum(_older(serving.registry, target, counts).values())
     items = budget_items(budget, older, item_cost(serving, target))
-    return _replaced(serving, target=target, planned=found, share=min(1.0, items / max(1, sum(found.values()))))
+    return _replaced(
+        serving, target=target, planned=found, share=min(1.0, items / max(1, sum(found.values())))
+    )
 
 
 def _planned_replaced(serving: Serving, plan: BackfillPlan) -> Replaced:
@@ -627,7 +704,11 @@ def _planned_replaced(serving: Serving, plan: BackfillPlan) -> Replaced:
 def _found_older(serving: Serving, target: str, counts: Mapping[str, int]) -> dict[str, int]:
     """The number of older vectors that searches of ``target`` find, by version."""
     ways = serving.translations.of(target)
-    return {name: count for name, count in _older(serving.registry, target, counts).items() if name in ways}
+    return {
+        name: count
+        for name, count in _older(serving.registry, target, counts).items()
+        if name in ways
+    }
 
 
 def _replaced(serving: Serving, target: str, planned: Mapping[str, int], share: float) -> Replaced:
@@ -662,7 +743,9 @@ class PredictedCurve:
     def at(self, share: float) -> tuple[float, float]:
         """Interpolated accuracy at a share, in the planner's order and in random order."""
         shares = self.planned.shares
-        planned, random = (np.interp(share, shares, curve.accuracy) for curve in (self.planned, self.random))
+        planned, random = (
+            np.interp(share, shares, curve.accuracy) for curve in (self.planned, self.random)
+        )
         return float(planned), float(random)
 
     def to_json(self) -> dict[str, Any]:
@@ -690,7 +773,9 @@ class PredictedCurve:
         lost = hits[0, 0].sum() - then.sum()  # queries
         if lost >= max(_LARGE_LOSS * len(then), _FEWEST_LOST):
             return True
-        return paired_bootstrap(hits[0, 0], then).verdict == "compatible"  # share 0 is strictly better
+        return (
+            paired_bootstrap(hits[0, 0], then).verdict == "compatible"
+        )  # share 0 is strictly better
 
 
 class Thirds(NamedTuple):
@@ -786,7 +871,10 @@ def predicted_curve(
         judging = version.take(split.queries)
         query_labels = thirds.query_labels[split.queries]
         tested = cross_test(
-            [judging], query_labels=query_labels, gallery_labels=thirds.gallery_labels, protocol="image"
+            [judging],
+            query_labels=query_labels,
+            gallery_labels=thirds.gallery_labels,
+            protocol="image",
         )
         tests.append(float(tested.matrix[0, 0]))
     sizes = (len(thirds.gallery_labels), len(split.queries))
@@ -807,7 +895,12 @@ def _as_old_items(thirds: Thirds, way: Translation) -> OldItems:
     if way.forward is not None:
         vectors = way.forward(stored)
     elif way.shared:
-        vectors = carry(stored, Q_from=short_basis(old.projection), Q_to=short_basis(new.projection), width=new.width)
+        vectors = carry(
+            stored,
+            Q_from=short_basis(old.projection),
+            Q_to=short_basis(new.projection),
+            width=new.width,
+        )
     else:
         vectors = np.zeros((len(stored), new.gallery.shape[1]), np.float32)
     labels = [thirds.names[label] for label in thirds.gallery_labels.tolist()]
@@ -850,11 +943,16 @@ def gallery_accuracy(
         return None
     asked = {model: known[model][rows] for model in models}
     hits = serving.search_queries(move, asked, k=1).hits
-    right = [bool(found) and found[0].payload.get(LABEL) == labels[row] for row, found in zip(rows, hits, strict=True)]
+    right = [
+        bool(found) and found[0].payload.get(LABEL) == labels[row]
+        for row, found in zip(rows, hits, strict=True)
+    ]
     return float(np.mean(right))
 
 
-def draw_curves(path: Path, predicted: PredictedCurve | None, measured: Sequence[MeasuredPoint] = ()) -> Path:
+def draw_curves(
+    path: Path, predicted: PredictedCurve | None, measured: Sequence[MeasuredPoint] = ()
+) -> Path:
     """Draw a backfill's curves as PNG, or as SVG or PDF by the suffix of ``path``."""
     curves = {}
     tests = {}
@@ -863,7 +961,9 @@ def draw_curves(path: Path, predicted: PredictedCurve | None, measured: Sequence
         curves = {planned: predicted.planned, "predicted, random order": predicted.random}
         tests = {planned: predicted.self_tests}
     if measured:
-        shares, accuracies = (np.array(values, np.float64) for values in zip(*measured, strict=True))
+        shares, accuracies = (
+            np.array(values, np.float64) for values in zip(*measured, strict=True)
+        )
         curves["measured on the gallery"] = BackfillCurve(shares, accuracies[None])
     path.parent.mkdir(parents=True, exist_ok=True)
     backfill_curves(curves, path, tests, title="Accuracy while the gallery is re-embedded")

@@ -72,7 +72,9 @@ class ReadThrough:
         """Take the ids that may be embedded now from the queue."""
         with self._lock:
             now = time.monotonic()
-            self._allowed = min(self._burst, self._allowed + (now - self._counted) * self._per_second)
+            self._allowed = min(
+                self._burst, self._allowed + (now - self._counted) * self._per_second
+            )
             self._counted = now
             count = min(_BATCH, int(self._allowed), len(self._waiting))
             self._allowed -= count
@@ -110,15 +112,21 @@ def _is_older(item: Item, deployed: str) -> bool:
     """Whether an item's vector is of an older version, or of a model that was never here."""
     if item.version == deployed:
         return False
-    return not is_version_name(item.version) or version_number(item.version) < version_number(deployed)
+    return not is_version_name(item.version) or version_number(item.version) < version_number(
+        deployed
+    )
 
 
 def check_fresh(depth: int, versions: Collection[str] | None) -> None:
     """Refuse a wrong number of items to embed before answering, and a search of some versions: they could hide them."""
     if not 0 < depth <= MOST_FRESH:
-        raise InputError(f"a search embeds its best 1 to {MOST_FRESH} items before it answers, got {depth}")
+        raise InputError(
+            f"a search embeds its best 1 to {MOST_FRESH} items before it answers, got {depth}"
+        )
     if versions is not None:
-        raise InputError("a search that embeds items before it answers searches all versions; name none")
+        raise InputError(
+            "a search that embeds items before it answers searches all versions; name none"
+        )
 
 
 def require_passed_check(serving: Serving) -> None:

@@ -30,7 +30,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fixstar.durable import DAMAGE, document, exclusive, open_document, parse_document, replace_file, replace_json
+from fixstar.durable import (
+    DAMAGE,
+    document,
+    exclusive,
+    open_document,
+    parse_document,
+    replace_file,
+    replace_json,
+)
 from fixstar.errors import CheckpointError, InputError, ModelError
 from fixstar.gallery import Gallery, Item
 from fixstar.images import ImageSource
@@ -74,7 +82,9 @@ class BackfillPlan:
     when: str
     without_image: int  # older items that were skipped because their image was not found
     ids: tuple[str, ...] = ()  # in the order of work
-    versions: Mapping[str, int] | None = None  # counts of the planned items by version; None in older plans
+    versions: Mapping[str, int] | None = (
+        None  # counts of the planned items by version; None in older plans
+    )
 
     @classmethod
     def made(
@@ -144,9 +154,13 @@ class PlanFiles:
         """Replace the current plan; its cursor and list of kept items become invalid."""
         head = {**vars(plan)}
         ids = "".join(json.dumps(name, ensure_ascii=False) + "\n" for name in head.pop("ids"))
-        head = document("backfill", {**head, "ids_sha256": hashlib.sha256(ids.encode()).hexdigest()})
+        head = document(
+            "backfill", {**head, "ids_sha256": hashlib.sha256(ids.encode()).hexdigest()}
+        )
         text = json.dumps(head, ensure_ascii=False) + "\n" + ids
-        replace_file(self._plan, lambda partial: partial.write_text(text, encoding="utf-8", newline="\n"))
+        replace_file(
+            self._plan, lambda partial: partial.write_text(text, encoding="utf-8", newline="\n")
+        )
 
     def plan(self, with_ids: bool = True) -> BackfillPlan | None:
         """The plan on disk, if any. Reading is fast without the ids, which may be millions."""
@@ -158,7 +172,9 @@ class PlanFiles:
                 ids = lines.read() if with_ids else ""
             if head.pop("ids_sha256") != hashlib.sha256(ids.encode()).hexdigest() and with_ids:
                 raise ValueError("the digest of its ids does not match")
-            return BackfillPlan(**head, ids=tuple(json.loads(line) for line in ids.split("\n")[:-1]))
+            return BackfillPlan(
+                **head, ids=tuple(json.loads(line) for line in ids.split("\n")[:-1])
+            )
         except (ModelError, StopIteration, *DAMAGE) as error:
             raise CheckpointError(
                 f"{self._plan} is damaged ({error}); delete it and plan again: what was re-embedded stays"
@@ -176,7 +192,10 @@ class PlanFiles:
         try:
             token, position, counts = parse_document(self._cursor, "cursor", _parse_cursor)
         except (ModelError, OSError):
-            return 0, {}  # the gallery knows what is done, and walking through the plan again is cheap
+            return (
+                0,
+                {},
+            )  # the gallery knows what is done, and walking through the plan again is cheap
         if token != plan.token:
             return 0, {}
         return position, counts
@@ -231,7 +250,9 @@ class Backfilled:
     stopped: str | None = None
     measured: tuple[MeasuredPoint, ...] = ()  # the accuracy during the run, if there are labels
     refitted: tuple[str, ...] = ()  # versions whose translation was refitted on the new pairs
-    without_image: int = 0  # not planned because their images are gone; they also keep their vectors
+    without_image: int = (
+        0  # not planned because their images are gone; they also keep their vectors
+    )
 
 
 class Pace:
@@ -367,12 +388,17 @@ class BackfillRun:
         """The items among the next ids that still have an old vector and an image, with their images."""
         known = self.gallery.get(names)
         self._counts["deleted"] += len(names) - len(known)
-        self._counts["done before"] += sum(item.version == self.plan.target for item in known.values())
+        self._counts["done before"] += sum(
+            item.version == self.plan.target for item in known.values()
+        )
         newer = set(self.newer())
         self._counts["rewritten"] += sum(item.version in newer for item in known.values())
         old = [item for item in known.values() if item.version not in {self.plan.target, *newer}]
         found = {item.id: self.images.original(item) for item in old}
-        self.files.keep(self.plan, [KeptItem(name, "its image is gone") for name in found if found[name] is None])
+        self.files.keep(
+            self.plan,
+            [KeptItem(name, "its image is gone") for name in found if found[name] is None],
+        )
         there = [(item, path) for item in old if (path := found[item.id]) is not None]
         return [item for item, _ in there], [path for _, path in there]
 
@@ -390,11 +416,18 @@ class BackfillRun:
         vectors: list[NDArray[np.float32]] = []
         for batch, answer in ready:
             if answer is not None:
-                self.files.keep(self.plan, [KeptItem(batch.items[bad.index].id, bad.reason) for bad in answer.bad])
+                self.files.keep(
+                    self.plan,
+                    [KeptItem(batch.items[bad.index].id, bad.reason) for bad in answer.bad],
+                )
                 good = np.flatnonzero(~np.isnan(answer.vectors).any(axis=1))
                 items += [batch.items[row] for row in good.tolist()]
                 vectors.append(answer.vectors[good])
-        done = set(self.gallery.replace_vectors(self.plan.target, items, np.concatenate(vectors)) if items else [])
+        done = set(
+            self.gallery.replace_vectors(self.plan.target, items, np.concatenate(vectors))
+            if items
+            else []
+        )
         if items:
             self.made(items, np.concatenate(vectors))
         others = [item.id for item in items if item.id not in done]
