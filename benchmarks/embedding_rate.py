@@ -3,10 +3,11 @@
 Photos are made here: JPEG, 500 x 375, quality 90. The models are torchvision's, with random weights, in float32. Rows:
 
     model alone                  on pixels that are on the device already
-    decoding, threads            as fixstar reads images: threads of one process
-    decoding, processes          a DataLoader with one process per core
+    decoding, threads            by threads of one process
+    decoding, processes          by fixstar's processes, one per core, which threads ask
+    decoding, DataLoader         a DataLoader with one process per core
     bare loop                    that DataLoader, pinned memory, and the model
-    fixstar, batch by batch      one batch is decoded, then the model works on it
+    fixstar, batch by batch      one batch is decoded by threads, then the model works on it
     fixstar                      the next batches are decoded while the model works: ``LocalEmbedder``
     fixstar, into a gallery      ``Workspace.index`` of the folder into SQLite
 
@@ -42,7 +43,7 @@ from torch.utils.data import DataLoader, Dataset
 from fixstar.durable import replace_json
 from fixstar.images import Preprocessing, decode_ahead
 from fixstar.models import Encoder
-from fixstar.workspace.items import LocalEmbedder, catalogue
+from fixstar.workspace.items import LocalEmbedder, catalogue, in_processes
 
 WIDTH = 500
 HEIGHT = 375
@@ -179,6 +180,9 @@ def imported(source: str) -> nn.Module:
     module, _, name = source.partition(":")
     made = getattr(importlib.import_module(module), name)()
     assert isinstance(made, nn.Module)
+    for layer in made.modules():
+        if isinstance(layer, nn.Linear) and not layer.weight.any():
+            nn.init.normal_(layer.weight, std=0.02)  # a ViT's untrained head answers zero for all
     return made
 
 
@@ -201,6 +205,11 @@ def model_alone(bare: BareLoop, batch: int, batches: int) -> None:
 
 def read_in_threads(paths: Sequence[Path], workers: int | None = None) -> None:
     for pixels in decode_ahead(paths, IMAGENET, workers=workers):
+        assert isinstance(pixels, np.ndarray), pixels
+
+
+def read_in_processes(paths: Sequence[Path]) -> None:
+    for pixels in decode_ahead(paths, IMAGENET, decode=in_processes(first=0)):
         assert isinstance(pixels, np.ndarray), pixels
 
 
@@ -274,7 +283,8 @@ def measured(name: str, paths: list[Path], options: argparse.Namespace) -> Figur
     rows: dict[str, Callable[[], object]] = {
         "model alone": partial(model_alone, bare, batch, len(batches)),
         "decoding, threads": partial(read_in_threads, shown),
-        "decoding, processes": bare.read,
+        "decoding, processes": partial(read_in_processes, shown),
+        "decoding, DataLoader": bare.read,
         "bare loop": bare.embed,
         "fixstar, batch by batch": partial(embed_batch_by_batch, encoder, batches),
         "fixstar": partial(embed, encoder, batches),
@@ -343,6 +353,9 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=1.5)
+    parser.add_argument(
+        "--threads", action="store_true", help="also decode with 1, 2, 4, ... threads"
+    )
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     report = about(options)
@@ -356,7 +369,8 @@ def main() -> None:
             flush=True,
         )
         report["kilobytes_per_photo"] = round(size / 1000, 1)
-        report["threads"] = threads_measured(paths, options.turns)
+        if options.threads:
+            report["threads"] = threads_measured(paths, options.turns)
         report["models"] = [measured(name, paths, options) for name in options.models]
         report["seconds_in_all"] = round(time.perf_counter() - start, 1)
     print(f"\n{report['seconds_in_all']} s in all", flush=True)

@@ -7,11 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from PIL import Image
 
+from fixstar.errors import ImageError
 from fixstar.gallery import Gallery, Item, open_gallery
+from fixstar.images import Decode, DecodeProcesses, Preprocessing, read_pixels
 from fixstar.models import EmbeddedBatch
 from fixstar.workspace import CatalogueItem, items
-from fixstar.workspace.items import index_items
+from fixstar.workspace.items import LocalEmbedder, in_processes, index_items
 
 SEEN = {"image": "/photo.png", "stamp": "1-1"}
 
@@ -100,3 +104,56 @@ def test_a_name_that_is_no_text_is_told_and_the_others_are_indexed(gallery: Gall
         ("bad\\udcff.png", "its name is not valid UTF-8; rename it")
     ]
     assert gallery.get(["\u00fcber \U0001f600"])
+
+
+def test_many_images_are_decoded_in_processes_with_the_same_pixels_and_errors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photo = tmp_path / "photo.png"
+    Image.effect_noise((20, 30), 60).convert("RGB").save(photo)
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(photo.read_bytes()[:200])
+    preprocessing = Preprocessing(size=(8, 8), mean=(0.5, 0.5, 0.5), std=(0.2, 0.2, 0.2))
+    sent: list[Any] = []
+    usual = DecodeProcesses.pixels
+
+    def noted(self: DecodeProcesses, source: Any, asked: Preprocessing) -> Any:
+        sent.append(source)
+        return usual(self, source, asked)
+
+    monkeypatch.setattr(DecodeProcesses, "pixels", noted)
+    decode = in_processes(first=2)
+    here, _, there = [decode(photo, preprocessing) for _ in range(3)]
+    assert np.array_equal(here, read_pixels(photo, preprocessing))
+    assert np.array_equal(there, here)
+    with pytest.raises(ImageError) as from_process:
+        decode(broken, preprocessing)
+    with pytest.raises(ImageError) as from_here:
+        read_pixels(broken, preprocessing)
+    assert (from_process.value.name, from_process.value.reason) == (
+        from_here.value.name,
+        from_here.value.reason,
+    )
+    assert sent == [photo, broken]
+
+
+@pytest.mark.parametrize(("device", "expected"), [("cpu", False), ("cuda", True)])
+def test_a_gpu_does_not_wait_for_threads_that_decode(device: str, expected: bool) -> None:
+    asked: list[Decode | None] = []
+
+    class Model:
+        def __init__(self) -> None:
+            self.device = torch.device(device)
+
+        def encode_batches(self, batches: Any, *, form: str, decode: Decode | None) -> Any:
+            assert form == "short"
+            asked.append(decode)
+            return iter(batches)
+
+    def own(image: Any, preprocessing: Preprocessing) -> Any:
+        return read_pixels(image, preprocessing)
+
+    list(LocalEmbedder(Model())([]))  # type: ignore[arg-type]
+    list(LocalEmbedder(Model(), own)([]))  # type: ignore[arg-type]
+    assert [decode is not None for decode in asked] == [expected, True]
+    assert asked[1] is own

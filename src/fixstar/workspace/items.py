@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -42,7 +43,14 @@ from fixstar.gallery import Gallery, Hit
 from fixstar.gallery.filters import Payload, Where, conditions, payload_test
 from fixstar.gallery.store import Item, Vectors
 from fixstar.gallery.transfer import made_or_same
-from fixstar.images import Decode, ImageSource
+from fixstar.images import (
+    Decode,
+    DecodeProcesses,
+    ImageSource,
+    Pixels,
+    Preprocessing,
+    read_pixels,
+)
 from fixstar.models import EmbeddedBatch, Encoder
 from fixstar.progress import Advance
 from fixstar.texts import Reads, Role
@@ -51,6 +59,11 @@ IMAGE = "image"  # a payload field, as are the next two
 LABEL = "label"
 STAMP = "stamp"
 _TEXT_STAMP = "text-"  # prefix of a text's stamp: other items may have a field called "text"
+
+BATCH = 256
+FIRST_BATCH = 32
+WAIT = 2.0  # approximate seconds between writes of vectors
+DECODE_SECONDS = 60.0  # of CPU time for one image; a photo takes some milliseconds
 
 _FIELDS = 5  # number of filter fields to look up when a filter finds nothing
 _NUMBER = re.compile(r"-?(0|[1-9]\d{0,14})(\.\d{1,15})?")
@@ -346,7 +359,11 @@ class Embedder(Protocol):
 
 
 class LocalEmbedder:
-    """An encoder in this process."""
+    """An encoder in this process.
+
+    ``decode`` reads one image. By default threads of this process do, and for a model on a GPU, which would wait for
+    them, one process per core.
+    """
 
     def __init__(self, encoder: Encoder, decode: Decode | None = None) -> None:
         self._encoder = encoder
@@ -354,7 +371,10 @@ class LocalEmbedder:
 
     def __call__(self, batches: Iterable[Sequence[ImageSource]]) -> Iterator[EmbeddedBatch]:
         """One result per batch. The next batch is fetched and decoded while the model works on the current one."""
-        return self._encoder.encode_batches(batches, form="short", decode=self._decode)
+        decode = self._decode
+        if decode is None and self._encoder.device.type != "cpu":
+            decode = in_processes()
+        return self._encoder.encode_batches(batches, form="short", decode=decode)
 
     def one(self, images: Sequence[ImageSource], role: Role = "item") -> EmbeddedBatch:
         """The vectors of one batch, to be stored or to search with."""
@@ -363,6 +383,22 @@ class LocalEmbedder:
             images, form="short", bad="skip", on_bad=bad.append, decode=self._decode, role=role
         )
         return EmbeddedBatch(vectors, tuple(bad))
+
+
+def in_processes(first: int = BATCH) -> Decode:
+    """Reads images as ``read_pixels`` does: the ``first`` ones here, later ones in one process per core.
+
+    Starting the processes takes as long as decoding some hundred photos.
+    """
+    number = itertools.count()
+    processes = DecodeProcesses(os.cpu_count() or 1, seconds=DECODE_SECONDS)
+
+    def decode(image: ImageSource, preprocessing: Preprocessing) -> Pixels:
+        if next(number) < first:
+            return read_pixels(image, preprocessing)
+        return processes.pixels(image, preprocessing)
+
+    return decode
 
 
 def ensure_version(gallery: Gallery, name: str, encoder: Encoder) -> None:
@@ -376,10 +412,6 @@ def ensure_version(gallery: Gallery, name: str, encoder: Encoder) -> None:
             NextStep("init", {"path": ...}, "a workspace with its own gallery"),
         )
 
-
-BATCH = 256
-FIRST_BATCH = 32
-WAIT = 2.0  # approximate seconds between writes of vectors
 
 Store = Callable[[str, Sequence[str], Vectors, Sequence[Payload]], object]  # as Gallery.upsert
 
