@@ -7,7 +7,7 @@ data is needed. Rows:
     published, no loader  the same step on a batch that is there already
     eager               our loop's step, started kernel by kernel
     captured            recorded and replayed, not compiled
-    ours                recorded, by the kernels of a CIFAR ResNet, bfloat16: what training does
+    ours                recorded, by the kernels of a CIFAR ResNet, bfloat16: what `bench run` does
 
     python benchmarks/training_step.py --out benchmarks/results/training_step_h200.json
     python benchmarks/training_step.py --profile            the kernels of our step, by time
@@ -46,8 +46,9 @@ from fixstar.durable import replace_json
 from fixstar.losses import _info_nce_by_torch
 from fixstar.methods import Upgrade, create_method
 from fixstar.models import Encoder, FrozenEncoder
+from fixstar.research.fused_resnets import fused_program
 from fixstar.training import Recipe, Training, captured
-from fixstar.training.captured import CapturedSteps
+from fixstar.training.captured import CapturedSteps, use_program
 from fixstar.training.run import create_optimiser, parts_of
 from fixstar.training.steps import EagerSteps, update
 
@@ -98,6 +99,7 @@ def our_step(kind: str, *setting: Any) -> tuple[float, Any]:
 def timed_run(run: Training, kind: str) -> tuple[float, Any]:
     (part,) = parts_of(run)
     part = part._replace(recipe=replace(part.recipe, epochs=20))
+    use_program(fused_program)
     captured._WORTH_COMPILING = 0 if kind == "ours" else 1 << 60
     optimiser = create_optimiser(run, part)
     run.modules().train()

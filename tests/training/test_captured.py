@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
 from fixstar.data import Augmentation, Batches, BatchSource, from_arrays, pixel_source
 from fixstar.methods import Objective, Step, Terms, create_method
@@ -19,9 +21,12 @@ from fixstar.training import Recipe, Training
 from fixstar.training.captured import (
     _PROGRAMS,
     CapturedSteps,
+    Program,
+    _faster,
     _restored,
     _without_batch_counts,
     compiled,
+    use_program,
 )
 from fixstar.training.checkpoint import Checkpoint
 from fixstar.training.run import PlacedStage, create_optimiser, parts_of
@@ -213,6 +218,33 @@ def test_one_compiled_program_serves_every_version(monkeypatch: pytest.MonkeyPat
             torch.testing.assert_close(mine, theirs, msg=name)
     assert len(made) == 1
     assert one.backbone._compiled_call_impl is None
+
+
+def test_a_backbone_with_a_program_of_its_own_is_not_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("fixstar.training.captured._MAKERS", [])
+    monkeypatch.setattr("fixstar.training.captured.compiled", lambda _: nullcontext("compiled"))
+    run = training(recipe=replace(RECIPE, precision="bfloat16"))
+    known = run.encoder.backbone
+
+    def doubled(images: Tensor) -> Tensor:
+        return torch.full((len(images), known.feature_dim), 2.0)
+
+    def maker(backbone: nn.Module, sides: tuple[int, int]) -> Program | None:
+        assert sides == run.encoder.preprocessing.size
+        return doubled if backbone is known else None
+
+    use_program(maker)
+    use_program(maker)
+    pixels = torch.zeros(3, 1, 32, 32)
+    with _faster(run):
+        assert torch.equal(known(pixels), doubled(pixels))
+    assert not torch.equal(known(pixels), doubled(pixels))
+    in_float32 = replace(run, recipe=replace(RECIPE, precision="float32"))
+    for left in (in_float32, replace(run, encoder=encoder(1))):
+        with _faster(left) as how:
+            assert how == "compiled"
 
 
 def test_a_part_knows_its_place() -> None:

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn, optim
 
 from fixstar.models import Backbone
-from fixstar.models.fused import FusedCifarResNet, called_by, fused
 from fixstar.training.run import PlacedStage, Training, lay_out_state, set_rate
 from fixstar.training.steps import Shown, update
 
@@ -28,6 +27,10 @@ _WORTH_COMPILING = (
 _CHUNK = 20  # steps between two updates of the progress bar
 
 _PROGRAMS: dict[str, Callable[[dict[str, Tensor], Tensor], Tensor]] = {}  # compiled backbones
+
+Program = Callable[[Tensor], Tensor]
+ProgramMaker = Callable[[nn.Module, tuple[int, int]], Program | None]
+_MAKERS: list[ProgramMaker] = []
 
 
 class CapturedSteps:
@@ -126,14 +129,34 @@ class CapturedSteps:
         return graph
 
 
+def use_program(maker: ProgramMaker) -> None:
+    """From now on, train the backbones for which ``maker`` has a program by that program, in bfloat16 on a GPU.
+
+    It gets the backbone and the sides of its images, and gives None for backbones that it does not know.
+    """
+    if maker not in _MAKERS:
+        _MAKERS.append(maker)
+
+
 def _faster(run: Training) -> contextlib.AbstractContextManager[None]:
-    """Run the backbone with its own kernels, if there are any, else compiled."""
+    """Run the backbone by a program of its own, if there is one, else compiled."""
     backbone = run.encoder.backbone
-    sides = run.encoder.preprocessing.size
-    made = run.bfloat16 and FusedCifarResNet.supports(backbone, sides)
-    if made:
-        return fused(backbone)
+    if run.bfloat16:
+        for maker in _MAKERS:
+            program = maker(backbone, run.encoder.preprocessing.size)
+            if program is not None:
+                return called_by(backbone, program)
     return compiled(backbone)
+
+
+@contextlib.contextmanager
+def called_by(module: nn.Module, program: Program) -> Iterator[None]:
+    """Inside, calling ``module`` calls ``program``. Copies of the module made inside call the module itself."""
+    module._compiled_call_impl = program
+    try:
+        yield
+    finally:
+        module._compiled_call_impl = None
 
 
 def _stream() -> Any:

@@ -57,6 +57,7 @@ from fixstar.research.benchmarks.translations import (
     fit_translations,
     read_translation,
 )
+from fixstar.research.fused_resnets import fused_program
 from fixstar.training import (
     Settings,
     TrainingContext,
@@ -65,10 +66,13 @@ from fixstar.training import (
     run_scenario,
     train_version,
 )
+from fixstar.training.captured import use_program
 from fixstar.training.version import VersionPlan
 from fixstar.translation import Translation, score
 
 PAIRS_SEED = 0  # the same pairs in every run
+
+use_program(fused_program)  # most of the papers' networks are CIFAR ResNets
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,15 @@ from wording import refuses
 
 from fixstar.errors import InputError
 from fixstar.models.backbones.resnets import CifarResNet
-from fixstar.models.fused import _BACKWARD, _FORWARD, WEIGHTS, FusedCifarResNet, fused, layers_of
+from fixstar.research.fused_resnets import (
+    _BACKWARD,
+    _FORWARD,
+    WEIGHTS,
+    FusedCifarResNet,
+    fused_program,
+    layers_of,
+)
+from fixstar.training.captured import called_by
 
 pytestmark = needs_triton
 
@@ -36,7 +44,7 @@ def network(depth: int, channels: int, final_relu: bool) -> CifarResNet:
 def large_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton's interpreter takes as long for a program of 64 weights as for one of 4,096."""
     if not GPU:
-        monkeypatch.setattr("fixstar.models.fused.SUM_BLOCK", (4096, 64))
+        monkeypatch.setattr("fixstar.research.fused_resnets.SUM_BLOCK", (4096, 64))
 
 
 def apart(ours: Tensor, exact: Tensor) -> float:
@@ -74,8 +82,8 @@ def test_features_gradients_and_statistics_are_those_of_the_library(
 
 def test_sums_in_several_turns_are_those_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """More programs than a channel looks at together, chunks of several turns, more chunks than are summed at once."""
-    monkeypatch.setattr("fixstar.models.fused._STATISTICS", 2)
-    monkeypatch.setattr("fixstar.models.fused.SUM_BLOCK", (256 if GPU else 4096, 1))
+    monkeypatch.setattr("fixstar.research.fused_resnets._STATISTICS", 2)
+    monkeypatch.setattr("fixstar.research.fused_resnets.SUM_BLOCK", (256 if GPU else 4096, 1))
     for channels, (taps, *_) in WEIGHTS.items():
         monkeypatch.setitem(WEIGHTS, channels, (taps, 16, 2, 9))
     for channels in (16, 32, 64):
@@ -131,6 +139,7 @@ def test_what_it_cannot_do_is_refused() -> None:
 
 def test_only_what_the_kernels_are_made_for_is_trained_by_them() -> None:
     assert FusedCifarResNet.supports(network(8, 3, True), (32, 32)) == GPU
+    assert (fused_program(network(8, 3, True), (32, 32)) is None) != GPU
     assert FusedCifarResNet.follows(network(8, 3, True), (32, 28))
     assert not FusedCifarResNet.follows(network(8, 3, True), (32, 30))  # does not halve twice
     assert not FusedCifarResNet.follows(network(8, 3, True).eval(), (32, 32))
@@ -165,7 +174,9 @@ def test_a_network_that_departs_from_the_usual_is_left_to_the_library(change: st
 def test_a_backbone_trains_by_the_kernels_inside_the_context_alone() -> None:
     net = network(20, 3, True)
     images = torch.randn(16, 3, 32, 32, device=DEVICE)
-    with fused(net):
+    program = fused_program(net, (32, 32))
+    assert program is not None
+    with called_by(net, program):
         ours = net(images)
     assert ours.grad_fn is not None
     assert "Function" in ours.grad_fn.name()
