@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from fixstar.data.image_set import ImageSet
 from fixstar.data.pixels import Augmentation
 from fixstar.data.texts import text_rows
-from fixstar.durable import require_plausible_archive
+from fixstar.durable import DAMAGED_ARCHIVE, require_plausible_archive
 from fixstar.errors import DataError, InputError, NextStep, plural
 from fixstar.evaluation import VersionFeatures, gallery_query_split, nearest
 from fixstar.gallery import Gallery, Item
@@ -397,7 +397,7 @@ def from_file(path: Path, gallery: Gallery, source: str, target: str) -> Sample:
         require_plausible_archive(path)
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-    except (ValueError, OSError, EOFError) as error:
+    except (OSError, *DAMAGED_ARCHIVE) as error:
         raise DataError(f"{path} cannot be read as FILE.npz: {error}") from error
     missing = {"old", "new"} - set(arrays)
     if missing:
