@@ -39,7 +39,7 @@ LAYERS: list[set[str]] = [
     {"versions"},
     {"trust"},
     {"durable"},
-    {"errors", "progress", "wording"},
+    {"errors", "options", "progress", "wording"},
     {""},  # fixstar itself: the version
 ]
 HEIGHT = {part: len(LAYERS) - row for row, parts in enumerate(LAYERS) for part in parts}
@@ -254,6 +254,9 @@ def test_serving_parts_and_the_command_line_start_without_torch() -> None:
         "translation",
         "images",
         "errors",
+        "options",
+        "training.settings",
+        "workspace.options",
         "cli",
     ]
     code = (

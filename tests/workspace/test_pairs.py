@@ -14,8 +14,8 @@ from wording import check_wording, refuses
 from fixstar.errors import DataError, InputError
 from fixstar.geometry import unit
 from fixstar.workspace import Workspace, catalogue
+from fixstar.workspace.options import FitOptions
 from fixstar.workspace.pairs import (
-    FitOptions,
     Sample,
     by_class_means,
     from_file,
