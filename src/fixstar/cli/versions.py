@@ -28,7 +28,7 @@ from fixstar.cli.output import print_json, print_result, print_table, print_wrap
 from fixstar.cli.rollout import print_check
 from fixstar.durable import replace_json
 from fixstar.errors import FixstarError, InputError, NextStep, plural
-from fixstar.training.settings import FROZEN, Recipe, Settings, paper_recipe
+from fixstar.training.settings import BY_OPTIMIZER, FROZEN, Recipe, Settings, paper_recipe
 from fixstar.trust import (
     ADDRESSES,
     import_path,
@@ -43,6 +43,7 @@ from fixstar.wording import percent
 from fixstar.workspace.options import (
     FIRST_BACKBONE,
     FIRST_METHOD,
+    HELD_OUT,
     UpgradeOptions,
     held_out_share,
 )
@@ -56,6 +57,8 @@ if TYPE_CHECKING:
     from fixstar.training import Version
     from fixstar.workspace import Check, Workspace
 
+_ADAM_RATE, _ADAM_DECAY = BY_OPTIMIZER["adam"]
+_ADAMW_DECAY = BY_OPTIMIZER["adamw"][1]
 DataPath = Annotated[
     Path,
     typer.Argument(
@@ -71,7 +74,7 @@ MethodOption = Annotated[
 ]
 HoldOut = Annotated[
     float | None,
-    option_of(UpgradeOptions, "hold_out", show_default="0.1; 0 if no images are kept"),
+    option_of(UpgradeOptions, "hold_out", show_default=f"{HELD_OUT:g}; 0 if no images are kept"),
 ]
 
 
@@ -149,7 +152,8 @@ class RecipeOptions:
         option_of(
             Recipe,
             "weight_decay",
-            show_default="as in the method's paper; 0 with adam, 0.01 with adamw",
+            show_default=f"as in the method's paper; {_ADAM_DECAY:g} with adam, "
+            f"{_ADAMW_DECAY:g} with adamw",
         ),
     ] = None
     decay_norms: Annotated[bool | None, option_of(Recipe, "decay_norms", show_default="yes")] = None
@@ -197,14 +201,17 @@ def train(
     ] = Settings.capacity,
     epochs: Annotated[
         int | None,
-        option_of(Recipe, "epochs", show_default="as in the method's paper; 20 if frozen"),
+        option_of(
+            Recipe, "epochs", show_default=f"as in the method's paper; {FROZEN.epochs} if frozen"
+        ),
     ] = None,
     learning_rate: Annotated[
         float | None,
         option_of(
             Recipe,
             "learning_rate",
-            show_default="0.1; 0.01 if frozen; 0.001 with adam and adamw",
+            show_default=f"{Recipe.learning_rate:g}; {FROZEN.learning_rate:g} if frozen; "
+            f"{_ADAM_RATE:g} with adam and adamw",
         ),
     ] = None,
     changes: RecipeOptions,

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Precision = Literal["auto", "float32", "bfloat16"]
 Optimizer = Literal["sgd", "adam", "adamw"]
 Schedule = Literal["steps", "cosine"]
-_USUAL = {
+BY_OPTIMIZER: dict[Optimizer, tuple[float, float]] = {
     "sgd": (0.1, 2e-4),
     "adam": (1e-3, 0.0),
     "adamw": (1e-3, 0.01),
@@ -120,7 +120,7 @@ class Recipe:
         """The recipe with another optimiser, with its default learning rate and weight decay."""
         if name == self.optimizer:
             return self
-        rate, decay = _USUAL.get(name, (self.learning_rate, self.weight_decay))
+        rate, decay = BY_OPTIMIZER.get(name, (self.learning_rate, self.weight_decay))
         return replace(self, optimizer=name, learning_rate=rate, weight_decay=decay)
 
     def shortened(self, epochs: int) -> Recipe:

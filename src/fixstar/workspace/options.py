@@ -26,7 +26,7 @@ BUDGETS = (
     'a budget is a share such as "10%" (above 0%, up to 100%), a number of items such as "5000" (1 or more), "$2.50" '
     'where the deployed version has a price, or "all"'
 )
-_HELD_OUT = 0.1
+HELD_OUT = 0.1  # share of the images, where images may be kept
 
 
 def held_out_share(wanted: float | None, keeps_images: bool) -> float:
@@ -38,7 +38,7 @@ def held_out_share(wanted: float | None, keeps_images: bool) -> float:
     if wanted is not None:
         return wanted
     if keeps_images:
-        return _HELD_OUT
+        return HELD_OUT
     return 0.0
 
 
