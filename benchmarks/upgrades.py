@@ -74,12 +74,11 @@ from fixstar.errors import DataError, FixstarError, InputError, UnknownNameError
 from fixstar.evaluation import VersionFeatures, backfill_curve
 from fixstar.evaluation.features import version_features
 from fixstar.evaluation.search import searcher
-from fixstar.geometry import unit
+from fixstar.geometry import CAPACITY, unit
 from fixstar.images import Preprocessing
 from fixstar.methods import create_method
 from fixstar.models import Encoder
 from fixstar.models.backbones import create_backbone
-from fixstar.models.slots import CAPACITY
 from fixstar.research.benchmarks.ledger import Look, default_path, known_looks, note, warning
 from fixstar.research.benchmarks.translations import VIEWS, drawn, embedded, views_of
 from fixstar.training import Recipe, Settings, paper_recipe

@@ -17,6 +17,7 @@ import stat
 import threading
 import time
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from io import BufferedReader
 from pathlib import Path
@@ -34,8 +35,17 @@ _LOCK = ".lock"
 _UNPACKED = 256 << 20  # maximum unpacked bytes of any .npz
 _PACKED = 100  # maximum ratio for larger files; measured data is at most 20
 
-# Exceptions from reading JSON or arrays with unexpected content.
-DAMAGE = (ValueError, KeyError, TypeError, AttributeError, IndexError)
+DAMAGE = (ValueError, TypeError, AttributeError, LookupError, RecursionError)
+"""What reading JSON or arrays with unexpected content raises."""
+DAMAGED_ARCHIVE = (
+    *DAMAGE,
+    EOFError,
+    RuntimeError,  # an encrypted member, or an unknown compression
+    MemoryError,  # a header that claims more than there is
+    zipfile.BadZipFile,
+    zlib.error,
+)
+"""What NumPy and zipfile raise for a damaged .npz or .npy file."""
 
 
 def flush(path: Path) -> None:

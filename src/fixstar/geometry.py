@@ -36,6 +36,7 @@ __all__ = [
 
 Array = TypeVar("Array")  # a NumPy array or a torch tensor
 
+CAPACITY = 10_000  # default K: polaris gains from a large capacity, and takes 8 slots per class
 _TINY = 1e-12  # a zero feature stays zero instead of becoming NaN
 
 

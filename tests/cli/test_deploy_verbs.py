@@ -17,8 +17,8 @@ from wording import check_wording
 from fixstar.models import Encoder
 from fixstar.translation import Map, Translation
 from fixstar.workspace import Check, Workspace, catalogue
-from fixstar.workspace.backfill.planning import BackfillOptions
 from fixstar.workspace.checks import save_check
+from fixstar.workspace.options import BackfillOptions
 
 
 @pytest.fixture(scope="module")

@@ -31,7 +31,7 @@ from fixstar.training import loop
 from fixstar.training.loop import EpochLog
 from fixstar.translation import Map, Translation, save_translation
 from fixstar.workspace import Workspace, catalogue
-from fixstar.workspace.backfill.planning import BackfillOptions
+from fixstar.workspace.options import BackfillOptions
 
 Shape = tuple[str, ...]  # the action, and the names of its arguments in order
 TRAIN = "--backbone tiny --method hoc --capacity 20 --epochs 1 --batch-size 8 --hold-out 0"

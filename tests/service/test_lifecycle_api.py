@@ -29,9 +29,9 @@ from fixstar.service.client import Client
 from fixstar.service.keys import Keys
 from fixstar.workspace import Check, Workspace, catalogue
 from fixstar.workspace.backfill.orders import ORDERS
-from fixstar.workspace.backfill.planning import AUTO
 from fixstar.workspace.checks import CheckedCell, last_check, save_check
 from fixstar.workspace.held_out import keep_held_out
+from fixstar.workspace.options import AUTO
 from fixstar.workspace.translations import translation_files
 
 

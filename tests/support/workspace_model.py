@@ -59,10 +59,10 @@ from fixstar.models.encoder import read_card
 from fixstar.translation import Map, Translation
 from fixstar.workspace import CatalogueItem, Workspace, items, registry
 from fixstar.workspace.backfill import run as backfill_run
-from fixstar.workspace.backfill.planning import BackfillOptions
 from fixstar.workspace.backfill.run import PlanFiles, budget_items
 from fixstar.workspace.files import create_mark, gallery_url, set_gallery
 from fixstar.workspace.items import IMAGE, LABEL, STAMP
+from fixstar.workspace.options import BackfillOptions
 from fixstar.workspace.registry import Registry
 from fixstar.workspace.verify import verify_workspace
 

@@ -228,7 +228,7 @@ def test_a_damaged_file_is_refused(damage: Callable[[bytes], bytes], tmp_path: P
     path = save_translation(whole(), tmp_path / "way.npz")
     torn = tmp_path / "torn.npz"
     torn.write_bytes(damage(path.read_bytes()))
-    with refuses(ModelError, varies=r"(?<=translation: ).*(?= Restore)|file '.*?'"):
+    with refuses(ModelError, varies=r"(?<=translation: ).*(?= Restore)"):
         load_translation(torn)
 
 
@@ -320,7 +320,7 @@ def test_other_files_are_no_translations(tmp_path: Path) -> None:
     with refuses(ModelError):
         load_translation(tmp_path / "vectors.npz")
     np.save(tmp_path / "vectors.npy", np.eye(3))
-    with refuses(ModelError, varies=r"(?<=translation: ).*(?= Restore)|file '.*?'"):
+    with refuses(ModelError, varies=r"(?<=translation: ).*(?= Restore)"):
         load_translation(tmp_path / "vectors.npy")
     np.savez(tmp_path / "objects.npz", W=np.array([{}], object), allow_pickle=True)
     with pytest.raises(ModelError, match="not a translation"):

@@ -14,8 +14,8 @@ from wording import check_wording, refuses
 from fixstar.errors import DataError, InputError
 from fixstar.geometry import unit
 from fixstar.workspace import Workspace, catalogue
+from fixstar.workspace.options import FitOptions
 from fixstar.workspace.pairs import (
-    FitOptions,
     Sample,
     by_class_means,
     from_file,
@@ -120,6 +120,16 @@ def test_files_that_are_no_pairs(space: Workspace, tmp_path: Path) -> None:
         from_file(tmp_path / "text.npz", space.gallery, "old", "v1")
     with refuses(InputError):
         from_file(tmp_path / "none.npz", space.gallery, "old", "v1")
+
+
+def test_a_damaged_file_of_pairs_is_refused(space: Workspace, tmp_path: Path) -> None:
+    path = tmp_path / "pairs.npz"
+    np.savez(path, old=np.ones((50, 5)), new=np.ones((50, space.gallery.space("v1").width)))
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1  # in the values of an array: its checksum is wrong
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"pairs\.npz"):
+        from_file(path, space.gallery, "old", "v1")
 
 
 def test_an_item_is_fitted_or_judged_by_and_never_both(space: Workspace, tmp_path: Path) -> None:

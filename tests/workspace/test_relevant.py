@@ -24,7 +24,7 @@ from fixstar.errors import DataError, InputError
 from fixstar.evaluation.retrieval import ndcg
 from fixstar.workspace import Check, GateRules, Workspace
 from fixstar.workspace.items import text_catalogue
-from fixstar.workspace.pairs import FitOptions
+from fixstar.workspace.options import FitOptions
 
 __all__ = ["own_settings", "servers"]  # fixtures
 pytestmark = pytest.mark.usefixtures("own_settings")

@@ -19,9 +19,9 @@ from fixstar.models.backbones import endpoint
 from fixstar.texts import Prompts
 from fixstar.trust import trusting
 from fixstar.workspace import Workspace, search
-from fixstar.workspace.backfill.planning import BackfillOptions
 from fixstar.workspace.backfill.read_through import ReadThrough
 from fixstar.workspace.items import text_catalogue, text_item, text_of, text_stamp
+from fixstar.workspace.options import BackfillOptions
 from fixstar.workspace.snapshot import restore_snapshot, take_snapshot
 
 pytest.importorskip("httpx", reason="the endpoint extra is not installed")
@@ -166,7 +166,8 @@ def test_a_check_that_lacks_evidence_asks_for_texts(notes: Workspace, tmp_path: 
 
 
 def test_texts_without_labels_fit_a_translation(notes: Workspace, tmp_path: Path) -> None:
-    from fixstar.workspace.pairs import FitOptions, unlabelled_images
+    from fixstar.workspace.options import FitOptions
+    from fixstar.workspace.pairs import unlabelled_images
 
     file = tmp_path / "plain.jsonl"
     file.write_text(

@@ -24,7 +24,8 @@ from fixstar.models import Encoder
 from fixstar.translation import Map, Translation, load_translation, save_translation
 from fixstar.translation.bridge import bridge
 from fixstar.workspace import BackfillOptions, Workspace, catalogue
-from fixstar.workspace.pairs import FitOptions, Sample, from_gallery, keep_fitted
+from fixstar.workspace.options import FitOptions
+from fixstar.workspace.pairs import Sample, from_gallery, keep_fitted
 from fixstar.workspace.translations import CHOSEN, SCALE, TARGET_SCALE, translation_files
 
 PER_CLASS = 12

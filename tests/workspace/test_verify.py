@@ -46,6 +46,9 @@ def test_a_document_says_what_it_is_and_is_whole(tmp_path: Path) -> None:
     path.write_bytes(whole)
     with refuses(ModelError):
         read_document(path, "other")
+    path.write_text("[" * 100_000)  # deeper than any parser goes
+    with pytest.raises(ModelError, match=r"a\.json"):
+        read_document(path, "thing")
 
 
 def test_a_document_of_a_newer_fixstar_is_refused_with_what_to_do(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from fixstar.cli.output import STYLES, Cell, print_json, print_result, print_tab
 from fixstar.cli.rollout import EXIT_CODES
 from fixstar.durable import replace_file
 from fixstar.errors import InputError, NextStep, plural
+from fixstar.evaluation.verdicts import GateRules
 from fixstar.wording import percent, points
 
 if TYPE_CHECKING:
@@ -96,8 +97,8 @@ def bridge(
             help="Share of labelled items that judge; 1: labelled ones judge, the others are fitted."
         ),
     ] = 0.4,
-    confidence: Confidence = 0.95,
-    tolerance: Tolerance = 0.0,
+    confidence: Confidence = GateRules.confidence,
+    tolerance: Tolerance = GateRules.tolerance,
     seed: Annotated[int, typer.Option(help="Seed of all random splits.")] = 0,
     use: Annotated[
         Path | None,
@@ -120,7 +121,6 @@ def bridge(
     items with labels, or queries with known relevant items, judge it against the old model. The written file
     works without fixstar: NumPy, ONNX, and a card. Exit code 0: better. 2: keep the old model. 3: unproven.
     """
-    from fixstar.evaluation.verdicts import GateRules
     from fixstar.translation.bridge import BridgeOptions
     from fixstar.translation.bridge import bridge as find_bridge
     from fixstar.translation.file import checked_path, save_translation

@@ -11,6 +11,7 @@ from fixstar.cli.app import AsJson, Confidence, verb
 from fixstar.cli.bridge import RelevantFiles
 from fixstar.cli.output import Cell, print_json, print_table, print_wrapped
 from fixstar.errors import plural
+from fixstar.evaluation.verdicts import GateRules
 from fixstar.wording import MINUS, percent, points
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def judge(
     at_least: Annotated[
         str, typer.Option(help="The required verdict for exit code 0: better or no-worse.")
     ] = "better",
-    confidence: Confidence = 0.95,
+    confidence: Confidence = GateRules.confidence,
     tolerance: Annotated[
         float, typer.Option(help="A loss that still counts as no worse: 0.01 is one point.")
     ] = 0.01,
@@ -85,7 +86,6 @@ def judge(
     queries. Exit code 0: better (or what --at-least asks for). 2: not better. 3: cannot be told.
     """
     from fixstar.errors import UnknownNameError
-    from fixstar.evaluation.verdicts import GateRules
     from fixstar.translation.judge import AT_LEAST
     from fixstar.translation.judge import judge as judge_migration
 

@@ -21,15 +21,18 @@ from fixstar.cli.app import (
     TextOption,
     Tolerance,
     WorkspacePath,
+    option_of,
     verb,
 )
 from fixstar.cli.next_steps import next_lines
 from fixstar.cli.output import STYLES, Cell, print_json, print_table, print_wrapped
 from fixstar.errors import InputError, NextStep, plural
+from fixstar.evaluation.verdicts import GateRules
 from fixstar.progress import progress_bar
 from fixstar.texts import in_words_of
 from fixstar.wording import percent, points
 from fixstar.workspace.checks import gain_sentence
+from fixstar.workspace.options import BackfillOptions, FitOptions
 from fixstar.workspace.registry import Registry
 
 if TYPE_CHECKING:
@@ -78,11 +81,9 @@ def check(
         str, typer.Option(help="Which split of a dataset that has several: train or test.")
     ] = "train",
     label: LabelOption = None,
-    confidence: Confidence = 0.95,
-    tolerance: Tolerance = 0.0,
-    seed: Annotated[
-        int, typer.Option(help="Seed of the split into gallery and queries and of the bootstrap.")
-    ] = 0,
+    confidence: Confidence = GateRules.confidence,
+    tolerance: Tolerance = GateRules.tolerance,
+    seed: Annotated[int, option_of(GateRules, "seed")] = GateRules.seed,
     relevant: Annotated[
         tuple[Path, Path] | None,
         typer.Option(
@@ -91,30 +92,17 @@ def check(
             show_default=False,
         ),
     ] = None,
-    images: Annotated[
-        Path | None,
-        typer.Option(
-            help="Images or texts without labels for both models to embed: translations are fitted on them too."
-        ),
-    ] = None,
-    pairs: Annotated[
-        Path | None,
-        typer.Option(help="FILE.npz with arrays old and new: vectors by both models to fit on."),
-    ] = None,
+    images: Annotated[Path | None, option_of(FitOptions, "images")] = None,
+    pairs: Annotated[Path | None, option_of(FitOptions, "pairs")] = FitOptions.pairs,
     bridge: Annotated[
         Path | None, typer.Option(help="Install a translation from fixstar bridge, and judge it.")
     ] = None,
-    sample: Annotated[
-        int, typer.Option(help="Maximum number of items that a translation is fitted on.")
-    ] = 8000,
-    refit: Annotated[bool, typer.Option("--refit", help="Fit translations again.")] = False,
+    sample: Annotated[int, option_of(FitOptions, "sample")] = FitOptions.sample,
+    refit: Annotated[bool, option_of(FitOptions, "refit", "--refit")] = FitOptions.refit,
     weight: Annotated[
         float | None,
-        typer.Option(
-            help="Judge translations at this weight, from 0 (the old space alone) to 1 (the new space alone).",
-            show_default="half of the queries choose it",
-        ),
-    ] = None,
+        option_of(GateRules, "weight", show_default="half of the queries choose it"),
+    ] = GateRules.weight,
     device: Device = "auto",
     report: Annotated[
         bool, typer.Option(help="Write a report with pictures into the workspace.")
@@ -132,7 +120,6 @@ def check(
     3: the evidence does not decide; the output says how much is missing.
     """
     from fixstar.data import open_images
-    from fixstar.workspace import FitOptions, GateRules
     from fixstar.workspace.pairs import unlabelled_images
 
     if history:
@@ -497,24 +484,12 @@ def operator_name() -> str:
 )
 def backfill(
     workspace: WorkspacePath = Path(),
-    budget: Annotated[
-        str,
-        typer.Option(help="A share of the older items, a number, money ($2) for a server, or all."),
-    ] = "10%",
-    order: Annotated[
-        str,
-        typer.Option(
-            help="What comes first: auto (best on labelled images), gain, classes, certain, uncertain, queried, "
-            "oldest, random."
-        ),
-    ] = "auto",
-    rate: Annotated[float | None, typer.Option(help="Maximum number of items per second.")] = None,
+    budget: Annotated[str, option_of(BackfillOptions, "budget")] = BackfillOptions.budget,
+    order: Annotated[str, option_of(BackfillOptions, "order")] = BackfillOptions.order,
+    rate: Annotated[float | None, option_of(BackfillOptions, "rate")] = BackfillOptions.rate,
     data: Annotated[
         Path | None,
-        typer.Option(
-            help="Labelled images or texts that were not trained on, to predict the gain.",
-            show_default="those held out from training",
-        ),
+        option_of(BackfillOptions, "data", show_default="those held out from training"),
     ] = None,
     text: TextOption = None,
     label: LabelOption = None,
@@ -522,11 +497,9 @@ def backfill(
         bool, typer.Option("--plan-only", help="Print the prediction and embed nothing.")
     ] = False,
     anyway: Annotated[
-        bool, typer.Option("--anyway", help="Run even if a lower accuracy is predicted.")
-    ] = False,
-    cluster: Annotated[
-        str | None, typer.Option(help="Embed on a Ray cluster: its address, auto, or local.")
-    ] = None,
+        bool, option_of(BackfillOptions, "anyway", "--anyway")
+    ] = BackfillOptions.anyway,
+    cluster: Annotated[str | None, option_of(BackfillOptions, "cluster")] = BackfillOptions.cluster,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
@@ -536,7 +509,6 @@ def backfill(
     is gone keep their vectors.
     """
     from fixstar.data import open_images
-    from fixstar.workspace import BackfillOptions
     from fixstar.workspace.backfill.planning import draw_curves, require_gain
     from fixstar.workspace.backfill.run import Pace
 

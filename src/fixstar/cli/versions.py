@@ -19,6 +19,7 @@ from fixstar.cli.app import (
     Trust,
     WorkspacePath,
     key_value,
+    option_of,
     verb,
 )
 from fixstar.cli.gallery import import_vectors
@@ -27,6 +28,7 @@ from fixstar.cli.output import print_json, print_result, print_table, print_wrap
 from fixstar.cli.rollout import print_check
 from fixstar.durable import replace_json
 from fixstar.errors import FixstarError, InputError, NextStep, plural
+from fixstar.training.settings import BY_OPTIMIZER, FROZEN, Recipe, Settings, paper_recipe
 from fixstar.trust import (
     ADDRESSES,
     import_path,
@@ -38,6 +40,13 @@ from fixstar.trust import (
 )
 from fixstar.versions import named_in_space
 from fixstar.wording import percent
+from fixstar.workspace.options import (
+    FIRST_BACKBONE,
+    FIRST_METHOD,
+    HELD_OUT,
+    UpgradeOptions,
+    held_out_share,
+)
 from fixstar.workspace.registry import FIRST, Registry
 
 if TYPE_CHECKING:
@@ -45,9 +54,11 @@ if TYPE_CHECKING:
     from fixstar.images import Preprocessing
     from fixstar.methods import Method
     from fixstar.texts import Prompts
-    from fixstar.training import Recipe, Version
+    from fixstar.training import Version
     from fixstar.workspace import Check, Workspace
 
+_ADAM_RATE, _ADAM_DECAY = BY_OPTIMIZER["adam"]
+_ADAMW_DECAY = BY_OPTIMIZER["adamw"][1]
 DataPath = Annotated[
     Path,
     typer.Argument(
@@ -63,11 +74,7 @@ MethodOption = Annotated[
 ]
 HoldOut = Annotated[
     float | None,
-    typer.Option(
-        "--hold-out",
-        help="Share of images kept for the gate, not trained on.",
-        show_default="0.1; 0 if no images are kept",
-    ),
+    option_of(UpgradeOptions, "hold_out", show_default=f"{HELD_OUT:g}; 0 if no images are kept"),
 ]
 
 
@@ -132,44 +139,27 @@ class RecipeOptions:
     """Changes of a recipe."""
 
     optimizer: Annotated[
-        str | None, typer.Option(help="sgd, adam or adamw.", show_default="sgd")
+        str | None, option_of(Recipe, "optimizer", show_default=Recipe.optimizer)
     ] = None
-    schedule: Annotated[
-        str | None,
-        typer.Option(
-            help="Learning rate decay: steps (to a tenth, twice) or cosine.", show_default="steps"
-        ),
-    ] = None
+    schedule: Annotated[str | None, option_of(Recipe, "schedule", show_default=Recipe.schedule)] = (
+        None
+    )
     warmup: Annotated[
-        float | None,
-        typer.Option(
-            help="Epochs of linear warm-up of the learning rate; 0.5 is half an epoch.",
-            show_default="0",
-        ),
+        float | None, option_of(Recipe, "warmup", show_default=f"{Recipe.warmup:g}")
     ] = None
     weight_decay: Annotated[
         float | None,
-        typer.Option(
-            help="Weight decay.",
-            show_default="as in the method's paper; 0 with adam, 0.01 with adamw",
+        option_of(
+            Recipe,
+            "weight_decay",
+            show_default=f"as in the method's paper; {_ADAM_DECAY:g} with adam, "
+            f"{_ADAMW_DECAY:g} with adamw",
         ),
     ] = None
-    decay_norms: Annotated[
-        bool | None,
-        typer.Option(help="Also apply weight decay to norms and biases.", show_default="yes"),
-    ] = None
-    clip: Annotated[
-        float | None,
-        typer.Option(
-            help="Maximum norm of gradients; larger ones are scaled down.", show_default="off"
-        ),
-    ] = None
+    decay_norms: Annotated[bool | None, option_of(Recipe, "decay_norms", show_default="yes")] = None
+    clip: Annotated[float | None, option_of(Recipe, "clip", show_default="off")] = None
     backbone_rate: Annotated[
-        float | None,
-        typer.Option(
-            help="The backbone's learning rate, relative to that of the layers after it.",
-            show_default="1",
-        ),
+        float | None, option_of(Recipe, "backbone_rate", show_default=f"{Recipe.backbone_rate:g}")
     ] = None
 
     def changed(self, recipe: Recipe, epochs: int | None, **more: Any) -> Recipe:
@@ -200,62 +190,45 @@ def train(
             help="See: fixstar backbones; efficientnet-lite0 is pre-trained, the others start from random weights. Or "
             "your own model: hf:NAME_OR_FOLDER, FILE.onnx, package.module:name."
         ),
-    ] = "resnet18",
-    frozen: Annotated[
-        bool,
-        typer.Option(
-            "--frozen",
-            help="Keep the backbone's weights: it runs once per image, and the layers after it train in seconds.",
-        ),
-    ] = False,
+    ] = FIRST_BACKBONE,
+    frozen: Annotated[bool, option_of(Settings, "frozen", "--frozen")] = Settings.frozen,
     *,
     images: ImageOptions,
-    method: Annotated[str, typer.Option(help="See: fixstar methods")] = "vega",
+    method: Annotated[str, typer.Option(help="See: fixstar methods")] = FIRST_METHOD,
     option: MethodOption = None,
     capacity: Annotated[
-        int | None,
-        typer.Option(
-            help="K: maximum number of classes. Rotated classes (vega, polaris) take 8 slots per class.",
-            show_default="10,000",
-        ),
-    ] = None,
+        int, option_of(Settings, "capacity", show_default=f"{Settings.capacity:,}")
+    ] = Settings.capacity,
     epochs: Annotated[
         int | None,
-        typer.Option(
-            help="Passes over the images.", show_default="as in the method's paper; 20 if frozen"
+        option_of(
+            Recipe, "epochs", show_default=f"as in the method's paper; {FROZEN.epochs} if frozen"
         ),
     ] = None,
     learning_rate: Annotated[
         float | None,
-        typer.Option(
-            help="Initial learning rate.",
-            show_default="0.1; 0.01 if frozen; 0.001 with adam and adamw",
+        option_of(
+            Recipe,
+            "learning_rate",
+            show_default=f"{Recipe.learning_rate:g}; {FROZEN.learning_rate:g} if frozen; "
+            f"{_ADAM_RATE:g} with adam and adamw",
         ),
     ] = None,
     changes: RecipeOptions,
-    batch_size: Annotated[int, typer.Option(help="Images per step.")] = 128,
-    precision: Annotated[
-        str,
-        typer.Option(
-            help="Precision of the backbone: float32, bfloat16, or auto (bfloat16 on a GPU)."
-        ),
-    ] = "auto",
+    batch_size: Annotated[int, option_of(Recipe, "batch_size")] = Recipe.batch_size,
+    precision: Annotated[str, option_of(Recipe, "precision")] = Recipe.precision,
     old_vectors: Annotated[
         Path | None,
         typer.Option(
             help="Vectors of another system to stay compatible with: .npz with vectors and classes."
         ),
     ] = None,
-    replay: Annotated[
-        int, typer.Option(help="Images per class kept for later upgrades; 0 keeps none.")
-    ] = 20,
+    replay: Annotated[int, option_of(Settings, "replay_per_class")] = Settings.replay_per_class,
     hold_out: HoldOut = None,
     flip: Annotated[
         bool, typer.Option(help="Flip images left to right at random; turn off for text.")
     ] = True,
-    seed: Annotated[
-        int, typer.Option(help="The same seed and number of CPU threads give the same weights.")
-    ] = 0,
+    seed: Annotated[int, option_of(Settings, "seed")] = Settings.seed,
     bad_images: BadImages = "refuse",
     trust: Trust = None,
     device: Device = "auto",
@@ -264,8 +237,6 @@ def train(
     """Train the first version, v1, on labelled images. The same command resumes after an interruption."""
     from fixstar.data import Augmentation, open_images
     from fixstar.methods import OldVectors, create_method
-    from fixstar.models.slots import CAPACITY
-    from fixstar.training import FROZEN, Settings, paper_recipe
 
     space = fixstar.Workspace(workspace)
     _require_trust(workspace, backbone, trust)
@@ -282,7 +253,7 @@ def train(
     )
     settings = Settings(
         backbone=backbone,
-        capacity=CAPACITY if capacity is None else capacity,
+        capacity=capacity,
         preprocessing=images.preprocessing(),
         frozen=frozen,
         recipe=recipe,
@@ -302,18 +273,9 @@ def train(
         settings,
         chosen,
         old_vectors=stored,
-        hold_out=_held_out_share(hold_out, keeps_images=replay > 0),
+        hold_out=held_out_share(hold_out, keeps_images=replay > 0),
     )
     _print_version(version, space.path, following="fixstar index CATALOGUE", as_json=as_json)
-
-
-def _held_out_share(wanted: float | None, keeps_images: bool) -> float:
-    """The requested share; default: a tenth, or 0 if no images may be kept."""
-    if wanted is not None:
-        return wanted
-    if keeps_images:
-        return 0.1
-    return 0.0
 
 
 @verb(
@@ -325,59 +287,41 @@ def upgrade(
     data: DataPath,
     workspace: WorkspacePath = Path(),
     label: LabelOption = None,
-    method: Annotated[
-        str | None, typer.Option(help="The method, if not that of the last version.")
-    ] = None,
+    method: Annotated[str | None, option_of(UpgradeOptions, "method")] = None,
     option: MethodOption = None,
     start: Annotated[
-        str | None,
-        typer.Option("--from", help="The version to continue from.", show_default="the newest"),
-    ] = None,
+        str | None, option_of(UpgradeOptions, "start", "--from", show_default="the newest")
+    ] = UpgradeOptions.start,
     from_scratch: Annotated[
-        bool,
-        typer.Option(
-            "--from-scratch", help="Start from random weights, not from the last version's."
-        ),
-    ] = False,
+        bool, option_of(UpgradeOptions, "from_scratch", "--from-scratch")
+    ] = UpgradeOptions.from_scratch,
     replace: Annotated[
         str | None,
-        typer.Option(
-            help="Start from another model: a backbone (see train), or the directory of a saved one. --size, --mean "
-            "and so on describe its images."
-        ),
-    ] = None,
+        option_of(UpgradeOptions, "replace", also="--size, --mean and so on describe its images."),
+    ] = UpgradeOptions.replace,
     backbone: Annotated[str | None, typer.Option(hidden=True)] = None,
     frozen: Annotated[
-        bool | None,
-        typer.Option(help="Keep the backbone's weights, or train them.", show_default="as before"),
-    ] = None,
+        bool | None, option_of(UpgradeOptions, "frozen", show_default="as before")
+    ] = UpgradeOptions.frozen,
     *,
     images: ImageOptions,
     epochs: Annotated[
         int | None,
-        typer.Option(
-            help="Number of epochs. vega trains an upgrade twice as long, unless you pass --option longer=1."
+        option_of(
+            Recipe,
+            "epochs",
+            also="vega trains an upgrade twice as long, unless you pass --option longer=1.",
         ),
     ] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="Initial learning rate.")] = None,
+    learning_rate: Annotated[float | None, option_of(Recipe, "learning_rate")] = None,
     changes: RecipeOptions,
-    seed: Annotated[int | None, typer.Option(help="Another seed.")] = None,
-    precision: Annotated[
-        str | None, typer.Option(help="Precision of the backbone; see train.")
-    ] = None,
-    keep_images: Annotated[
-        str,
-        typer.Option(
-            help="yes: replay kept images and keep some of the new ones. no: neither, now and later."
-        ),
-    ] = "yes",
+    seed: Annotated[int | None, option_of(UpgradeOptions, "seed")] = UpgradeOptions.seed,
+    precision: Annotated[str | None, option_of(Recipe, "precision")] = None,
+    keep_images: Annotated[str, option_of(UpgradeOptions, "keep_images")] = "yes",
     hold_out: HoldOut = None,
     select: Annotated[
-        bool,
-        typer.Option(
-            "--select", help="Keep the best compatible epoch, judged by the held-out images."
-        ),
-    ] = False,
+        bool, option_of(UpgradeOptions, "select", "--select")
+    ] = UpgradeOptions.select,
     trials: Annotated[
         str,
         typer.Option(
@@ -396,7 +340,6 @@ def upgrade(
     Short runs compare a few settings first, and the best one is trained in full. Their results are printed.
     """
     from fixstar.data import open_images
-    from fixstar.workspace import UpgradeOptions
 
     if backbone is not None:
         raise InputError(
@@ -424,7 +367,7 @@ def upgrade(
         preprocessing=images.preprocessing(),
         frozen=frozen,
         keep_images=keep,
-        hold_out=_held_out_share(hold_out, keeps_images=images_kept),
+        hold_out=held_out_share(hold_out, keeps_images=images_kept),
         select=select,
     )
     wanted = _parsed_trials(trials)

@@ -11,8 +11,6 @@ or strings. Stored vectors with their classes (possibly all that is left of an o
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -23,7 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fixstar import geometry
-from fixstar.durable import DAMAGE, open_regular_file, replace_file, require_plausible_archive
+from fixstar.durable import (
+    DAMAGED_ARCHIVE,
+    open_regular_file,
+    replace_file,
+    require_plausible_archive,
+)
 from fixstar.errors import DataError, InputError, NextStep
 from fixstar.texts import Role
 
@@ -35,7 +38,6 @@ Array = NDArray[Any]
 Floats = NDArray[np.floating[Any]]
 Labels = NDArray[np.integer[Any]]
 
-_DAMAGED_ARCHIVE = (EOFError, zipfile.BadZipFile, zlib.error)
 _SHORTEST = 1e-12  # ``geometry.unit`` does not normalise shorter rows
 
 
@@ -333,7 +335,7 @@ def load_arrays(path: Path) -> Array | dict[str, Array]:
             return array
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (RuntimeError, MemoryError, *_DAMAGED_ARCHIVE, *DAMAGE) as error:
+    except DAMAGED_ARCHIVE as error:
         if "pickle" in str(error):
             raise DataError(
                 f"{path} holds Python objects, or is not a NumPy file; objects are never unpickled. Save plain "

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from fixstar.errors import InputError, NextStep, plural
 from fixstar.evaluation.evidence import Difference, Verdict, paired_bootstrap
+from fixstar.options import described
 from fixstar.wording import percent
 
 Outcomes = NDArray[Any]  # per query: hits, or shares such as nDCG
@@ -32,10 +33,15 @@ class GateRules:
     ``weight`` fixes the w of translations, so that all queries judge; by default half of the queries choose w.
     """
 
-    confidence: float = 0.95
-    tolerance: float = 0.0
-    seed: int = 0
-    weight: float | None = None
+    confidence: float = described(0.95, "Confidence of the verdict, between 0 and 1.")
+    tolerance: float = described(
+        0.0, "How much accuracy may be lost: 0.01 is one point, 0 requires a gain."
+    )
+    seed: int = described(0, "Seed of the split into gallery and queries and of the bootstrap.")
+    weight: float | None = described(
+        None,
+        "Judge translations at this weight, from 0 (the old space alone) to 1 (the new space alone).",
+    )
 
     def __post_init__(self) -> None:
         if not 0 < self.confidence < 1:

@@ -28,7 +28,6 @@ import math
 import shutil
 import tempfile
 import zipfile
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -40,6 +39,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from fixstar.durable import (
+    DAMAGED_ARCHIVE,
     open_regular_file,
     replace_file,
     require_plausible_archive,
@@ -62,7 +62,6 @@ PAGE = 1000  # rows per read, without vectors
 MARK = "fixstar_mark"
 """The column or field that identifies the old vector and the translation of a translated vector."""
 _METADATA = (1 << 31) - 1  # a projection may be larger than the usual limit for texts
-_DAMAGE = (ValueError, EOFError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 class FileRows(NamedTuple):
@@ -281,7 +280,7 @@ class VectorFile:
             yield
         except OSError as error:
             raise DataError(f"{self.path} cannot be read: {error.strerror or error}") from error
-        except (*_DAMAGE, zipfile.BadZipFile, zlib.error, MemoryError) as error:
+        except DAMAGED_ARCHIVE as error:
             raise DataError(f"{self.path} is damaged, or has no vectors: {error}") from error
 
 

@@ -44,7 +44,7 @@ from fixstar.errors import (
     UntrustedCodeError,
     plural,
 )
-from fixstar.geometry import short_factors, unit
+from fixstar.geometry import CAPACITY, short_factors, unit
 from fixstar.images import Decode, ImageSource, Preprocessing
 from fixstar.images.reading import BatchSlice, decode_batches
 from fixstar.models.backbones import BACKBONES, PRETRAINED, Backbone, create_backbone
@@ -65,7 +65,7 @@ from fixstar.models.classifiers import (
     TrainableClassifier,
     create_classifier,
 )
-from fixstar.models.slots import CAPACITY, Side, Slots
+from fixstar.models.slots import Side, Slots
 from fixstar.progress import progress_bar
 from fixstar.texts import Prompts, Reads, Role, checked_text
 from fixstar.trust import ADDRESSES, import_path, module_of, server_of, trusting

@@ -16,8 +16,6 @@ from fixstar.errors import InputError, ModelError, NextStep, UnknownNameError, p
 
 Side = Literal["left", "right"]
 
-CAPACITY = 10_000  # default K: polaris gains from a large capacity, and takes 8 slots per class
-
 
 @dataclass(frozen=True)
 class Slots:

@@ -13,6 +13,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, Fin
 
 from fixstar.service.keys import Role
 from fixstar.texts import MOST_CHARACTERS
+from fixstar.training import Settings
+from fixstar.workspace import BackfillOptions, FitOptions, GateRules
+from fixstar.workspace.options import AUTO, BUDGETS, FIRST_BACKBONE, Order
 
 MAX_RESULTS = 100  # an operator may allow fewer
 JobState = Literal["queued", "running", "done", "failed", "cancelled"]
@@ -507,12 +510,12 @@ class CheckRequest(_Request):
     ``relevant`` judges in place of labels; nDCG@10 decides.
     """
 
-    confidence: float = Field(default=0.95, ge=0.5, le=0.999)
-    tolerance: float = Field(default=0.0, ge=0, lt=1)
-    seed: int = Field(default=0, ge=0, lt=2**31)
-    weight: float | None = Field(default=None, ge=0, le=1)
-    refit: bool = False
-    sample: int = Field(default=8000, ge=20, le=100_000)
+    confidence: float = Field(default=GateRules.confidence, ge=0.5, le=0.999)
+    tolerance: float = Field(default=GateRules.tolerance, ge=0, lt=1)
+    seed: int = Field(default=GateRules.seed, ge=0, lt=2**31)
+    weight: float | None = Field(default=GateRules.weight, ge=0, le=1)
+    refit: bool = FitOptions.refit
+    sample: int = Field(default=FitOptions.sample, ge=20, le=100_000)
     data: str | None = Field(default=None, min_length=1, max_length=64)
     relevant: list[RelevantItems] | None = Field(default=None, min_length=1, max_length=10_000)
 
@@ -539,10 +542,10 @@ class TrainRequest(_TrainingRequest):
 
     data: str = Field(min_length=1, max_length=256)
     backbone: str = Field(
-        default="resnet18", max_length=40, description="One that starts from random weights."
+        default=FIRST_BACKBONE, max_length=40, description="One that starts from random weights."
     )
-    capacity: int = Field(default=10_000, ge=2, le=1_000_000)
-    seed: int = Field(default=0, ge=0, lt=2**31)
+    capacity: int = Field(default=Settings.capacity, ge=2, le=1_000_000)
+    seed: int = Field(default=Settings.seed, ge=0, lt=2**31)
 
 
 class UpgradeRequest(_TrainingRequest):
@@ -635,10 +638,7 @@ def _budget(text: str) -> str:
     """A usable budget; the message says what is allowed, which a regular expression would not."""
     if re.fullmatch(_BUDGET, text) and text.strip("0.%$"):  # "0" and "0.0%" are nothing
         return text
-    raise ValueError(
-        'a budget is a share such as "10%" (above 0%, up to 100%), a number of items such as "5000" (1 or more), '
-        f'"$2.50" where the deployed version has a price, or "all"; got {text!r}'
-    )
+    raise ValueError(f"{BUDGETS}; got {text!r}")
 
 
 class BackfillRequest(_Request):
@@ -650,17 +650,15 @@ class BackfillRequest(_Request):
     """
 
     budget: Annotated[str, AfterValidator(_budget)] = Field(
-        default="10%",
+        default=BackfillOptions.budget,
         max_length=20,
         json_schema_extra={"pattern": _BUDGET},
         examples=["10%", "5000", "all"],
     )
-    order: Literal[
-        "auto", "gain", "classes", "certain", "uncertain", "queried", "oldest", "random"
-    ] = "auto"
-    rate: float | None = Field(default=None, gt=0, le=1e6)
+    order: Literal["auto", Order] = AUTO
+    rate: float | None = Field(default=BackfillOptions.rate, gt=0, le=1e6)
     deployed: VersionName | None = None
-    anyway: bool = False
+    anyway: bool = BackfillOptions.anyway
 
 
 class Prediction(_Response):

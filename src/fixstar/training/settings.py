@@ -1,4 +1,7 @@
-"""How to train: the recipe of one version, and the settings of a whole sequence of versions."""
+"""How to train: the recipe of one version, and the settings of a whole sequence of versions.
+
+Imports torch only to make an encoder, so that every front end can read the options.
+"""
 
 from __future__ import annotations
 
@@ -7,26 +10,27 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from numbers import Integral
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-import torch
-
-from fixstar.data.pixels import Augmentation
-from fixstar.data.replay import Selection
 from fixstar.errors import InputError
-from fixstar.images import Preprocessing
-from fixstar.methods import Method, Scenario
-from fixstar.models import Encoder, resolve_device
-from fixstar.models.backbones import BACKBONES, PRETRAINED
-from fixstar.models.backbones.hf import is_architecture
-from fixstar.models.classifiers import CLASSIFIERS
-from fixstar.models.slots import CAPACITY, Side
+from fixstar.geometry import CAPACITY
+from fixstar.options import described
 from fixstar.trust import import_path, module_of, require_trusted, trusting
+
+if TYPE_CHECKING:
+    import torch
+
+    from fixstar.data.pixels import Augmentation
+    from fixstar.data.replay import Selection
+    from fixstar.images import Preprocessing
+    from fixstar.methods import Method, Scenario
+    from fixstar.models import Encoder
+    from fixstar.models.slots import Side
 
 Precision = Literal["auto", "float32", "bfloat16"]
 Optimizer = Literal["sgd", "adam", "adamw"]
 Schedule = Literal["steps", "cosine"]
-_USUAL = {
+BY_OPTIMIZER: dict[Optimizer, tuple[float, float]] = {
     "sgd": (0.1, 2e-4),
     "adam": (1e-3, 0.0),
     "adamw": (1e-3, 0.01),
@@ -44,20 +48,28 @@ class Recipe:
     bfloat16 on a GPU that supports it.
     """
 
-    epochs: int = 70
-    learning_rate: float = 0.1
+    epochs: int = described(70, "Passes over the images.")
+    learning_rate: float = described(0.1, "Initial learning rate.")
     milestones: tuple[float, ...] = (50, 64)
     gamma: float = 0.1
     momentum: float = 0.9
-    weight_decay: float = 2e-4
-    batch_size: int = 128
-    precision: Precision = "auto"
-    optimizer: Optimizer = "sgd"
-    schedule: Schedule = "steps"
-    warmup: float = 0.0
-    clip: float | None = None
-    backbone_rate: float = 1.0
-    decay_norms: bool = True
+    weight_decay: float = described(2e-4, "Weight decay.")
+    batch_size: int = described(128, "Images per step.")
+    precision: Precision = described(
+        "auto", "Precision of the backbone: float32, bfloat16, or auto (bfloat16 on a GPU)."
+    )
+    optimizer: Optimizer = described("sgd", "sgd, adam or adamw.")
+    schedule: Schedule = described(
+        "steps", "Learning rate decay: steps (to a tenth, twice) or cosine."
+    )
+    warmup: float = described(
+        0.0, "Epochs of linear warm-up of the learning rate; 0.5 is half an epoch."
+    )
+    clip: float | None = described(None, "Maximum norm of gradients; larger ones are scaled down.")
+    backbone_rate: float = described(
+        1.0, "The backbone's learning rate, relative to that of the layers after it."
+    )
+    decay_norms: bool = described(True, "Also apply weight decay to norms and biases.")
 
     def __post_init__(self) -> None:
         _require(
@@ -108,7 +120,7 @@ class Recipe:
         """The recipe with another optimiser, with its default learning rate and weight decay."""
         if name == self.optimizer:
             return self
-        rate, decay = _USUAL.get(name, (self.learning_rate, self.weight_decay))
+        rate, decay = BY_OPTIMIZER.get(name, (self.learning_rate, self.weight_decay))
         return replace(self, optimizer=name, learning_rate=rate, weight_decay=decay)
 
     def shortened(self, epochs: int) -> Recipe:
@@ -154,6 +166,12 @@ def paper_recipe(scenario: Scenario) -> Recipe:
     return CIFAR_LIFELONG
 
 
+def _augmentation() -> Augmentation:
+    from fixstar.data.pixels import Augmentation
+
+    return Augmentation()
+
+
 @dataclass(frozen=True)
 class Settings:
     """The model, the recipe and the replay memory of a sequence of versions.
@@ -167,19 +185,25 @@ class Settings:
     backbone: str = "resnet32"
     backbone_options: Mapping[str, Any] = field(default_factory=dict)
     classifier_options: Mapping[str, Any] = field(default_factory=dict)
-    capacity: int = CAPACITY
+    capacity: int = described(
+        CAPACITY,
+        "K: maximum number of classes. Rotated classes (vega, polaris) take 8 slots per class.",
+    )
     width: int | None = None
     preprocessing: Preprocessing | None = None
     recipe: Recipe = field(default_factory=Recipe)
-    augmentation: Augmentation = field(default_factory=Augmentation)
-    replay_per_class: int = 20
+    augmentation: Augmentation = field(default_factory=_augmentation)
+    replay_per_class: int = described(20, "Images per class kept for later upgrades; 0 keeps none.")
     selection: Selection = "random"
     bad_images: Literal["refuse", "skip"] = "refuse"
     side: Side = "left"
-    seed: int = 0
+    seed: int = described(0, "The same seed and number of CPU threads give the same weights.")
     device: str = "auto"
     grown: tuple[int, ...] = ()
-    frozen: bool = False
+    frozen: bool = described(
+        False,
+        "Keep the backbone's weights: it runs once per image, and the layers after it train in seconds.",
+    )
 
     def __post_init__(self) -> None:
         _require(
@@ -204,10 +228,19 @@ class Settings:
 
     def torch_device(self) -> torch.device:
         """The device to train on."""
+        from fixstar.models import resolve_device
+
         return resolve_device(self.device)
 
     def new_encoder(self, method: Method, classes: list[str], seed: int) -> Encoder:
         """An encoder with random weights that depend only on ``seed``, also after growth."""
+        import torch
+
+        from fixstar.models import Encoder
+        from fixstar.models.backbones import BACKBONES, PRETRAINED
+        from fixstar.models.backbones.hf import is_architecture
+        from fixstar.models.classifiers import CLASSIFIERS
+
         architecture = self.backbone.startswith("hf:") and not self.backbone_options
         if self.frozen and (
             self.backbone in BACKBONES or (architecture and is_architecture(self.backbone[3:]))
@@ -257,6 +290,9 @@ class Settings:
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Settings:
         """Settings from the output of ``to_json``. Files may come from anyone: code that they name must be trusted."""
+        from fixstar.data.pixels import Augmentation
+        from fixstar.images import Preprocessing
+
         code = import_path(content["backbone"], content["backbone_options"])
         if code is not None:
             require_trusted(code)

@@ -12,7 +12,6 @@ import importlib
 import io
 import json
 import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fixstar.durable import replace_file, require_plausible_archive
+from fixstar.durable import DAMAGED_ARCHIVE, replace_file, require_plausible_archive
 from fixstar.errors import FixstarError, InputError, ModelError
 from fixstar.translation.maps import Map
 from fixstar.translation.translation import Translation, Uncertainty
@@ -85,7 +84,6 @@ def load_translation(path: str | Path) -> Translation:
     path = Path(path)
     if not path.is_file():
         raise ModelError(f"there is no translation {path}")
-    damaged = (FixstarError, OSError, EOFError, ValueError, TypeError, KeyError, AttributeError)
     try:
         require_plausible_archive(path)
         with np.load(path, allow_pickle=False) as file:
@@ -103,13 +101,9 @@ def load_translation(path: str | Path) -> Translation:
         if card.pop("sha256") != _checksum(card, arrays, models):
             raise ModelError("its checksum does not match its content")
         return _translation(card, arrays)
-    except damaged as error:
+    except (FixstarError, OSError, *DAMAGED_ARCHIVE) as error:
         raise ModelError(
             f"{path} is damaged, or not a translation: {error}. Restore it from a copy, or fit it again"
-        ) from error
-    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError) as error:
-        raise ModelError(
-            f"{path} is damaged: {error}. Restore it from a copy, or fit it again"
         ) from error
 
 

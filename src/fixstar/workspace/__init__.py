@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fixstar.evaluation.verdicts import GateRules
-    from fixstar.workspace.backfill.planning import BackfillOptions
     from fixstar.workspace.backfill.run import Backfilled
     from fixstar.workspace.checks import Check
     from fixstar.workspace.deployment import Move
@@ -21,20 +20,17 @@ if TYPE_CHECKING:
         catalogue,
         labelled_items,
     )
-    from fixstar.workspace.pairs import FitOptions
+    from fixstar.workspace.options import BackfillOptions, FitOptions, UpgradeOptions
     from fixstar.workspace.search import Examples
-    from fixstar.workspace.training import UpgradeOptions
     from fixstar.workspace.workspace import Status, Workspace
 
 _MODULES = {
-    "backfill.planning": ("BackfillOptions",),
     "backfill.run": ("Backfilled",),
     "checks": ("Check",),
     "deployment": ("Move",),
     "items": ("CatalogueItem", "ImageStore", "Indexed", "catalogue", "labelled_items"),
-    "pairs": ("FitOptions",),
+    "options": ("BackfillOptions", "FitOptions", "UpgradeOptions"),
     "search": ("Examples",),
-    "training": ("UpgradeOptions",),
     "workspace": ("Status", "Workspace"),
 }
 _HOMES = {name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names}

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from fixstar.data.image_set import ImageSet
 from fixstar.data.pixels import Augmentation
 from fixstar.data.texts import text_rows
-from fixstar.durable import require_plausible_archive
+from fixstar.durable import DAMAGED_ARCHIVE, require_plausible_archive
 from fixstar.errors import DataError, InputError, NextStep, plural
 from fixstar.evaluation import VersionFeatures, gallery_query_split, nearest
 from fixstar.gallery import Gallery, Item
@@ -33,6 +33,7 @@ from fixstar.translation import Evidence, Pairs, Translation, by_class, translat
 from fixstar.translation.calibrate import standardised
 from fixstar.translation.fit import as_labels, fit_translations
 from fixstar.workspace.items import LABEL, ImageStore, LocalEmbedder
+from fixstar.workspace.options import SAMPLE, FitOptions
 from fixstar.workspace.translations import ONE_SCALE, SCALE, TARGET_SCALE, sharing_space
 
 if TYPE_CHECKING:
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 
 Vectors = NDArray[np.float32]
 
-SAMPLE = 8000  # maximum number of items embedded by both models
 HELD_OUT = 0.4  # share of the items of a version without a model that judge and are never fitted
 VIEWS = 3  # augmented views of each training image, in addition to the image itself
 LEAST_CLASSES = 10  # minimum number of classes for pairs of class means
@@ -397,7 +397,7 @@ def from_file(path: Path, gallery: Gallery, source: str, target: str) -> Sample:
         require_plausible_archive(path)
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-    except (ValueError, OSError, EOFError) as error:
+    except (OSError, *DAMAGED_ARCHIVE) as error:
         raise DataError(f"{path} cannot be read as FILE.npz: {error}") from error
     missing = {"old", "new"} - set(arrays)
     if missing:
@@ -505,30 +505,6 @@ class Searched:
     def chooses(self) -> bool:
         """Whether there is a choice to make."""
         return len(self.ways) > 1 or any(way.forward is not None for way in self.ways)
-
-
-@dataclass(frozen=True)
-class FitOptions:
-    """Additional data for fitting translations, besides what a workspace finds by itself.
-
-    ``images`` are embedded by both models and need no labels. ``pairs`` is FILE.npz with vectors by both models. If it
-    has labels and the old model is gone, some pairs judge and are not fitted. ``refit`` replaces existing fits.
-    """
-
-    images: ImageSet | None = None
-    pairs: Path | None = None
-    sample: int = SAMPLE
-    seed: int = 0
-    refit: bool = False
-
-    def __post_init__(self) -> None:
-        if self.sample < 20:
-            raise InputError(f"a sample is 20 items or more, got {self.sample}")
-
-    @property
-    def asks(self) -> bool:
-        """Whether the caller gave data for fitting."""
-        return self.refit or self.images is not None or self.pairs is not None
 
 
 def fit(

@@ -454,8 +454,11 @@ def _opened(source: Path) -> Iterator[_Source]:
     if source.is_dir():
         yield _SourceFolder(source)
         return
-    with open_regular_file(source) as file, tarfile.open(fileobj=file, mode="r:") as archive:
-        yield _SourceTar(archive)
+    try:
+        with open_regular_file(source) as file, tarfile.open(fileobj=file, mode="r:") as archive:
+            yield _SourceTar(archive)
+    except tarfile.TarError as error:
+        raise ModelError(str(error)) from error
 
 
 def _read_manifest(source: Path) -> dict[str, Any]:
@@ -472,7 +475,7 @@ def _read_manifest(source: Path) -> dict[str, Any]:
             with store.open(_MANIFEST) as file:
                 content = open_document(json.loads(file.read(size)), "snapshot")
         content["files"] = {name: _entry(name, *entry) for name, entry in content["files"].items()}
-    except (FixstarError, OSError, RecursionError, tarfile.TarError, *DAMAGE) as error:
+    except (FixstarError, OSError, *DAMAGE) as error:
         raise ModelError(f"{source} is not a snapshot, or it is damaged: {error}") from error
     return content
 

@@ -38,10 +38,9 @@ from fixstar.errors import (
 from fixstar.evaluation import VersionFeatures, gallery_query_split
 from fixstar.evaluation.features import version_features
 from fixstar.evaluation.labelled_vectors import searchable, vectors_of_images
-from fixstar.images import Preprocessing
 from fixstar.methods import Method, OldVectors, create_method
 from fixstar.models import Encoder, backbone_names
-from fixstar.training import Recipe, Settings, TrainingContext, Validation, Version, train_version
+from fixstar.training import Settings, TrainingContext, Validation, Version, train_version
 from fixstar.training.checkpoint import weights_digest
 from fixstar.training.distributed import from_rank_zero, on_rank_zero
 from fixstar.training.features import FrozenFeatures
@@ -61,6 +60,7 @@ from fixstar.workspace.held_out import (
     split_off,
     unlearnt_images,
 )
+from fixstar.workspace.options import UpgradeOptions
 from fixstar.workspace.pairs import from_images
 from fixstar.workspace.registry import Registry
 from fixstar.workspace.translations import OLD_WIDTH, OWN_SPACE
@@ -88,35 +88,6 @@ Say = Callable[[str], object]
 
 class AlreadyTrainedError(InputError):
     """The newest version is already the result of this upgrade."""
-
-
-@dataclass(frozen=True)
-class UpgradeOptions:
-    """Changes from the last version; None means no change. Trials do not vary options that are set.
-
-    ``start`` is the version to continue from, by default the newest. ``from_scratch`` starts from random weights.
-    ``replace`` starts from another model: a backbone, with its ``preprocessing``, or the directory of an encoder.
-    ``keep_images=False`` neither replays nor keeps images. ``hold_out`` is the share kept for the gate; with ``select``
-    it also chooses the epoch (CoReS, eq. 11). ``earlier_images`` also trains on the images of earlier trainings that
-    still exist; the default depends on the method (on for vega).
-    """
-
-    recipe: Recipe | None = None
-    method: Method | None = None
-    learning_rate: float | None = None
-    start: str | None = None
-    seed: int | None = None
-    device: str = "auto"
-    bad_images: Literal["refuse", "skip"] = "refuse"
-    from_scratch: bool = False
-    replace: str | None = None
-    preprocessing: Preprocessing | None = None
-    frozen: bool | None = None
-    keep_images: bool = True
-    hold_out: float = 0.0
-    select: bool = False
-    progress: bool = True
-    earlier_images: bool | None = None
 
 
 def train_first(

@@ -27,7 +27,7 @@ from fixstar.translation import Translation, load_translation
 from fixstar.versions import version_number
 from fixstar.workspace import checks
 from fixstar.workspace.backfill import planning
-from fixstar.workspace.backfill.planning import BackfillOptions, BackfillOutlook, PlannedBackfill
+from fixstar.workspace.backfill.planning import BackfillOutlook, PlannedBackfill
 from fixstar.workspace.backfill.run import Backfilled
 from fixstar.workspace.checks import Check
 from fixstar.workspace.deployment import Move, Rollout, checked_reason
@@ -51,8 +51,8 @@ from fixstar.workspace.items import (
     index_items,
     update_payload,
 )
+from fixstar.workspace.options import BackfillOptions, FitOptions, UpgradeOptions
 from fixstar.workspace.pairs import (
-    FitOptions,
     Searched,
     fit,
     from_images,
@@ -70,7 +70,6 @@ if TYPE_CHECKING:  # training code is loaded only to train
 
     from fixstar.methods import Method, OldVectors
     from fixstar.training import Settings, Version
-    from fixstar.workspace.training import UpgradeOptions
 
 
 Queries = Literal["checked", "one", "old"]
@@ -240,7 +239,7 @@ class Workspace:
         ``about["trials"]``.
         """
         from fixstar.training.distributed import on_rank_zero
-        from fixstar.workspace.training import UpgradeOptions, train_upgrade
+        from fixstar.workspace.training import train_upgrade
 
         version = train_upgrade(
             self.registry,

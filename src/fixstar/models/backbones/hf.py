@@ -421,7 +421,7 @@ def hf_inputs(config: Any, folder: Path | None) -> Preprocessing:
     try:
         values = json.loads(path.read_text())
         return processor_inputs(values.get("image_processor", values), config)
-    except (InputError, OSError, ZeroDivisionError, *DAMAGE) as error:
+    except (OSError, ArithmeticError, *DAMAGE) as error:
         raise ModelError(
             f"{path} is unusable ({error}); correct it, or pass preprocessing=..."
         ) from error

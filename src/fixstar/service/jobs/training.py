@@ -18,7 +18,8 @@ from fixstar.progress import reported_to
 from fixstar.service.jobs.records import Result
 from fixstar.service.jobs.running import RunningJob, StoppedError, await_predecessor
 from fixstar.service.problems import Problem, to_step
-from fixstar.workspace import Workspace
+from fixstar.workspace import UpgradeOptions, Workspace
+from fixstar.workspace.options import FIRST_METHOD, held_out_share
 from fixstar.workspace.pairs import known_label
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def _planned_first(
     from fixstar.methods import create_method
     from fixstar.training import Settings, paper_recipe
 
-    method = create_method(wanted["method"] or "vega", **wanted["options"])
+    method = create_method(wanted["method"] or FIRST_METHOD, **wanted["options"])
     recipe = paper_recipe(method.scenario)
     if wanted["epochs"] is not None:
         recipe = recipe.shortened(wanted["epochs"])
@@ -72,9 +73,7 @@ def _planned_first(
         seed=wanted["seed"],
         device=space.device,
     )
-    share = wanted["hold_out"]
-    if share is None:
-        share = 0.1
+    share = held_out_share(wanted["hold_out"], keeps_images=settings.replay_per_class > 0)
     return lambda images, _: space.train(images, settings, method, progress=False, hold_out=share)
 
 
@@ -83,7 +82,7 @@ def _planned_upgrade(
 ) -> Callable[[ImageSet, Callable[[str], object]], Version]:
     """The training of the next version, with the last one's method and recipe unless others are asked for."""
     from fixstar.methods import create_method
-    from fixstar.workspace.training import UpgradeOptions, checked_trials
+    from fixstar.workspace.training import checked_trials
 
     last = space.method()
     name = wanted["method"]
@@ -96,9 +95,7 @@ def _planned_upgrade(
     recipe = None
     if wanted["epochs"] is not None:
         recipe = settings.recipe.shortened(wanted["epochs"])
-    share = wanted["hold_out"]
-    if share is None:
-        share = 0.1 if settings.replay_per_class else 0.0  # else images may not be kept
+    share = held_out_share(wanted["hold_out"], keeps_images=settings.replay_per_class > 0)
     is_other_method = wanted["method"] is not None or bool(wanted["options"])
     upgrade = UpgradeOptions(
         recipe=recipe,

@@ -29,7 +29,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,8 +39,9 @@ from fixstar.gallery import Gallery
 from fixstar.geometry import carry, short_basis, unit
 from fixstar.translation import Translation
 from fixstar.workspace.items import LABEL, ImageStore
+from fixstar.workspace.options import Order
 
-ORDERS = ("gain", "classes", "certain", "uncertain", "queried", "oldest", "random")
+ORDERS: tuple[Order, ...] = get_args(Order)
 TRIED = ("gain", "classes", "certain", "uncertain")
 BLIND = ("queried", "oldest", "random")  # orders that do not look at vectors
 

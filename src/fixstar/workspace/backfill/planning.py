@@ -12,9 +12,9 @@ these pairs. The new fit replaces the deployed translation if it finds more of t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -76,13 +76,13 @@ from fixstar.workspace.checks import HELD_OUT_WORDS, LastChecks
 from fixstar.workspace.cluster import RayEmbedder
 from fixstar.workspace.held_out import named_images, unlearnt_images
 from fixstar.workspace.items import LABEL, Embedder, ImageStore, LocalEmbedder, text_of
-from fixstar.workspace.pairs import SAMPLE, Sample, from_items, judges
+from fixstar.workspace.options import AUTO, SAMPLE, BackfillOptions
+from fixstar.workspace.pairs import Sample, from_items, judges
 from fixstar.workspace.registry import Registry
 from fixstar.workspace.search import Serving
 from fixstar.workspace.translations import CHOSEN
 from fixstar.workspace.usage import Usage
 
-AUTO = "auto"
 SHARES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)
 _LARGE_LOSS = 0.05  # share of lost queries that always counts as a loss
 _FEWEST_LOST = 3  # number of lost queries that always counts as a loss
@@ -94,26 +94,6 @@ _LOOKUP = 2048  # items per lookup
 _PRICED = 500  # items whose text lengths estimate the price of one item
 _CHARACTERS_PER_TOKEN = 3.5  # of English; rather overestimates the number of tokens
 _TOO_FEW = "a prediction needs at least two classes with three labelled images each"
-
-
-@dataclass(frozen=True)
-class BackfillOptions:
-    """What to re-embed, in which order, how fast and where."""
-
-    budget: str = "10%"  # a share of the items with older vectors, their number ("5000"), money ("$2"), or "all"
-    order: str = AUTO  # one of ORDERS, or "auto": the best one at this budget on labelled images
-    rate: float | None = None  # maximum number of items per second
-    data: ImageSet | None = (
-        None  # labelled images that no version was trained on; default: held-out images
-    )
-    cluster: str | None = None  # the address of a Ray cluster, or "local"
-    workers: int | None = None
-    seed: int = 0
-    stop: Callable[[], bool] = field(
-        default=lambda: False, compare=False
-    )  # checked between batches
-    target: str | None = None  # fail with DeploymentMovedError unless this version is deployed
-    anyway: bool = False  # run a plan although it is predicted to lower the accuracy
 
 
 class Replaced(NamedTuple):

@@ -45,11 +45,7 @@ from fixstar.images import ImageSource
 from fixstar.models import EmbeddedBatch
 from fixstar.progress import Advance
 from fixstar.workspace.items import WAIT, Embedder, ImageStore
-
-BUDGETS = (
-    'a budget is a share such as "10%" (above 0%, up to 100%), a number of items such as "5000" (1 or more), "$2.50" '
-    'where the deployed version has a price, or "all"'
-)
+from fixstar.workspace.options import BUDGETS
 
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%")
 _MONEY = re.compile(r"\$\s*(\d+(?:\.\d+)?)")
