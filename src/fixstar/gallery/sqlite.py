@@ -523,7 +523,7 @@ class _StoredMatrices:
                 drafts[name].append(numbers, ids, vectors, texts)
 
     def _vectors(self, name: str, ids: Sequence[str], blobs: Sequence[bytes]) -> Floats:
-        size = 4 * self.exact.space(name).width
+        size = 4 * self.exact.rows[name].width
         if wrong := [item for item, blob in zip(ids, blobs, strict=True) if len(blob) != size]:
             raise GalleryError(
                 f"the vector of {wrong[0]!r} is damaged; restore the gallery from a backup"
