@@ -21,7 +21,7 @@ import numpy as np
 from fixstar.errors import GalleryError, InputError
 from fixstar.gallery import Gallery, Hit, Item, SearchOptions, SearchRequest, SearchResult, Vectors
 from fixstar.gallery.ranking import Carrier
-from fixstar.gallery.store import Question, reaching
+from fixstar.gallery.store import Question
 from fixstar.geometry import unit
 from fixstar.images import Decode, ImageSource
 from fixstar.models import Encoder
@@ -83,14 +83,20 @@ class Serving:
 
     def encoder(self, version: str) -> Encoder:
         """A version's encoder, loaded once and verified every ten minutes. Registers the version in the gallery."""
-        known = self._loaded(version)
-        if known is not None:
-            if time.monotonic() - self._verified[version] > VERIFY_EVERY:
-                known.require_unchanged()
-                self._verified[version] = time.monotonic()
-            return known
+        with self._lock:
+            known = self._encoders.get(version)
+            if known is not None:
+                self._encoders.move_to_end(version)
+        if known is None:
+            return self._load(version)
+        if time.monotonic() - self._verified[version] > VERIFY_EVERY:
+            known.require_unchanged()
+            self._verified[version] = time.monotonic()
+        return known
+
+    def _load(self, version: str) -> Encoder:
         with self._loading:
-            known = self._loaded(version)
+            known = self._encoders.get(version)
             if known is not None:  # another thread has loaded it
                 return known
             self.registry.newest()  # raises without a version
@@ -104,12 +110,6 @@ class Serving:
                 while len(self._encoders) > max(self._keep, len(needed)):
                     self._encoders.popitem(last=False)
             return encoder
-
-    def _loaded(self, version: str) -> Encoder | None:
-        with self._lock:
-            if version in self._encoders:
-                self._encoders.move_to_end(version)
-            return self._encoders.get(version)
 
     def embed(
         self, version: str, images: Sequence[ImageSource], decode: Decode | None = None
@@ -289,9 +289,12 @@ class Serving:
             hits = [found[: request.k] for found in hits]
         if plan.scales.calibrated:
             hits = [[_as_probability(hit, plan.scales) for hit in found] for found in hits]
+        if request.min_score is not None:
+            least = request.min_score
+            hits = [[hit for hit in found if hit.score >= least] for found in hits]
         return SearchResult(
             version=version,
-            hits=reaching(hits, request.min_score),
+            hits=hits,
             left_out=plan.left_out,
             calibrated=plan.scales.calibrated,
             models=plan.models,

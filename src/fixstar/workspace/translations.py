@@ -104,16 +104,17 @@ class Translations:
         The source of a translation is the version whose space the vectors lie in: v1 for those called NAME@v1.
         ``move`` is the deployment, if the caller has read it: a search reads it once.
         """
-        return self._now(version, move or self._rollout.current_move()).ways
+        move = move or self._rollout.current_move()
+        return self._now(version, move, stored=self._gallery.count()).ways
 
-    def _now(self, version: str, move: Move) -> _Known:
-        spaces = tuple(self._gallery.versions())
+    def _now(self, version: str, move: Move, stored: Collection[str]) -> _Known:
+        """The answers for queries of a version, where the gallery has these versions, which never change."""
         check = self._checks.of(version)
         deployed = move if move.version == version else None
-        seen = (spaces, deployed, check, *map(file_stamp, self._folders))
+        seen = (tuple(stored), deployed, check, *map(file_stamp, self._folders))
         known = self._known.get(version)
         if known is None or known.seen != seen:
-            known = _Known(seen, self._answers(version, spaces, deployed), {})
+            known = _Known(seen, self._answers(version, self._gallery.versions(), deployed), {})
             self._known[version] = known
         return known
 
@@ -205,8 +206,8 @@ class Translations:
         ``embedded`` are the models that embedded the queries; by default all that are here and help. ``only`` are the
         versions to search, and ``calibrate`` makes scores of several versions comparable, as in ``SearchRequest``.
         """
-        known = self._now(version, move)
         counts = self._gallery.count()
+        known = self._now(version, move, stored=counts)
         live = tuple(
             name for name, count in counts.items() if count and (only is None or name in only)
         )
