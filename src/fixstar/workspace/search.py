@@ -68,6 +68,7 @@ class Serving:
         self._carrier = Carrier(gallery.projection)
         self._encoders: OrderedDict[str, Encoder] = OrderedDict()
         self._verified: dict[str, float] = {}  # when each encoder was last verified
+        self._needed = 0  # how many encoders a search needs, when it was last asked
         self._lock = threading.Lock()
         self._loading = threading.Lock()
 
@@ -102,12 +103,10 @@ class Serving:
             self.registry.newest()  # raises without a version
             encoder = self.registry.encoder(version, self.device)
             ensure_version(self.gallery, version, encoder)
-            move, asking = self.asking()
-            needed = {move.version, *asking}
             with self._lock:
                 self._encoders[version] = encoder
                 self._verified[version] = time.monotonic()
-                while len(self._encoders) > max(self._keep, len(needed)):
+                while len(self._encoders) > max(self._keep, self._needed):
                     self._encoders.popitem(last=False)
             return encoder
 
@@ -165,7 +164,9 @@ class Serving:
         If all stored vectors are searched by their own models, the deployed version embeds no query.
         """
         move = self.rollout.current_move()
-        return move, list(self.translations.plan(move.version, move).embedding)
+        models = list(self.translations.plan(move.version, move).embedding)
+        self._needed = len({move.version, *models})
+        return move, models
 
     def search_queries(
         self,
