@@ -116,6 +116,7 @@ class Report:
     ) -> None:
         self.tests = {"": tests} if isinstance(tests, CrossTest) else dict(tests)
         _check(self.tests, query_labels, by_class)
+        self.protocol = next(iter(self.tests.values())).protocol  # the same for all methods
         self.title = title
         self.confidence = confidence
         self.by_class = by_class
@@ -139,11 +140,6 @@ class Report:
             for name, test in self.tests.items()
         }
         self.flips = {name: _newest_flips(test, query_labels) for name, test in self.tests.items()}
-
-    @property
-    def protocol(self) -> str:
-        """The measure, which is the same for all methods."""
-        return next(iter(self.tests.values())).protocol
 
     def class_name(self, label: int) -> str:
         """The name of a class, or its number."""

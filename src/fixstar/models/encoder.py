@@ -741,8 +741,27 @@ class Encoder(nn.Module):
 
     def require_unchanged(self) -> None:
         """Raise ``ModelError`` if the loaded model's test vectors differ from the saved ones."""
-        if self._canary is not None:
-            _check_canary(self, *self._canary)
+        if self._canary is None:
+            return
+        expected, directory = self._canary
+        found = canary_vectors(self)
+        if found.shape != expected.shape:
+            seen = f"{found.shape}, not {expected.shape}"
+        else:
+            apart = _apart(found, expected)
+            if apart <= _SAME:
+                return
+            seen = f"{apart:.3f} apart"
+        cause = "a library or the model's own code has changed"
+        remedy = "Restore the earlier library or code"
+        if self.backbone.name == "endpoint":
+            cause = "its server has another model under the same name"
+            remedy = "Request the earlier model there"
+        raise ModelError(
+            f"{directory} no longer makes the vectors it made when it was saved ({seen}): {cause}, and its stored "
+            f"vectors would be searched wrongly. {remedy}, or add the changed model as a new version",
+            NextStep("add", {"model": ...}),
+        )
 
 
 def _projection(body: Backbone, width: int) -> nn.Linear:
@@ -965,13 +984,10 @@ _CANARY_TEXTS = (
 
 def canary_vectors(encoder: Encoder) -> Vectors:
     """The vectors of a few fixed images or texts, saved with a model to detect later changes."""
-    if encoder.reads == "texts":
+    if isinstance(encoder.inputs, Prompts):
         return encoder.encode(_CANARY_TEXTS, form="short")
-    pixels = (
-        torch.from_numpy(_canary_images(encoder.preprocessing))
-        .permute(0, 3, 1, 2)
-        .to(encoder.device)
-    )
+    images = torch.from_numpy(_canary_images(encoder.inputs))
+    pixels = images.permute(0, 3, 1, 2).to(encoder.device)
     training = encoder.training
     with torch.no_grad():
         vectors: Vectors = encoder.eval().features(pixels, "short").float().cpu().numpy()
@@ -981,26 +997,6 @@ def canary_vectors(encoder: Encoder) -> Vectors:
             "the model returned non-finite values for a test image; check its weights, and the mean and std of inputs"
         )
     return vectors
-
-
-def _check_canary(encoder: Encoder, expected: Vectors, directory: Path) -> None:
-    """Raise if the loaded model's test vectors differ from the saved ones."""
-    found = canary_vectors(encoder)
-    if found.shape != expected.shape or not (apart := _apart(found, expected)) <= _SAME:
-        if found.shape == expected.shape:
-            seen = f"{apart:.3f} apart"
-        else:
-            seen = f"{found.shape}, not {expected.shape}"
-        cause = "a library or the model's own code has changed"
-        remedy = "Restore the earlier library or code"
-        if encoder.backbone.name == "endpoint":
-            cause = "its server has another model under the same name"
-            remedy = "Request the earlier model there"
-        raise ModelError(
-            f"{directory} no longer makes the vectors it made when it was saved ({seen}): {cause}, and its stored "
-            f"vectors would be searched wrongly. {remedy}, or add the changed model as a new version",
-            NextStep("add", {"model": ...}),
-        )
 
 
 def _apart(first: Vectors, second: Vectors) -> float:

@@ -18,8 +18,7 @@ A version without any answer is left out of a search, and the result says so.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence, Set
-from contextlib import AbstractContextManager
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
@@ -344,8 +343,8 @@ class Translations:
 
     def fitted(self, source: str, target: str) -> list[Translation]:
         """The translations of the newest fit from one version to another, the preferred one first."""
-        files = sorted(self._files(source, target), key=_number, reverse=True)
-        ways = [self.load(file.name) for file in files]
+        files = self._files(source, target)
+        ways = [self.load(files[number]) for number in sorted(files, reverse=True)]
         fitted = [way for way in ways if not way.about.get(CHOSEN)]
         if not fitted:
             return []
@@ -354,29 +353,28 @@ class Translations:
 
     def keep(self, way: Translation) -> str:
         """Store a translation; returns its file name."""
-        with self._locked():
-            names = (file.name for file in self._files(way.source, way.target))
-            number = 1 + max((_number(Path(name)) for name in names), default=0)
+        seen = f"another process has been writing in {self._directory} for {_WAIT:.0f} s; try again when it is done"
+        with exclusive(self._directory, _WAIT, InputError(seen)):
+            number = 1 + max(self._files(way.source, way.target), default=0)
             name = f"{_quoted(way.source)}-{_quoted(way.target)}-{number}.npz"
             save_translation(way, self._directory / name, onnx=False)
         self._loaded[name] = way
         return name
 
-    def _files(self, source: str, target: str) -> Iterator[Path]:
+    def _files(self, source: str, target: str) -> dict[int, str]:
+        """The names of the files of translations between two versions, by their numbers."""
         stem = f"{_quoted(source)}-{_quoted(target)}-"
+        found: dict[int, str] = {}
         for file in self._directory.glob("*.npz"):
             rest = file.stem.removeprefix(stem)
             if rest != file.stem and rest.isdigit():
-                yield file
+                found[int(rest)] = file.name
+        return found
 
     def _fitted_pairs(self) -> set[tuple[str, str]]:
         """Pairs of versions with a fitted translation. Chosen ones do not count: they may be old queries alone."""
         ways = [self.load(file.name) for file in self._directory.glob("*.npz")]
         return {(way.source, way.target) for way in ways if not way.about.get(CHOSEN)}
-
-    def _locked(self) -> AbstractContextManager[None]:
-        seen = f"another process has been writing in {self._directory} for {_WAIT:.0f} s; try again when it is done"
-        return exclusive(self._directory, _WAIT, InputError(seen))
 
 
 def usable(way: Translation | None, embedded: Set[str]) -> Translation | None:
@@ -406,10 +404,6 @@ def _backwards(way: Translation) -> Translation:
 def _quoted(version: str) -> str:
     """A version's name for use in a file name: quoted, without the hyphen that separates the parts."""
     return quote(version, safe="@").replace("-", "%2D")
-
-
-def _number(file: Path) -> int:
-    return int(file.stem.rpartition("-")[2])
 
 
 def translation_files(workspace: Path) -> list[Path]:
