@@ -183,9 +183,9 @@ class Segment:
         return derived.vectors[:count]
 
     def take(self, places: Indices, forward: Forward | None, out: Floats) -> int:
-        """Copy ascending rows, as they are or under a map, into ``out`` [n, width]; returns how many of the first.
+        """Copy ascending rows, as they are or under a map, into ``out`` [n, width]; returns how many were copied.
 
-        Under a map it copies those that are kept.
+        Those are all; under a map, the first ones, up to where vectors are kept.
         """
         vectors: Floats | None = self.vectors
         known = len(places)
