@@ -999,16 +999,15 @@ def _report(judged: GateResult, rules: GateRules) -> Report:
     before = tested.names[-2]
     versions = {version.name: version for version in labelled.versions}
     pair = translated_pair(chosen[before], versions[before], labelled.versions[-1])
-    made = replace(labelled, facts=facts, versions=pair).report(
-        tested, each, seed=rules.seed, curve=curves[before]
-    )
     judged_cells = {
-        (newest, tested.names.index(cell.version)): cell.judged
+        tested.names.index(cell.version): cell.judged
         for cell in check.cells
         if cell.version in versions
     }
-    made.evidence[""] = {**made.evidence[""], **judged_cells}
-    return made
+    evidence = {(newest, k): judged_cells[k] for k in sorted(judged_cells)}
+    return replace(labelled, facts=facts, versions=pair).report(
+        tested, each, seed=rules.seed, curve=curves[before], evidence=evidence
+    )
 
 
 def _described(images: ImageSet | None, source: str) -> dict[str, Any]:
