@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from fixstar.errors import InputError
@@ -24,12 +25,12 @@ class VersionFiles:
 
     path: Path
 
-    @property
+    @cached_property
     def finished(self) -> Path:
         """The folder of finished encoders; it changes if a version is finished or retired."""
         return self.path / "versions"
 
-    @property
+    @cached_property
     def retired(self) -> Path:
         """The folder of the cards of retired versions."""
         return self.path / "retired"

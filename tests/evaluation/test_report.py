@@ -280,6 +280,15 @@ def test_by_class_the_evidence_is_drawn_by_class(tmp_path: Path) -> None:
     assert any("with 90 % confidence" in text for text in page.texts)
 
 
+def test_given_evidence_is_told_and_not_drawn_again(tmp_path: Path) -> None:
+    strict = verdicts(measured(2), confidence=0.999)
+    assert strict != verdicts(measured(2))
+    report = Report(measured(2), evidence={"": strict})
+    assert report.evidence == {"": strict}
+    _, numbers = written(report, tmp_path)
+    assert numbers["methods"][""]["cells"][0]["low"] == strict[1, 0].low
+
+
 def hits(*right: float) -> dict[tuple[int, int], NDArray[np.bool_]]:
     """Cells (0, 0), (1, 0), (1, 1) with these shares of 200 queries right."""
     return {

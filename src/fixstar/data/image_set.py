@@ -215,21 +215,16 @@ class ImageSet:
         """
         digest = hashlib.sha256(json.dumps(self.classes).encode())
         digest.update(self.labels.astype("<i8").tobytes())
-        images = self.images
-        for part in _content_bytes(images, read):
+        if isinstance(self.images, np.ndarray):
+            parts = _pixel_bytes(self.images)
+        elif self.has_texts:
+            parts = iter([json.dumps(self.images).encode()])
+        else:
+            files: tuple[Any, ...] = self.images
+            parts = _file_bytes(files, read)
+        for part in parts:
             digest.update(part)
         return digest.hexdigest()
-
-
-def _content_bytes(
-    images: npt.NDArray[np.uint8] | tuple[Path, ...] | tuple[str, ...], read: bool
-) -> Iterator[bytes]:
-    if isinstance(images, np.ndarray):
-        return _pixel_bytes(images)
-    if images and isinstance(images[0], str):
-        return iter([json.dumps(images).encode()])
-    files: tuple[Any, ...] = images
-    return _file_bytes(files, read)
 
 
 def _pixel_bytes(images: npt.NDArray[np.uint8]) -> Iterator[bytes]:

@@ -32,8 +32,9 @@ def average_compatibility(C: ArrayLike, *, up_to: int | None = None, ties: bool 
     >>> average_compatibility([[0.30, 0], [0.35, 0.50]])
     1.0
     """
-    matrix = _with_cross_tests(C, up_to)
-    return float(_below(compatible_cells(matrix, ties)).mean())
+    matrix = _lower_triangle(C, up_to, least=2)
+    compatible = compatible_cells(matrix, ties)
+    return float(compatible[np.tril_indices(len(matrix), -1)].mean())
 
 
 def average_accuracy(C: ArrayLike, *, up_to: int | None = None) -> float:
@@ -57,8 +58,9 @@ def average_compatibility_accuracy(
     >>> average_compatibility_accuracy([[0.30, 0], [0.35, 0.50]])
     0.35
     """
-    matrix = _with_cross_tests(C, up_to)
-    return float(_below(matrix * compatible_cells(matrix, ties)).mean())
+    matrix = _lower_triangle(C, up_to, least=2)
+    counted = matrix * compatible_cells(matrix, ties)
+    return float(counted[np.tril_indices(len(matrix), -1)].mean())
 
 
 def backward_compatibility(C: ArrayLike, *, up_to: int | None = None) -> float:
@@ -69,7 +71,7 @@ def backward_compatibility(C: ArrayLike, *, up_to: int | None = None) -> float:
     >>> round(backward_compatibility([[0.30, 0], [0.35, 0.50]]), 4)
     0.05
     """
-    matrix = _with_cross_tests(C, up_to)
+    matrix = _lower_triangle(C, up_to, least=2)
     return float(np.mean(matrix[-1, :-1] - matrix.diagonal()[:-1]))
 
 
@@ -81,7 +83,7 @@ def forward_compatibility(C: ArrayLike, *, up_to: int | None = None) -> float:
     >>> round(forward_compatibility([[0.30, 0], [0.35, 0.50]]), 4)
     -0.15
     """
-    matrix = _with_cross_tests(C, up_to)
+    matrix = _lower_triangle(C, up_to, least=2)
     return float(np.mean(matrix.diagonal(-1) - matrix.diagonal()[1:]))
 
 
@@ -225,8 +227,8 @@ def format_spread(spread: Spread, *, percent: bool = True, digits: int = 1) -> s
     return f"{mean} ± {unit * spread.deviation:.{digits}f}"
 
 
-def _lower_triangle(C: ArrayLike, up_to: int | None = None) -> Matrix:
-    """The first ``up_to`` versions of C, checked, with zeros above the diagonal."""
+def _lower_triangle(C: ArrayLike, up_to: int | None = None, least: int = 1) -> Matrix:
+    """The first ``up_to`` versions of C, at least so many, checked, with zeros above the diagonal."""
     try:
         matrix: Matrix = np.asarray(C, dtype=np.float64)
     except (TypeError, ValueError) as error:
@@ -242,21 +244,11 @@ def _lower_triangle(C: ArrayLike, up_to: int | None = None) -> Matrix:
             raise InputError(f"up_to counts versions, 1 to {T} here; got {up_to}")
         matrix = matrix[:tau, :tau]
     _require_fractions(matrix[np.tril_indices(len(matrix))])
-    return np.tril(matrix)
-
-
-def _below(matrix: NDArray[Any]) -> NDArray[Any]:
-    return matrix[np.tril_indices(len(matrix), -1)]
-
-
-def _with_cross_tests(C: ArrayLike, up_to: int | None = None) -> Matrix:
-    """``_lower_triangle``, with at least one cell below the diagonal."""
-    matrix = _lower_triangle(C, up_to)
-    if len(matrix) < 2:
+    if len(matrix) < least:
         raise InputError(
             "compatibility needs at least two versions; one version has only its self-test"
         )
-    return matrix
+    return np.tril(matrix)
 
 
 def _require_fractions(values: NDArray[Any]) -> None:

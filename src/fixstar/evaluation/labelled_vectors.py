@@ -16,7 +16,13 @@ from fixstar.evaluation.cross_test import CrossTest, cross_test_cmc, cross_test_
 from fixstar.evaluation.evidence import flips
 from fixstar.evaluation.features import VersionFeatures
 from fixstar.evaluation.mixed import BackfillCurve, backfill_curve
-from fixstar.evaluation.report import RateTable, Report, Thumbnails, lost_queries
+from fixstar.evaluation.report import (
+    CellDifferences,
+    RateTable,
+    Report,
+    Thumbnails,
+    lost_queries,
+)
 from fixstar.evaluation.search import PROTOCOLS, Labels
 from fixstar.evaluation.verification import (
     Split,
@@ -79,10 +85,12 @@ class LabelledVectors:
         by_class: bool = False,
         seed: int = 0,
         curve: BackfillCurve | None = None,
+        evidence: CellDifferences | None = None,
     ) -> Report:
         """The report of a cross-test, with details of the newest upgrade.
 
-        ``curve`` is the accuracy while the newest version re-embeds its predecessor's gallery, if it is known.
+        ``curve`` is the accuracy while the newest version re-embeds its predecessor's gallery, and ``evidence`` the
+        verdicts on the cells, if they are known.
         """
         *older, newest = result.names
         details = self._upgrade_details(result, curve)
@@ -97,6 +105,7 @@ class LabelledVectors:
             seed=seed,
             thumbnails=self.thumbnails,
             facts=self.facts,
+            evidence=None if evidence is None else {"": evidence},
             **details,
         )
 

@@ -137,10 +137,6 @@ def _shown_names(names: Sequence[str] | None, T: int) -> list[str]:
     return shown
 
 
-def _wrapped(title: str, width: float) -> list[str]:
-    return textwrap.wrap(title, int(width * 72 / (TITLE * 0.62)))
-
-
 @dataclass(frozen=True)
 class _Scale:
     """Accuracies to colours: blue where eq. 6 holds (and for self-tests), light red where it fails, or grey."""
@@ -233,7 +229,8 @@ def _frame(axes: Axes, title: str, C: Matrix, names: Sequence[str], side: float)
         "xycoords": "axes fraction",
         "textcoords": "offset points",
     }
-    head = axes.annotate("\n".join(_wrapped(title, side)), (0, 1), **above, **look)
+    lines = textwrap.wrap(title, int(side * 72 / (TITLE * 0.62)))
+    head = axes.annotate("\n".join(lines), (0, 1), **above, **look)
     for text in (head, *axes.get_xticklabels(), *axes.get_yticklabels()):
         text.set_parse_math(False)  # a dollar in a name is no formula
 

@@ -93,7 +93,8 @@ class Report:
     """The report of one cross-test, or of several by method.
 
     ``by_class`` bootstraps over classes; ``lost`` and ``backfill`` are by method, ``rocs`` by any name. ``facts``
-    describe the measurement. ``evidence`` and ``flips[method][t, k]`` of the newest version t are computed.
+    describe the measurement. ``evidence``, by method, is computed unless given; ``flips[method][t, k]`` of the newest
+    version t are computed.
     """
 
     def __init__(
@@ -113,9 +114,11 @@ class Report:
         tables: Sequence[RateTable] = (),
         replacements: Sequence[int] = (),
         facts: Mapping[str, str] | None = None,
+        evidence: Mapping[str, CellDifferences] | None = None,
     ) -> None:
         self.tests = {"": tests} if isinstance(tests, CrossTest) else dict(tests)
         _check(self.tests, query_labels, by_class)
+        self.protocol = next(iter(self.tests.values())).protocol  # the same for all methods
         self.title = title
         self.confidence = confidence
         self.by_class = by_class
@@ -134,16 +137,11 @@ class Report:
             if unknown := sorted(set(given) - self.tests.keys()):
                 raise UnknownNameError(f"method of {what}", unknown[0], self.tests)
         clusters = query_labels if by_class else None
-        self.evidence: dict[str, CellDifferences] = {
+        self.evidence = evidence or {
             name: verdicts(test, confidence=confidence, seed=seed, clusters=clusters)
             for name, test in self.tests.items()
         }
         self.flips = {name: _newest_flips(test, query_labels) for name, test in self.tests.items()}
-
-    @property
-    def protocol(self) -> str:
-        """The measure, which is the same for all methods."""
-        return next(iter(self.tests.values())).protocol
 
     def class_name(self, label: int) -> str:
         """The name of a class, or its number."""

@@ -466,26 +466,21 @@ def _flip_negative(bits: NDArray[np.int32]) -> NDArray[np.int32]:
 
 def _top_ranks(q: NDArray[np.float32], g: NDArray[np.float32], k: int, block: int) -> Indices:
     """The k highest ranks of each query over the whole gallery, [N, k], descending."""
-    return np.concatenate(
-        [_top_ranks_of_block(q[rows], g, k, block) for rows in blocks(len(q), block)]
-    )
-
-
-def _top_ranks_of_block(
-    q: NDArray[np.float32], g: NDArray[np.float32], k: int, block: int
-) -> Indices:
-    best = np.empty((len(q), 0), dtype=np.int64)
-    for rows in blocks(len(g), block):
-        cosines = _product(q, g[rows])
-        if k == 1:
-            winners = cosines.argmax(axis=1, keepdims=True)  # the first of equals
-            found = _rank(np.take_along_axis(cosines, winners, axis=1), winners + rows.start)
-        else:
-            found = _rank(cosines, np.arange(rows.start, rows.stop))
-        best = np.concatenate([best, found], axis=1)
-        if best.shape[1] > k:
-            best = np.partition(best, -k, axis=1)[:, -k:]
-    return np.sort(best, axis=1)[:, ::-1]
+    ranks: list[Indices] = []
+    for some in blocks(len(q), block):
+        best = np.empty((len(q[some]), 0), dtype=np.int64)
+        for rows in blocks(len(g), block):
+            cosines = _product(q[some], g[rows])
+            if k == 1:
+                winners = cosines.argmax(axis=1, keepdims=True)  # the first of equals
+                found = _rank(np.take_along_axis(cosines, winners, axis=1), winners + rows.start)
+            else:
+                found = _rank(cosines, np.arange(rows.start, rows.stop))
+            best = np.concatenate([best, found], axis=1)
+            if best.shape[1] > k:
+                best = np.partition(best, -k, axis=1)[:, -k:]
+        ranks.append(np.sort(best, axis=1)[:, ::-1])
+    return np.concatenate(ranks)
 
 
 def _product(q: NDArray[np.float32], g: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -162,21 +162,39 @@ class Segment:
         """How many of the first rows are kept under a map."""
         return self._derived.get((forward.key, forward.width), _NOTHING).size
 
-    def mapped(self, forward: Forward, count: int) -> Floats:
-        """[count, b]: the first rows under a map. Kept for the next search, which computes only rows written since."""
-        derived = self._derived_by(forward)
+    def first(self, count: int, forward: Forward | None) -> Floats:
+        """[count, width]: the first rows, without a copy, as they are or under a map.
+
+        What a map makes is kept for the next search, which computes only rows written since. Of the maps that are kept
+        the one that was not used for longest makes room.
+        """
+        if forward is None:
+            return self.vectors[:count]
+        name = forward.key, forward.width
+        with self._choosing:
+            derived = self._derived.pop(name, None) or _Derived()
+            self._derived[name] = derived
+            while len(self._derived) > _MAPS_KEPT:
+                del self._derived[next(iter(self._derived))]
         if derived.size < count:
             with derived.lock:  # of this segment and this map: searches by others go on
                 self._compute(derived, forward, count)
         assert derived.vectors is not None
         return derived.vectors[:count]
 
-    def kept_rows(self, forward: Forward, places: Indices, out: Floats) -> int:
-        """Write what is kept of ascending rows under a map into ``out`` [n, b]; returns how many of the first are."""
-        derived = self._derived.get((forward.key, forward.width), _NOTHING)
-        known = int(places.searchsorted(derived.size))
-        if derived.vectors is not None:
-            derived.vectors.take(places[:known], axis=0, out=out[:known], mode="clip")
+    def take(self, places: Indices, forward: Forward | None, out: Floats) -> int:
+        """Copy ascending rows, as they are or under a map, into ``out`` [n, width]; returns how many were copied.
+
+        Those are all; under a map, the first ones, up to where vectors are kept.
+        """
+        vectors: Floats | None = self.vectors
+        known = len(places)
+        if forward is not None:
+            derived = self._derived.get((forward.key, forward.width), _NOTHING)
+            vectors = derived.vectors
+            known = int(places.searchsorted(derived.size))
+        if vectors is not None:  # other modes than clip fill a copy of out
+            vectors.take(places[:known], axis=0, out=out[:known], mode="clip")
         return known
 
     def inherit(self, sources: Sequence[tuple[Segment, Indices]]) -> None:
@@ -195,16 +213,6 @@ class Segment:
                 derived.size += known
                 if known < len(rows):
                     break
-
-    def _derived_by(self, forward: Forward) -> _Derived:
-        """What is kept of a map; the one that was not used for longest makes room."""
-        name = forward.key, forward.width
-        with self._choosing:
-            derived = self._derived.pop(name, None) or _Derived()
-            self._derived[name] = derived
-            while len(self._derived) > _MAPS_KEPT:
-                del self._derived[next(iter(self._derived))]
-        return derived
 
     def _compute(self, derived: _Derived, forward: Forward, count: int) -> None:
         if derived.vectors is None:
@@ -270,17 +278,6 @@ def _find(parts: Sequence[SegmentPart], numbers: Numbers) -> Indices:
         found[found] = part.numbers[local[found]] == numbers[here[found]]
         row[here[found]] = part.start + local[found]
     return row
-
-
-def _of_part(part: SegmentPart, forward: Forward | None) -> Floats:
-    """[size, width]: vectors as they are or under a map, without a copy."""
-    if forward is None:
-        return part.segment.vectors[: part.size]
-    return part.segment.mapped(forward, part.size)
-
-
-def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 _JSON = json.JSONDecoder()
@@ -362,31 +359,21 @@ class Rows:
         return pieces or [(self._segments[0], row)]
 
     def vectors(self, row: Indices, forward: Forward | None = None) -> Floats:
-        """[n, width] of n ascending rows, as they are or under a map."""
-        if forward is not None:
-            return self._mapped(row, forward)
-        out = np.empty((len(row), self.width), np.float32)
-        end = 0
-        for segment, places in self.pieces(row):
-            start = end
-            end += len(places)
-            segment.vectors.take(
-                places, axis=0, out=out[start:end], mode="clip"
-            )  # other modes fill a copy of out
-        return out
+        """[n, width] of n ascending rows, as they are or under a map.
 
-    def _mapped(self, row: Indices, forward: Forward) -> Floats:
-        """[n, b] of n ascending rows under a map. Those that are not kept are computed together, and not kept."""
-        out = np.empty((len(row), forward.width), np.float32)
+        Those that are not kept under the map are computed together, and not kept.
+        """
+        out = np.empty((len(row), self.width if forward is None else forward.width), np.float32)
         unknown: list[Indices] = []
         start = 0
         for segment, places in self.pieces(row):
             end = start + len(places)
-            known = segment.kept_rows(forward, places, out[start:end])
-            unknown.append(np.arange(start + known, end))
+            known = segment.take(places, forward, out[start:end])
+            if known < len(places):
+                unknown.append(np.arange(start + known, end))
             start = end
-        left = _joined(unknown)
-        if len(left):
+        if forward is not None and unknown:
+            left = np.concatenate(unknown)
             rows, inverse = np.unique(row[left], return_inverse=True)
             out[left] = forward(self.vectors(rows))[inverse]
         return out
@@ -401,17 +388,20 @@ class Rows:
             done = part.segment.kept_count(forward)
             while done < part.size and not stop.is_set():
                 done = min(part.size, done + _MAPPED_AT_ONCE)
-                part.segment.mapped(forward, done)
+                part.segment.first(done, forward)
 
     def numbers(self, row: Indices) -> Numbers:
         """[n]: the sequence numbers of ascending rows."""
-        return _joined([segment.numbers.take(places) for segment, places in self.pieces(row)])
+        return np.concatenate(
+            [segment.numbers.take(places) for segment, places in self.pieces(row)]
+        )
 
     def labels(self, row: Indices) -> tuple[Objects, Objects]:
         """[n], [n]: the ids of ascending rows, and their payloads as JSON."""
         pieces = self.pieces(row)
         ids = [segment.ids.take(places) for segment, places in pieces]
-        return _joined(ids), _joined([segment.texts.take(places) for segment, places in pieces])
+        texts = [segment.texts.take(places) for segment, places in pieces]
+        return np.concatenate(ids), np.concatenate(texts)
 
     def find(self, numbers: Numbers) -> Indices:
         """[n]: the row of each number, removed ones included; -1 where there is none."""
@@ -490,7 +480,12 @@ class Rows:
     def _blocks(self, sides: Sequence[Side], allowed: Mask | None, first: int) -> Iterator[Block]:
         for part in self.parts:
             start = max(part.start, first)
-            vectors = tuple([_of_part(part, side.forward)[start - part.start :] for side in sides])
+            vectors = tuple(
+                [
+                    part.segment.first(part.size, side.forward)[start - part.start :]
+                    for side in sides
+                ]
+            )
             if allowed is None:
                 mask = None
             else:
@@ -535,12 +530,9 @@ class Rows:
                 continue
             places = some - part.start
             if len(some) > _FEW_MAPPED or all(side.forward is None for side in sides):
-                used = part._replace(size=int(places[-1]) + 1)
-                yield Block(
-                    part.start,
-                    tuple([_of_part(used, side.forward) for side in sides]),
-                    places=places,
-                )
+                used = int(places[-1]) + 1
+                vectors = tuple([part.segment.first(used, side.forward) for side in sides])
+                yield Block(part.start, vectors, places=places)
             else:
                 copies = [self.vectors(some, side.forward) for side in sides]
                 yield Block(part.start, tuple(copies), places=places, copied=True)
@@ -834,31 +826,22 @@ def _stop_and_wait(stop: threading.Event, threads: list[threading.Thread]) -> No
 
 
 class _Target(NamedTuple):
-    """A version to search: its rows, those that may be found, the sides of a score, and its index.
+    """A version to search for some queries, and what finds its rows.
 
-    An index finds candidates by the queries of the first side, which are in the version's own space. ``slope`` and
-    ``offset`` rank the scores among those of other versions.
+    ``own`` [N, width] are the queries in the version's own space. ``sides`` are those parts of a score that count, with
+    the map ``forward`` if one of them needs it. ``slope`` and ``offset`` rank scores among those of other versions.
+    ``allowed`` are the rows that may be found. An index ``quick`` finds candidates by ``own``.
     """
 
     name: str
     rows: Rows
-    allowed: Allowed | None
+    own: NDArray[np.float64]
     sides: tuple[Side, ...]
-    quick: RowIndex | None
-    slope: float
-    offset: float
-
-    @property
-    def has_map(self) -> bool:
-        """Whether scores need what a map makes of stored vectors."""
-        return len(self.sides) > 1
-
-    def candidates(self, k: int) -> tuple[Indices, Indices]:
-        """Pairs (query, row) that include the k best, or with an index most of them."""
-        if self.quick is None:
-            return self.rows.best(self._scored_sides(), k, self.allowed)
-        own = self.sides[0].queries.astype(np.float32)
-        return self.quick.candidates(self.rows, own, scored(k) if self.has_map else k, self.allowed)
+    forward: Forward | None = None
+    slope: float = 1.0
+    offset: float = 0.0
+    allowed: Allowed | None = None
+    quick: RowIndex | None = None
 
     def scores(self, query: Indices, row: Indices) -> Floats:
         """[pairs]: exact scores, some pairs at a time. If there is a map, rows are ascending."""
@@ -867,7 +850,7 @@ class _Target(NamedTuple):
         for start in range(0, len(row), size):
             part = slice(start, start + size)
             sums = np.zeros(len(row[part]))
-            for side in self._scored_sides():
+            for side in self.sides:
                 vectors = self.rows.vectors(row[part], side.forward)
                 sums += side.weight * exact_products(vectors, side.queries, query[part])
             scores[part] = as_scores(sums)
@@ -880,7 +863,7 @@ class _Target(NamedTuple):
         """
         rough = np.zeros(len(row), np.float32)
         step = 1 + PRODUCTS // self.rows.width
-        for side in self._scored_sides():
+        for side in self.sides:
             queries = side.weighed()
             for start in range(0, len(row), step):
                 part = slice(start, start + step)
@@ -889,42 +872,15 @@ class _Target(NamedTuple):
         order = np.lexsort((-rough, query))
         line = query[order]
         kth = order[np.arange(len(order)) - np.searchsorted(line, line) == k - 1]
-        floor = np.full(len(self.sides[0].queries), -np.inf)
+        floor = np.full(len(self.own), -np.inf)
         floor[query[kth]] = rough[kth] - rounding([side.queries.shape[1] for side in self.sides])
         return rough >= floor[query]
-
-    def scores_of_few(self, row: Indices) -> Floats:
-        """[n]: exact scores of one query and n ascending rows, in few steps."""
-        if not self.has_map:
-            return as_scores(paired_products(self.rows.vectors(row), self.sides[0].queries))
-        sums = np.zeros(len(row))
-        for side in self._scored_sides():
-            sums += side.weight * paired_products(
-                self.rows.vectors(row, side.forward), side.queries
-            )
-        return as_scores(sums)
 
     def ranks(self, scores: Floats) -> NDArray[np.floating[Any]]:
         """[n]: what orders these scores among those of other versions."""
         if self.slope == 1 and self.offset == 0:
             return scores
         return self.slope * scores.astype(np.float64) + self.offset
-
-    def _scored_sides(self) -> Sequence[Side]:
-        """Those that count: with all weight on the map, stored vectors are not read."""
-        if self.has_map:
-            return [side for side in self.sides if side.weight]
-        return self.sides
-
-
-class _Asked(NamedTuple):
-    """What a version is asked: the sides of a score for some of the queries, its map, and the rank of scores."""
-
-    version: str
-    sides: Callable[[slice], tuple[Side, ...]]
-    forward: Forward | None = None
-    slope: float = 1.0
-    offset: float = 0.0
 
 
 class ExactSearch:
@@ -935,7 +891,8 @@ class ExactSearch:
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
-        self._versions: dict[str, tuple[VersionSpace, Floats | None]] = {}
+        self._spaces: dict[str, VersionSpace] = {}
+        self._projections: dict[str, Floats | None] = {}
         self._carrier = Carrier(self.projection)
         self._background = _Background()
         self._singles: dict[
@@ -951,19 +908,16 @@ class ExactSearch:
     def add_version(self, space: VersionSpace, projection: Floats | None) -> None:
         """Add a version without rows."""
         self.rows = {**self.rows, space.name: Rows(space.width, folder=self._folder)}
-        self._versions = {**self._versions, space.name: (space, projection)}
+        self._projections = {**self._projections, space.name: projection}
+        self._spaces = {**self._spaces, space.name: space}
 
     def spaces(self) -> list[VersionSpace]:
         """All versions, in the order they were added."""
-        return [space for space, _ in self._versions.values()]
+        return list(self._spaces.values())
 
     def projection(self, name: str) -> Floats | None:
         """P [d, m] of a version."""
-        return known_version(self._versions, name)[1]
-
-    def space(self, name: str) -> VersionSpace:
-        """One version, or an error that names those there are."""
-        return known_version(self._versions, name)[0]
+        return known_version(self._projections, name)
 
     def use(self, rows: Mapping[str, Rows]) -> None:
         """Replace the rows of some versions, all at once: no search sees part of a change."""
@@ -972,84 +926,63 @@ class ExactSearch:
     def search(self, version: str, queries: Vectors, request: SearchRequest) -> list[list[Hit]]:
         """See ``Gallery.search``."""
         rows = self.rows  # before the versions: one that comes now is empty to this search
-        source = self.space(version)
-        names = self._versions if request.versions is None else request.versions
-        spaces = [self.space(name) for name in dict.fromkeys(names)]
+        known = self._spaces
+        source = known_version(known, version)
+        names = known if request.versions is None else request.versions
+        spaces = [known_version(known, name) for name in dict.fromkeys(names)]
         unit_queries = checked_vectors(queries, source.width, version)
-
-        def sides(space: VersionSpace, part: slice) -> tuple[Side, ...]:
-            return (Side(self._carrier.carried(unit_queries[part], source, space)),)
-
-        asked = [_Asked(space.name, partial(sides, space)) for space in spaces]
-        return self._answers(rows, asked, len(unit_queries), request)
+        hits: list[list[Hit]] = []
+        for start in range(0, len(unit_queries), _QUERIES):
+            some = unit_queries[start : start + _QUERIES]
+            targets: list[_Target] = []
+            for space in spaces:
+                if len(rows.get(space.name, ())):
+                    own = self._carrier.carried(some, source, space)
+                    targets.append(_Target(space.name, rows[space.name], own, (Side(own),)))
+            hits += self._answers(targets, len(some), request)
+        return hits
 
     def ask(self, questions: Sequence[Question], request: SearchRequest) -> list[list[Hit]]:
         """See ``Gallery.ask``."""
+        rows = self.rows
         if request.versions is None:
-            wanted = None
+            wanted = set(self._spaces)
         else:
-            wanted = {self.space(name).name for name in request.versions}
+            wanted = {known_version(self._spaces, name).name for name in request.versions}
         for question in questions:
-            check_width(question, self.space(question.version))
+            check_width(question, known_version(self._spaces, question.version))
         asked = [
-            _Asked(
-                version=one.version,
-                sides=partial(_sides, one),
-                forward=one.map,
-                slope=one.slope,
-                offset=one.offset,
-            )
-            for one in questions
-            if wanted is None or one.version in wanted
+            one for one in questions if one.version in wanted and len(rows.get(one.version, ()))
         ]
-        return self._answers(self.rows, asked, len(questions[0].own), request)
-
-    def _answers(
-        self,
-        rows: Mapping[str, Rows],
-        asked: Sequence[_Asked],
-        queries: int,
-        request: SearchRequest,
-    ) -> list[list[Hit]]:
-        """The best of all versions that are asked, for each query."""
-        indexes = {} if request.exact else self.indexes
-        held = [one for one in asked if len(rows.get(one.version, ()))]
-        unmapped = self._left_to_background(rows, held, indexes)
-        if queries == 1 and self._folder is None:  # vectors are in a folder to save memory
-            for one in held:
-                if (
-                    one.forward is None
-                    and one.version not in indexes
-                    and rows[one.version].is_large
-                ):
-                    self._code(one.version, rows[one.version])
-        allowed = [rows[one.version].allowed(request.where) for one in held]
+        queries = len(questions[0].own)
         hits: list[list[Hit]] = []
         for start in range(0, queries, _QUERIES):
             part = slice(start, min(start + _QUERIES, queries))
-            live = []
-            for one, mask in zip(held, allowed, strict=True):
-                quick = indexes.get(one.version)
-                if quick is None and one.version in unmapped:
-                    quick = _ByOwnQueries()
-                live.append(
-                    _Target(
-                        name=one.version,
-                        rows=rows[one.version],
-                        allowed=mask,
-                        sides=one.sides(part),
-                        quick=quick,
-                        slope=one.slope,
-                        offset=one.offset,
-                    )
-                )
-            hits += _best(
-                live, queries=part.stop - part.start, k=int(request.k), least=request.min_score
-            )
+            targets = [_target(one, rows[one.version], part) for one in asked]
+            hits += self._answers(targets, part.stop - part.start, request)
         return hits
+
+    def _answers(
+        self, targets: Sequence[_Target], queries: int, request: SearchRequest
+    ) -> list[list[Hit]]:
+        """The best of all versions for each query, of at most ``_QUERIES``."""
+        indexes = {} if request.exact else self.indexes
+        unmapped = self._left_to_background(targets, indexes)
+        live = []
+        for target in targets:
+            quick = indexes.get(target.name)
+            if quick is None and target.name in unmapped:
+                quick = _ByOwnQueries()
+            if quick is None and queries == 1 and target.forward is None and target.rows.is_large:
+                self._code(target.name, target.rows)
+            allowed = target.rows.allowed(request.where)
+            live.append(target._replace(allowed=allowed, quick=quick))
+        return _best(live, queries=queries, k=int(request.k), least=request.min_score)
 
     def _code(self, version: str, rows: Rows) -> None:
         """Have a version coded that single queries read as a whole, once there were enough since the last time."""
+        if self._folder is not None:  # vectors are in a folder to save memory
+            return
         asked = self._singles.get(version, 0) + 1
         if asked > CODED_AFTER and are_available() and rows.missing_codes():
             self._background.codes(version, rows)
@@ -1057,57 +990,71 @@ class ExactSearch:
         self._singles[version] = asked
 
     def _left_to_background(
-        self, rows: Mapping[str, Rows], asked: Sequence[_Asked], indexes: Mapping[str, RowIndex]
+        self, targets: Sequence[_Target], indexes: Mapping[str, RowIndex]
     ) -> set[str]:
         """The versions that a thread maps while this search is answered without; the search maps the others itself.
 
         A version with an index is always left to the thread: its candidates are few. Of the others the smallest are
         mapped by the search.
         """
-        in_full: list[tuple[str, Forward]] = []
-        for one in asked:
+        in_full: list[tuple[_Target, Forward]] = []
+        for one in targets:
             if one.forward is None:
                 continue
-            if one.version not in indexes:
-                in_full.append((one.version, one.forward))
-            elif rows[one.version].missing(one.forward) > _FEW_MAPPED:
-                self._background.maps(one.version, rows[one.version], one.forward)
+            if one.name not in indexes:
+                in_full.append((one, one.forward))
+            elif one.rows.missing(one.forward) > _FEW_MAPPED:
+                self._background.maps(one.name, one.rows, one.forward)
         left: set[str] = set()
-        if sum([len(rows[version]) for version, _ in in_full]) <= AT_ONCE:
+        if sum([len(one.rows) for one, _ in in_full]) <= AT_ONCE:
             return left
-        missing = [
-            (rows[version].missing(forward), version, forward) for version, forward in in_full
-        ]
+        missing = [(one.rows.missing(forward), one, forward) for one, forward in in_full]
         total = 0
-        for count, version, forward in sorted(missing, key=lambda one: one[0]):
+        for count, one, forward in sorted(missing, key=lambda found: found[0]):
             total += count
             if total > AT_ONCE // _PART_AT_ONCE and self._background.maps(
-                version, rows[version], forward
+                one.name, one.rows, forward
             ):
-                left.add(version)
+                left.add(one.name)
         return left
 
 
-def _sides(question: Question, part: slice) -> tuple[Side, ...]:
-    """The sides of a question's score for some of its queries."""
-    own = Side(question.own[part].astype(np.float64), 1 - question.weight)
-    if question.map is None or question.new is None:
-        return (own,)
-    return own, Side(question.new[part].astype(np.float64), question.weight, question.map)
+def _target(question: Question, rows: Rows, part: slice) -> _Target:
+    """What is asked of a version's rows by some of the queries."""
+    own = question.own[part].astype(np.float64)
+    sides = [Side(own, 1 - question.weight)]
+    forward = question.map
+    if forward is not None and question.new is not None:
+        sides.append(Side(question.new[part].astype(np.float64), question.weight, forward))
+    return _Target(
+        name=question.version,
+        rows=rows,
+        own=own,
+        sides=tuple([side for side in sides if side.weight]),  # without weight vectors are not read
+        forward=forward,
+        slope=question.slope,
+        offset=question.offset,
+    )
 
 
 def _best(live: list[_Target], queries: int, k: int, least: float | None) -> list[list[Hit]]:
     """The k best of all versions for each query, of those with at least the score ``least``."""
     found = []
     for target in live:
-        query, row = target.candidates(k)
+        if target.quick is None:
+            query, row = target.rows.best(target.sides, k, target.allowed)
+        else:
+            count = k if target.forward is None else scored(k)
+            own = target.own.astype(np.float32)
+            query, row = target.quick.candidates(target.rows, own, count, target.allowed)
         if len(live) == queries == 1 and len(row) <= _FEW_ROWS:
             return [_best_of_few(target, row=row, k=k, least=least)]
-        if len(target.rows.parts) > 1 or target.has_map:  # they are read segment by segment
+        mapped = target.forward is not None
+        if mapped or len(target.rows.parts) > 1:  # they are read segment by segment
             order = row.argsort()
             query = query[order]
             row = row[order]
-        if target.has_map and target.quick is not None:  # of many candidates for each hit
+        if mapped and target.quick is not None:  # of many candidates for each hit
             chosen = target.may_be_best(query, row, k)
             query = query[chosen]
             row = row[chosen]
@@ -1127,7 +1074,7 @@ def _best(live: list[_Target], queries: int, k: int, least: float | None) -> lis
         np.array([target.name for target in live], np.object_), [len(part[0]) for part in found]
     )
     query, score, rank, number, ids, texts = (
-        _joined(list(part)) for part in zip(*found, strict=True)
+        np.concatenate(part) for part in zip(*found, strict=True)
     )
     best = first_of_each(query, rank=rank, number=number, k=k)
     hits = _hits(ids[best], score=score[best], versions=versions[best].tolist(), texts=texts[best])
@@ -1138,7 +1085,11 @@ def _best(live: list[_Target], queries: int, k: int, least: float | None) -> lis
 def _best_of_few(target: _Target, row: Indices, k: int, least: float | None) -> list[Hit]:
     """The same for one query and few candidates, in few steps: after an index search little is left in the cache."""
     row.sort()
-    score = target.scores_of_few(row)
+    sums = np.zeros(len(row))
+    for side in target.sides:
+        vectors = target.rows.vectors(row, side.forward)
+        sums += side.weight * paired_products(vectors, side.queries)
+    score = as_scores(sums)
     best = (-score).argsort(kind="stable")[:k]
     if least is not None:
         best = best[score[best].astype(np.float64) >= least]

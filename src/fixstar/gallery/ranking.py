@@ -149,7 +149,9 @@ def _scores_of_one(blocks: Sequence[Block], query: Sequence[Floats]) -> Floats:
     """The scores of one query, vectors [s], with the rows of all blocks, one block behind the other."""
     width = sum(map(len, query))
     rows = sum([block.size for block in blocks])
-    threads = min(THREADS, max(1, width * rows // (2 * CHUNK)))
+    threads = min(THREADS, width * rows // (2 * CHUNK))
+    if threads <= 1:
+        return np.concatenate([_score(block, query) for block in blocks])
     pieces = list(_pieces(blocks, left=rows, least=max(1, CHUNK // width), threads=threads))
     return np.concatenate(on_threads(lambda piece: _score(piece, query), pieces, threads))
 

@@ -96,10 +96,6 @@ class _Session:
         self._state = frozen
         self._frozen = frozen and frozen()
 
-    def position(self) -> tuple[int, int]:
-        """A pair that changes with every write, by others (SQLite counts them) or by this connection."""
-        return self.db.execute("PRAGMA data_version").fetchone()[0], self.written
-
     def is_stale(self) -> bool:
         """Whether to reconnect, after a fork or a change that the connection cannot see."""
         return self._process != os.getpid() or (
@@ -319,25 +315,19 @@ _MEANINGS = {
 }
 
 
-@contextmanager
-def _translated(path: Path) -> Iterator[None]:
-    """Translate SQLite's errors."""
-    try:
-        yield
-    except sqlite3.Error as error:
-        code = str(getattr(error, "sqlite_errorname", ""))
-        meaning = next(
-            (text for name, text in _MEANINGS.items() if code.startswith(name)), "{path}: {error}"
-        )
-        if isinstance(error, sqlite3.DataError):
-            kind = GalleryError
-        else:
-            kind = GalleryUnavailableError
-        raise kind(meaning.format(path=path, error=error)) from error
-    except OSError as error:
-        raise GalleryUnavailableError(
-            f"{path} cannot be opened: {error.strerror or error}"
-        ) from error
+def _translated(error: sqlite3.Error | OSError, path: Path) -> GalleryError:
+    """What an error of SQLite or of the disk means."""
+    if isinstance(error, OSError):
+        return GalleryUnavailableError(f"{path} cannot be opened: {error.strerror or error}")
+    code = str(getattr(error, "sqlite_errorname", ""))
+    meaning = next(
+        (text for name, text in _MEANINGS.items() if code.startswith(name)), "{path}: {error}"
+    )
+    if isinstance(error, sqlite3.DataError):
+        kind = GalleryError
+    else:
+        kind = GalleryUnavailableError
+    return kind(meaning.format(path=path, error=error))
 
 
 def _read_rows(
@@ -523,7 +513,7 @@ class _StoredMatrices:
                 drafts[name].append(numbers, ids, vectors, texts)
 
     def _vectors(self, name: str, ids: Sequence[str], blobs: Sequence[bytes]) -> Floats:
-        size = 4 * self.exact.space(name).width
+        size = 4 * self.exact.rows[name].width
         if wrong := [item for item, blob in zip(ids, blobs, strict=True) if len(blob) != size]:
             raise GalleryError(
                 f"the vector of {wrong[0]!r} is damaged; restore the gallery from a backup"
@@ -582,8 +572,10 @@ class SqliteGallery(Gallery):
         self.path = Path(path).absolute()
         self.read_only = read_only or (self.path.exists() and not _is_writable(self.path))
         self._wait = wait
-        with _translated(self.path):
+        try:
             _prepare(self.path, create=create, read_only=self.read_only, wait=wait)
+        except (sqlite3.Error, OSError) as error:
+            raise _translated(error, self.path) from error
         self._own = threading.local()
         self._sessions: weakref.WeakSet[_Session] = weakref.WeakSet()
         self._closed = False
@@ -680,26 +672,19 @@ class SqliteGallery(Gallery):
             return _items_of(db, names)
 
     def _search(self, version: str, queries: Vectors, request: SearchRequest) -> list[list[Hit]]:
-        return self._searchable(request).search(version, queries, request)
+        return self._refreshed(request.exact).search(version, queries, request)
 
     def _ask(self, questions: list[Question], request: SearchRequest) -> list[list[Hit]]:
-        return self._searchable(request).ask(questions, request)
-
-    def _searchable(self, request: SearchRequest) -> ExactSearch:
-        """The search over everything written before this call; an approximate search starts missing index builds."""
-        self._refresh()
-        if not request.exact:
-            self._keeper.update_in_background()
-        return self._matrices.exact
+        return self._refreshed(request.exact).ask(questions, request)
 
     def _build_index(self, versions: list[str]) -> None:
         """Build the HNSW indexes; they are saved beside the file."""
-        self._refresh()
+        self._refreshed()
         self._keeper.build(versions)
 
     def indexes(self) -> list[IndexState]:
         """The HNSW indexes in use."""
-        self._refresh()
+        self._refreshed()
         return self._keeper.states()
 
     def _iterate(self, version: str | None, after: str) -> Iterator[Item]:
@@ -820,12 +805,14 @@ class SqliteGallery(Gallery):
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
-        with _translated(self.path):
+        try:
             yield self._session().db
+        except (sqlite3.Error, OSError) as error:
+            raise _translated(error, self.path) from error
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        with _translated(self.path):
+        try:
             session = self._session()
             db = session.db
             if self._has_refused:
@@ -840,11 +827,13 @@ class SqliteGallery(Gallery):
                 self._has_refused = self._has_refused or isinstance(error, sqlite3.Error)
                 raise
             session.written += 1
+        except (sqlite3.Error, OSError) as error:
+            raise _translated(error, self.path) from error
         if (
             self._matrices.position
         ):  # after a first search, read own writes at once: no search waits for them
             with suppress(GalleryError):  # the write is done; the next search reports the problem
-                self._refresh()
+                self._refreshed()
 
     def _move_log(self, db: sqlite3.Connection) -> None:
         """Let the next write restart the log, without waiting for other processes.
@@ -855,14 +844,17 @@ class SqliteGallery(Gallery):
         _, written, moved = db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
         self._has_refused = written != moved
 
-    def _refresh(self) -> None:
-        """Read everything written since the last refresh of this thread."""
+    def _refreshed(self, exact: bool = True) -> ExactSearch:
+        """The search over everything written before this call; an approximate search starts missing index builds."""
         try:
             session = self._session()
-            now = session.position()
+            by_others = session.db.execute("PRAGMA data_version").fetchone()[0]
+            now = (by_others, session.written)
             if now != session.seen:
                 self._matrices.refresh(session.db)
                 session.seen = now
         except (sqlite3.Error, OSError) as error:
-            with _translated(self.path):  # entered only here, as this code runs in every search
-                raise error
+            raise _translated(error, self.path) from error
+        if not exact:
+            self._keeper.update_in_background()
+        return self._matrices.exact

@@ -157,13 +157,6 @@ class Hit(NamedTuple):
     payload: Payload
 
 
-def reaching(hits: list[list[Hit]], min_score: float | None) -> list[list[Hit]]:
-    """The hits of each query with at least this score."""
-    if min_score is None:
-        return hits
-    return [[hit for hit in found if hit.score >= min_score] for found in hits]
-
-
 class SearchResult(NamedTuple):
     """The hits of each query, best first, and the deployed version.
 

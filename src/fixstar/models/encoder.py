@@ -602,28 +602,42 @@ class Encoder(nn.Module):
         self, prepared: Generator[_Prepared, None, None], form: Form, role: Role
     ) -> Generator[EmbeddedBatch, None, None]:
         """The vectors of every batch. On a GPU the next batch is started before the vectors are copied back."""
-        started: deque[tuple[_Prepared, Callable[[], Vectors] | None]] = deque()
-        ahead = int(self.device.type == "cuda")
-        width = self._width(form)
+        started: deque[Callable[[], EmbeddedBatch]] = deque()
+        ahead = int(self._gain.is_cuda)
         with closing(prepared):
             for batch in prepared:
-                started.append((batch, self._started(batch, form, role)))
+                started.append(self._started(batch, form, role))
                 if len(started) > ahead:
-                    yield _fetched(*started.popleft(), width)
+                    yield started.popleft()()
         while started:
-            yield _fetched(*started.popleft(), width)
+            yield started.popleft()()
 
-    def _started(self, batch: _Prepared, form: Form, role: Role) -> Callable[[], Vectors] | None:
-        """Start the model on a batch; returns a function that fetches the vectors, None if no item is readable."""
+    def _started(self, batch: _Prepared, form: Form, role: Role) -> Callable[[], EmbeddedBatch]:
+        """Start the model on a batch. The returned function waits for the vectors."""
+        vectors = np.full((batch.size, self._width(form)), np.nan, np.float32)
         if not batch.rows:
-            return None
+            return lambda: EmbeddedBatch(vectors, batch.bad)
         training = self.training
         self.eval()
         try:
             with torch.no_grad():
-                return _fetch(self._vectors(batch.inputs, form, role))
+                features = self._vectors(batch.inputs, form, role)
         finally:
             self.train(training)
+        if not features.is_cuda:
+            vectors[batch.rows] = features.float().cpu().numpy()
+            return lambda: EmbeddedBatch(vectors, batch.bad)
+        copy = torch.empty(features.shape, dtype=torch.float32, pin_memory=True)
+        copy.copy_(features, non_blocking=True)
+        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        copied.record(torch.cuda.current_stream(features.device))
+
+        def fetched() -> EmbeddedBatch:
+            copied.synchronize()  # with this copy only, not with later work
+            vectors[batch.rows] = copy.numpy()
+            return EmbeddedBatch(vectors, batch.bad)
+
+        return fetched
 
     def _vectors(self, inputs: Tensor | list[str], form: Form, role: Role) -> Tensor:
         """[B, width] of texts, of pixels [B, H, W, C] or of features [B, m]."""
@@ -632,7 +646,7 @@ class Encoder(nn.Module):
             h = self.backbone.embed(prompted)
             return h if form == "raw" else unit(h)
         assert isinstance(inputs, Tensor)
-        on_device = inputs.to(self.device, non_blocking=True)
+        on_device = inputs.to(self._gain.device, non_blocking=True)
         if on_device.ndim == 4:
             on_device = on_device.permute(0, 3, 1, 2).contiguous()
         return self.features(on_device, form)
@@ -667,27 +681,23 @@ class Encoder(nn.Module):
     ) -> Generator[_Prepared, None, None]:
         """Read every batch. With ``refuse`` the first unreadable item raises its error."""
         read: Generator[Sequence[Any], None, None]
-        if isinstance(self.backbone, TextBackbone):
+        if isinstance(self.inputs, Prompts):
             read = _checked_texts(parts)
         else:
-            read = decode_batches(parts, self.preprocessing, decode)
+            read = decode_batches(parts, self.inputs, decode)
         with closing(read):
             for batch in read:
                 bad = tuple(item for item in batch if isinstance(item, ItemError))
                 if refuse and bad:
                     raise bad[0]
                 rows = [row for row, item in enumerate(batch) if not isinstance(item, ItemError)]
-                yield _Prepared(len(batch), rows, self._inputs([batch[row] for row in rows]), bad)
-
-    def _inputs(self, items: list[Any]) -> Tensor | list[str]:
-        """Texts unchanged; pixels [H, W, C] as one tensor, pinned for an asynchronous copy to a GPU."""
-        if isinstance(self.backbone, TextBackbone) or not items:
-            return items
-        stack = torch.empty(
-            (len(items), *items[0].shape), dtype=torch.uint8, pin_memory=self.device.type == "cuda"
-        )
-        np.stack(items, out=stack.numpy())
-        return stack
+                inputs: Tensor | list[Any] = [batch[row] for row in rows]
+                if rows and self.reads == "images":  # pinned for an asynchronous copy to a GPU
+                    shape = (len(rows), *batch[rows[0]].shape)
+                    pixels = torch.empty(shape, dtype=torch.uint8, pin_memory=self._gain.is_cuda)
+                    np.stack(inputs, out=pixels.numpy())
+                    inputs = pixels
+                yield _Prepared(len(batch), rows, inputs, bad)
 
     def save(self, directory: str | Path) -> Path:
         """Write weights (safetensors) and card (JSON) to a new directory, atomically and verified by reading back."""
@@ -731,8 +741,27 @@ class Encoder(nn.Module):
 
     def require_unchanged(self) -> None:
         """Raise ``ModelError`` if the loaded model's test vectors differ from the saved ones."""
-        if self._canary is not None:
-            _check_canary(self, *self._canary)
+        if self._canary is None:
+            return
+        expected, directory = self._canary
+        found = canary_vectors(self)
+        if found.shape != expected.shape:
+            seen = f"{found.shape}, not {expected.shape}"
+        else:
+            apart = _apart(found, expected)
+            if apart <= _SAME:
+                return
+            seen = f"{apart:.3f} apart"
+        cause = "a library or the model's own code has changed"
+        remedy = "Restore the earlier library or code"
+        if self.backbone.name == "endpoint":
+            cause = "its server has another model under the same name"
+            remedy = "Request the earlier model there"
+        raise ModelError(
+            f"{directory} no longer makes the vectors it made when it was saved ({seen}): {cause}, and its stored "
+            f"vectors would be searched wrongly. {remedy}, or add the changed model as a new version",
+            NextStep("add", {"model": ...}),
+        )
 
 
 def _projection(body: Backbone, width: int) -> nn.Linear:
@@ -781,30 +810,6 @@ def _checked_texts(parts: Iterable[BatchSlice]) -> Generator[list[str | TextErro
             except TextError as error:
                 found.append(error)
         yield found
-
-
-def _fetch(features: Tensor) -> Callable[[], Vectors]:
-    """Start to copy vectors to the host. The returned function waits for this copy only, not for later work."""
-    if not features.is_cuda:
-        vectors: Vectors = features.float().cpu().numpy()
-        return lambda: vectors
-    copy = torch.empty(features.shape, dtype=torch.float32, pin_memory=True)
-    copy.copy_(features, non_blocking=True)
-    copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    copied.record(torch.cuda.current_stream(features.device))
-
-    def wait() -> Vectors:
-        copied.synchronize()
-        return copy.numpy()
-
-    return wait
-
-
-def _fetched(batch: _Prepared, fetch: Callable[[], Vectors] | None, width: int) -> EmbeddedBatch:
-    vectors = np.full((batch.size, width), np.nan, np.float32)
-    if fetch is not None:
-        vectors[batch.rows] = fetch()
-    return EmbeddedBatch(vectors, batch.bad)
 
 
 def _statistics(inputs: Preprocessing | Prompts) -> tuple[Tensor, Tensor]:
@@ -979,13 +984,10 @@ _CANARY_TEXTS = (
 
 def canary_vectors(encoder: Encoder) -> Vectors:
     """The vectors of a few fixed images or texts, saved with a model to detect later changes."""
-    if encoder.reads == "texts":
+    if isinstance(encoder.inputs, Prompts):
         return encoder.encode(_CANARY_TEXTS, form="short")
-    pixels = (
-        torch.from_numpy(_canary_images(encoder.preprocessing))
-        .permute(0, 3, 1, 2)
-        .to(encoder.device)
-    )
+    images = torch.from_numpy(_canary_images(encoder.inputs))
+    pixels = images.permute(0, 3, 1, 2).to(encoder.device)
     training = encoder.training
     with torch.no_grad():
         vectors: Vectors = encoder.eval().features(pixels, "short").float().cpu().numpy()
@@ -995,26 +997,6 @@ def canary_vectors(encoder: Encoder) -> Vectors:
             "the model returned non-finite values for a test image; check its weights, and the mean and std of inputs"
         )
     return vectors
-
-
-def _check_canary(encoder: Encoder, expected: Vectors, directory: Path) -> None:
-    """Raise if the loaded model's test vectors differ from the saved ones."""
-    found = canary_vectors(encoder)
-    if found.shape != expected.shape or not (apart := _apart(found, expected)) <= _SAME:
-        if found.shape == expected.shape:
-            seen = f"{apart:.3f} apart"
-        else:
-            seen = f"{found.shape}, not {expected.shape}"
-        cause = "a library or the model's own code has changed"
-        remedy = "Restore the earlier library or code"
-        if encoder.backbone.name == "endpoint":
-            cause = "its server has another model under the same name"
-            remedy = "Request the earlier model there"
-        raise ModelError(
-            f"{directory} no longer makes the vectors it made when it was saved ({seen}): {cause}, and its stored "
-            f"vectors would be searched wrongly. {remedy}, or add the changed model as a new version",
-            NextStep("add", {"model": ...}),
-        )
 
 
 def _apart(first: Vectors, second: Vectors) -> float:

@@ -14,11 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fixstar.evaluation import Relevant, VersionFeatures, retrieval_measure
-from fixstar.geometry import unit
+from fixstar.translation.score import unit_rows
 from fixstar.translation.translation import USUAL, Models, Translation
 
 Floats = NDArray[np.floating[Any]]
-Vectors = NDArray[np.float32]
 Labels = NDArray[np.integer[Any]]
 Indices = NDArray[np.int64]
 Measure = Callable[[Floats, Indices], NDArray[Any]]
@@ -54,13 +53,13 @@ class Evidence:
             asking = replace(way, one=0.0, two=None)
         else:
             asking = replace(way, two=0.0)
-        new = _unit(self.new.queries[rows])
+        new = unit_rows(self.new.queries[rows])
         if way.shared:
             carried = self.new.queries_in(self.old)[rows]
         else:
             carried = None
-        asked = asking.asks(new, carried, _unit(self.old.queries[rows]))
-        stored = _unit(self.old.gallery)
+        asked = asking.asks(new, carried, unit_rows(self.old.queries[rows]))
+        stored = unit_rows(self.old.gallery)
         if way.forward is None:
             ahead = stored
         else:
@@ -87,8 +86,8 @@ class Evidence:
         return self._own(self.old)
 
     def _own(self, version: VersionFeatures) -> NDArray[Any]:
-        queries = _unit(version.queries)
-        stored = _unit(version.gallery)
+        queries = unit_rows(version.queries)
+        stored = unit_rows(version.gallery)
         rows = np.arange(len(queries))
         parts = [rows[start : start + _BLOCK] for start in range(0, len(rows), _BLOCK)]
         return np.concatenate([self.measure(queries[part] @ stored.T, part) for part in parts])
@@ -182,8 +181,3 @@ def gain(outcomes: NDArray[Any], usual: NDArray[Any]) -> float:
     if mean > error * (1 + _ROUNDING):
         return mean
     return 0.0
-
-
-def _unit(vectors: Floats) -> Vectors:
-    rows: Vectors = unit(np.asarray(vectors, np.float32))
-    return rows

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -118,7 +119,7 @@ class Map:
         offset = np.zeros(matrix.shape[-1]) if c is None else c
         return cls((Layer(matrix, np.asarray(offset, np.float32)),))
 
-    @property
+    @cached_property
     def widths(self) -> tuple[int, int]:
         """The components of vectors that go in, and of those that come out."""
         return self.layers[0].widths[0], self.layers[-1].widths[1]

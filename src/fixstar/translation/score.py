@@ -32,7 +32,7 @@ def translated_pair(
     """
     view = translated(way, old, new)
     added = view.gallery.shape[1] - old.gallery.shape[1]
-    own = _unit(old.queries)
+    own = unit_rows(old.queries)
     if added:
         own = np.hstack(
             [np.zeros((len(own), added), np.float32), own * np.sqrt(2, dtype=np.float32)]
@@ -49,13 +49,13 @@ def translated(way: Translation, old: VersionFeatures, new: VersionFeatures) -> 
     >>> (seen.queries @ seen.gallery.T).round(3).tolist()
     [[1.0, 0.0], [0.0, 1.0]]
     """
-    new_queries = _unit(new.queries)
+    new_queries = unit_rows(new.queries)
     if way.shared:
         carried = new.queries_in(old).astype(np.float32)
     else:
         carried = None
-    asked = way.asks(new_queries, carried, _unit(old.queries))
-    stored = _unit(old.gallery)
+    asked = way.asks(new_queries, carried, unit_rows(old.queries))
+    stored = unit_rows(old.gallery)
     weight = way.weight
     if not weight:
         return VersionFeatures(old.name, asked, stored)
@@ -65,6 +65,7 @@ def translated(way: Translation, old: VersionFeatures, new: VersionFeatures) -> 
     return VersionFeatures(old.name, queries.astype(np.float32), gallery.astype(np.float32))
 
 
-def _unit(vectors: Floats) -> Vectors:
+def unit_rows(vectors: Floats) -> Vectors:
+    """Vectors of unit length, as float32."""
     rows: Vectors = unit(np.asarray(vectors, np.float32))
     return rows

@@ -88,7 +88,7 @@ class Translation:
         """The source's own queries search its vectors: what it finds now, and nothing else."""
         return cls(source, target, two=0.0)
 
-    @property
+    @cached_property
     def models(self) -> tuple[str, ...]:
         """The versions that must embed a query: the target is not needed where the source's own queries ask alone."""
         if self.two is None:
@@ -97,23 +97,20 @@ class Translation:
             return (self.source,)
         return (self.target, self.source)
 
-    @property
+    @cached_property
     def weight(self) -> float:
         """w as it is deployed: with two models if both ask, else with one."""
-        return self._weight("one" if self.two is None else "two")
-
-    def _weight(self, models: Models) -> float:
-        found = self.one if models == "one" else self.two
-        if found is None:
-            raise InputError(
-                f"queries of {self.target} cannot search vectors of {self.source} with {models} model"
-                f"{'' if models == 'one' else 's'} per query"
-            )
-        return found
+        weight = self.one if self.two is None else self.two
+        assert weight is not None  # one of them is there
+        return weight
 
     def with_one_model(self) -> Translation:
         """The same, asked with one model per query."""
-        return replace(self, one=self._weight("one"), two=None)
+        if self.one is None:
+            raise InputError(
+                f"queries of {self.target} cannot search vectors of {self.source} with one model per query"
+            )
+        return replace(self, two=None)
 
     @property
     def reversed(self) -> Translation:

@@ -61,7 +61,6 @@ from fixstar.translation import Evidence, Translation, by_class, choose, transla
 from fixstar.translation.calibrate import (
     LEAST,
     Calibration,
-    Fold,
     calibrations_and_folds,
     catalogue_thresholds,
     fit_calibrations,
@@ -136,6 +135,7 @@ class GateResult(NamedTuple):
 
 def check_version(
     registry: Registry,
+    rollout: Rollout,
     version: str,
     searched: Sequence[Searched],
     features: Features,
@@ -180,7 +180,7 @@ def check_version(
             card["about"].get("trials")
         )
         check = _with_image_notes(judged.check, source == "held out" and has_chosen, learnt_by)
-        proposed = proposals(judged, deployed=Rollout(registry.path).current())
+        proposed = proposals(judged, deployed=rollout.current())
         check = replace(check, next_steps=_distinct([*check.next_steps, *proposed]))
         check = _with_files(check, judged.chosen, keep)
     else:
@@ -470,7 +470,9 @@ def judge(
     own = replace(newest, queries=newest.queries_in(newest))
     labels = (labelled.query_labels, labelled.gallery_labels)
     calibrations, folds = calibrations_and_folds([*views, own], *labels, rules.seed)
-    curves = {name: _curve(pair, labels, folds) for name, pair in pairs.items()}
+    curves = {
+        name: search_curve(*pair, *labels, SHARES, folds, orders=3) for name, pair in pairs.items()
+    }
     notes = list(_mixture_notes(newest.name, curves, asked))
     steps = [step for finding in findings for step in finding.next_steps]
     if views and not folds:
@@ -592,14 +594,6 @@ def _cross_test(labelled: LabelledVectors, chosen: Mapping[str, Translation]) ->
         matrix[cell] = outcomes.mean()
     names = (*(version.name for version in older), newest.name)
     return CrossTest(names=names, protocol="image", matrix=matrix, hits=hits)
-
-
-def _curve(
-    pair: tuple[VersionFeatures, VersionFeatures],
-    labels: tuple[Labels, Labels],
-    folds: Sequence[Fold],
-) -> BackfillCurve:
-    return search_curve(*pair, *labels, SHARES, folds, orders=3)
 
 
 def _distinct(steps: Sequence[NextStep]) -> tuple[NextStep, ...]:
@@ -995,28 +989,25 @@ def _report(judged: GateResult, rules: GateRules) -> Report:
             f"{100 * check.confidence:g} % for all cross-tests of {check.version} together, {100 * each:.3g} % for "
             "each cell; the bootstrap draws single answers"
         ),
-        "Queries": "; ".join(_asked_by(cell) for cell in check.cells),
+        "Queries": "; ".join(
+            f"{cell.version}'s vectors are asked by {' and '.join(cell.models)}, w = {cell.weight:g}"
+            for cell in check.cells
+        ),
     }
     if check.notes:
         facts["Notes"] = "; ".join(check.notes)
     before = tested.names[-2]
     versions = {version.name: version for version in labelled.versions}
     pair = translated_pair(chosen[before], versions[before], labelled.versions[-1])
-    made = replace(labelled, facts=facts, versions=pair).report(
-        tested, each, seed=rules.seed, curve=curves[before]
-    )
     judged_cells = {
-        (newest, tested.names.index(cell.version)): cell.judged
+        tested.names.index(cell.version): cell.judged
         for cell in check.cells
         if cell.version in versions
     }
-    made.evidence[""] = {**made.evidence[""], **judged_cells}
-    return made
-
-
-def _asked_by(cell: CheckedCell) -> str:
-    """Which models embed queries for a version's vectors, in words."""
-    return f"{cell.version}'s vectors are asked by {' and '.join(cell.models)}, w = {cell.weight:g}"
+    evidence = {(newest, k): judged_cells[k] for k in sorted(judged_cells)}
+    return replace(labelled, facts=facts, versions=pair).report(
+        tested, each, seed=rules.seed, curve=curves[before], evidence=evidence
+    )
 
 
 def _described(images: ImageSet | None, source: str) -> dict[str, Any]:

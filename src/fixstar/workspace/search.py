@@ -21,7 +21,7 @@ import numpy as np
 from fixstar.errors import GalleryError, InputError
 from fixstar.gallery import Gallery, Hit, Item, SearchOptions, SearchRequest, SearchResult, Vectors
 from fixstar.gallery.ranking import Carrier
-from fixstar.gallery.store import Question, reaching
+from fixstar.gallery.store import Question
 from fixstar.geometry import unit
 from fixstar.images import Decode, ImageSource
 from fixstar.models import Encoder
@@ -68,6 +68,7 @@ class Serving:
         self._carrier = Carrier(gallery.projection)
         self._encoders: OrderedDict[str, Encoder] = OrderedDict()
         self._verified: dict[str, float] = {}  # when each encoder was last verified
+        self._needed = 0  # how many encoders a search needs, when it was last asked
         self._lock = threading.Lock()
         self._loading = threading.Lock()
 
@@ -83,33 +84,31 @@ class Serving:
 
     def encoder(self, version: str) -> Encoder:
         """A version's encoder, loaded once and verified every ten minutes. Registers the version in the gallery."""
-        known = self._loaded(version)
-        if known is not None:
-            if time.monotonic() - self._verified[version] > VERIFY_EVERY:
-                known.require_unchanged()
-                self._verified[version] = time.monotonic()
-            return known
+        with self._lock:
+            known = self._encoders.get(version)
+            if known is not None:
+                self._encoders.move_to_end(version)
+        if known is None:
+            return self._load(version)
+        if time.monotonic() - self._verified[version] > VERIFY_EVERY:
+            known.require_unchanged()
+            self._verified[version] = time.monotonic()
+        return known
+
+    def _load(self, version: str) -> Encoder:
         with self._loading:
-            known = self._loaded(version)
+            known = self._encoders.get(version)
             if known is not None:  # another thread has loaded it
                 return known
             self.registry.newest()  # raises without a version
             encoder = self.registry.encoder(version, self.device)
             ensure_version(self.gallery, version, encoder)
-            move, asking = self.asking()
-            needed = {move.version, *asking}
             with self._lock:
                 self._encoders[version] = encoder
                 self._verified[version] = time.monotonic()
-                while len(self._encoders) > max(self._keep, len(needed)):
+                while len(self._encoders) > max(self._keep, self._needed):
                     self._encoders.popitem(last=False)
             return encoder
-
-    def _loaded(self, version: str) -> Encoder | None:
-        with self._lock:
-            if version in self._encoders:
-                self._encoders.move_to_end(version)
-            return self._encoders.get(version)
 
     def embed(
         self, version: str, images: Sequence[ImageSource], decode: Decode | None = None
@@ -165,7 +164,9 @@ class Serving:
         If all stored vectors are searched by their own models, the deployed version embeds no query.
         """
         move = self.rollout.current_move()
-        return move, list(self.translations.plan(move.version, move).embedding)
+        models = list(self.translations.plan(move.version, move).embedding)
+        self._needed = len({move.version, *models})
+        return move, models
 
     def search_queries(
         self,
@@ -289,9 +290,12 @@ class Serving:
             hits = [found[: request.k] for found in hits]
         if plan.scales.calibrated:
             hits = [[_as_probability(hit, plan.scales) for hit in found] for found in hits]
+        if request.min_score is not None:
+            least = request.min_score
+            hits = [[hit for hit in found if hit.score >= least] for found in hits]
         return SearchResult(
             version=version,
-            hits=reaching(hits, request.min_score),
+            hits=hits,
             left_out=plan.left_out,
             calibrated=plan.scales.calibrated,
             models=plan.models,

@@ -18,8 +18,7 @@ A version without any answer is left out of a search, and the result says so.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence, Set
-from contextlib import AbstractContextManager
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
@@ -104,16 +103,17 @@ class Translations:
         The source of a translation is the version whose space the vectors lie in: v1 for those called NAME@v1.
         ``move`` is the deployment, if the caller has read it: a search reads it once.
         """
-        return self._now(version, move or self._rollout.current_move()).ways
+        move = move or self._rollout.current_move()
+        return self._now(version, move, stored=self._gallery.count()).ways
 
-    def _now(self, version: str, move: Move) -> _Known:
-        spaces = tuple(self._gallery.versions())
+    def _now(self, version: str, move: Move, stored: Collection[str]) -> _Known:
+        """The answers for queries of a version, where the gallery has these versions, which never change."""
         check = self._checks.of(version)
         deployed = move if move.version == version else None
-        seen = (spaces, deployed, check, *map(file_stamp, self._folders))
+        seen = (tuple(stored), deployed, check, *map(file_stamp, self._folders))
         known = self._known.get(version)
         if known is None or known.seen != seen:
-            known = _Known(seen, self._answers(version, spaces, deployed), {})
+            known = _Known(seen, self._answers(version, self._gallery.versions(), deployed), {})
             self._known[version] = known
         return known
 
@@ -205,8 +205,8 @@ class Translations:
         ``embedded`` are the models that embedded the queries; by default all that are here and help. ``only`` are the
         versions to search, and ``calibrate`` makes scores of several versions comparable, as in ``SearchRequest``.
         """
-        known = self._now(version, move)
         counts = self._gallery.count()
+        known = self._now(version, move, stored=counts)
         live = tuple(
             name for name, count in counts.items() if count and (only is None or name in only)
         )
@@ -343,8 +343,8 @@ class Translations:
 
     def fitted(self, source: str, target: str) -> list[Translation]:
         """The translations of the newest fit from one version to another, the preferred one first."""
-        files = sorted(self._files(source, target), key=_number, reverse=True)
-        ways = [self.load(file.name) for file in files]
+        files = self._files(source, target)
+        ways = [self.load(files[number]) for number in sorted(files, reverse=True)]
         fitted = [way for way in ways if not way.about.get(CHOSEN)]
         if not fitted:
             return []
@@ -353,29 +353,28 @@ class Translations:
 
     def keep(self, way: Translation) -> str:
         """Store a translation; returns its file name."""
-        with self._locked():
-            names = (file.name for file in self._files(way.source, way.target))
-            number = 1 + max((_number(Path(name)) for name in names), default=0)
+        seen = f"another process has been writing in {self._directory} for {_WAIT:.0f} s; try again when it is done"
+        with exclusive(self._directory, _WAIT, InputError(seen)):
+            number = 1 + max(self._files(way.source, way.target), default=0)
             name = f"{_quoted(way.source)}-{_quoted(way.target)}-{number}.npz"
             save_translation(way, self._directory / name, onnx=False)
         self._loaded[name] = way
         return name
 
-    def _files(self, source: str, target: str) -> Iterator[Path]:
+    def _files(self, source: str, target: str) -> dict[int, str]:
+        """The names of the files of translations between two versions, by their numbers."""
         stem = f"{_quoted(source)}-{_quoted(target)}-"
+        found: dict[int, str] = {}
         for file in self._directory.glob("*.npz"):
             rest = file.stem.removeprefix(stem)
             if rest != file.stem and rest.isdigit():
-                yield file
+                found[int(rest)] = file.name
+        return found
 
     def _fitted_pairs(self) -> set[tuple[str, str]]:
         """Pairs of versions with a fitted translation. Chosen ones do not count: they may be old queries alone."""
         ways = [self.load(file.name) for file in self._directory.glob("*.npz")]
         return {(way.source, way.target) for way in ways if not way.about.get(CHOSEN)}
-
-    def _locked(self) -> AbstractContextManager[None]:
-        seen = f"another process has been writing in {self._directory} for {_WAIT:.0f} s; try again when it is done"
-        return exclusive(self._directory, _WAIT, InputError(seen))
 
 
 def usable(way: Translation | None, embedded: Set[str]) -> Translation | None:
@@ -405,10 +404,6 @@ def _backwards(way: Translation) -> Translation:
 def _quoted(version: str) -> str:
     """A version's name for use in a file name: quoted, without the hyphen that separates the parts."""
     return quote(version, safe="@").replace("-", "%2D")
-
-
-def _number(file: Path) -> int:
-    return int(file.stem.rpartition("-")[2])
 
 
 def translation_files(workspace: Path) -> list[Path]:

@@ -6,7 +6,6 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack, get_args
 
@@ -172,7 +171,7 @@ class Workspace:
 
     def _with_encoder(self, name: str) -> str:
         """The name of a version that has an encoder; raises otherwise."""
-        if (error := self.no_encoder(name)) is not None:
+        if name not in self.registry.names() and (error := self.no_encoder(name)) is not None:
             raise error
         return self.registry.checked(name)
 
@@ -614,23 +613,41 @@ class Workspace:
             known = self._known_relevant(
                 relevant, images is not None or data is not None, fitting, rules
             )
-        searched = self.searched_versions(chosen, fitting, progress)
+        serving = self.serving
+        searched = searched_versions(serving, version=chosen, options=fitting, progress=progress)
+
+        def features(
+            queries: ImageSet, gallery: ImageSet, names: Sequence[str]
+        ) -> list[VersionFeatures]:
+            """By the models that serve: most are in memory already."""
+            return [
+                version_features(
+                    name,
+                    encoder=serving.encoder(name),
+                    queries=queries,
+                    gallery=gallery,
+                    progress=progress,
+                )
+                for name in names
+            ]
+
         if known is not None:
             return check_relevance(
                 self.registry,
                 version=chosen,
                 searched=searched,
-                features=embed or partial(self.features, device=self.device, progress=progress),
-                keep=self.translations.keep,
+                features=embed or features,
+                keep=serving.translations.keep,
                 known=known,
                 rules=rules,
             )
         return check_version(
             self.registry,
+            self.rollout,
             version=chosen,
             searched=searched,
-            features=embed or partial(self.features, device=self.device, progress=progress),
-            keep=self.translations.keep,
+            features=embed or features,
+            keep=serving.translations.keep,
             images=images,
             rules=rules,
             report=report,
