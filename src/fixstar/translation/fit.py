@@ -555,6 +555,7 @@ def fit_translations(
         else:
             backward = fit_map("ridge", pairs.reversed).map
     uncertainty = fit_uncertainty(pairs)
+    whitening = None if shared else fit_whitening(pairs)
     found = []
     for kind in kinds:
         options = {}
@@ -573,9 +574,29 @@ def fit_translations(
                 shared=shared,
                 uncertainty=uncertainty,
                 about=about,
+                whitening=whitening,
             )
         )
     return found
+
+
+_FLOOR = 1e-3  # of the largest variance: a direction with less is not stretched further
+
+
+def fit_whitening(pairs: Pairs) -> Map | None:
+    """V: vectors of X centred, each principal direction divided by the root of its deviation: half whitened.
+
+    So (x - mean) C^(-1/4), with C the covariance. Only X is used. None if all vectors are equal.
+    """
+    found = pairs.spectrum
+    largest = found.values[-1] if len(found.values) else 0.0
+    if largest <= _NOTHING * len(pairs):
+        return None
+    scales = np.maximum(found.values / largest, _FLOOR) ** -0.25
+    rest = _FLOOR**-0.25  # of directions that no pair has
+    W = rest * np.eye(len(found.directions))
+    W += (found.directions * (scales - rest)) @ found.directions.T
+    return Map.linear(W, -found.x @ W)
 
 
 def fit_uncertainty(pairs: Pairs) -> Uncertainty | None:
