@@ -65,21 +65,17 @@ def right(scores: Any, rows: Iterable[int]) -> list[bool]:
 
 
 def slow_scores(way: Translation, made: LabelledVectors, weight: float, own: bool) -> Any:
-    """w cos(q, F(z)) + (1 - w) cos(b, z), pair by pair; with V b and V z if the choice was to whiten."""
+    """w cos(q, F(z)) + (1 - w) cos(b, z), pair by pair."""
     old, new = made.versions
     assert way.forward is not None
     assert way.backward is not None
     asked = old.queries if own else way.backward(new.queries)
-    stored = old.gallery
-    if way.whitened:
-        assert way.whitening is not None
-        asked, stored = way.whitening(asked), way.whitening(stored)
     ahead = way.forward(old.gallery)
     scores = np.empty((len(new.queries), len(old.gallery)))
     for row in range(len(new.queries)):
         for item in range(len(old.gallery)):
             there = float(new.queries[row] @ ahead[item])
-            back = float(asked[row] @ stored[item])
+            back = float(asked[row] @ old.gallery[item])
             scores[row, item] = weight * there + (1 - weight) * back
     return scores
 

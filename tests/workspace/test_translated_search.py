@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -78,7 +78,6 @@ def slow_scores(space: Workspace, image: Any, way: Translation, *, own: bool) ->
     }
     assert way.forward is not None
     assert way.backward is not None
-    compared: Callable[[Any], Any] = (lambda rows: rows) if not way.whitened else way.whitening
     found = {}
     for item in space.gallery.iterate():
         stored = item.vector.astype(np.float64)
@@ -91,8 +90,10 @@ def slow_scores(space: Workspace, image: Any, way: Translation, *, own: bool) ->
             if own
             else way.backward(asked["v2"][None].astype(np.float32))[0].astype(np.float64)
         )
-        back = compared(back[None])[0].astype(np.float64)
-        stored = compared(stored[None])[0].astype(np.float64)
+        if way.whitened:
+            assert way.whitening is not None
+            back = way.whitening(back[None])[0].astype(np.float64)
+            stored = way.whitening(stored[None])[0].astype(np.float64)
         found[item.id] = way.weight * float(asked["v2"] @ ahead) + (1 - way.weight) * float(
             back @ stored
         )
