@@ -6,12 +6,13 @@
 PAIRS holds SET/MODEL.npz: ``vectors`` [N, d], ``ids`` and ``labels``, the same items in the same order in all files of
 a set. For each seed the classes are halved. The maps are fitted on items of one half, without their labels. The other
 half is judged, as ``fixstar bridge`` does it: half of each class is the gallery and half are queries, so no query is in
-the gallery. Half of the queries choose maps and weights, and the chosen maps are fitted again on these queries too. The
-other half is measured. Right is a nearest item of the query's class.
+the gallery. Half of the queries choose maps, weights, and whether the old side is half whitened, and the chosen maps
+are fitted again on these queries too. The other half is measured. Right is a nearest item of the query's class.
 
 Each size is a number of fitted pairs; "all" are all items of the fitted classes. The figures of one run need no other,
-so a run that FILE has is not repeated. Earlier runs, "fitted on" items alone, stay in FILE beside those of today, and
-tables take them only where there is nothing else; then the row says so.
+so a run that FILE has is not repeated. Earlier runs stay in FILE beside those of today: "items alone" were not fitted
+on queries, and "old side as it is" could not whiten. Tables take them only where there is nothing else; then the row
+says so.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ Record = dict[str, Any]
 ALL = "all"
 ITEMS = "items"  # alone: so fixstar bridge fitted before it took queries, too
 ITEMS_AND_QUERIES = "items and queries"
+AS_IT_IS = "items and queries, old side as it is"  # before evidence could choose to whiten it
 SIZES = ("100", "300", "1000", "3000", ALL)
 WAYS = (OLD, AHEAD, BACK, ONE, TWO, AGAIN)
 OUTCOMES = ("pass", "missing evidence", "refuse")
@@ -182,28 +184,50 @@ def enough(items: Items, size: str, seed: int) -> bool:
 
 
 def runs_of(runs: Sequence[Record], change: Change, size: str) -> list[Record]:
-    """The runs of a change with so many pairs, by seed: those that fitted queries too, or else those of items alone."""
+    """The runs of a change with so many pairs, by seed: those of today, or else the latest before."""
     mine = [
         run for run in runs if (run["set"], run["old"], run["new"], run["size"]) == (*change, size)
     ]
-    mine = fitted_on(ITEMS_AND_QUERIES, mine) or mine
-    return sorted(mine, key=lambda run: int(run["seed"]))
+    for what in (ITEMS_AND_QUERIES, AS_IT_IS, ITEMS):
+        if latest := fitted_on(what, mine):
+            return sorted(latest, key=lambda run: int(run["seed"]))
+    return []
 
 
 def fitted_on(what: str, runs: Sequence[Record]) -> list[Record]:
-    """The runs that were fitted on items alone, or on items and queries."""
+    """The runs of one procedure: items alone, items and queries with the old side as it is, or today's."""
     return [run for run in runs if run["fitted on"] == what]
 
 
 def named(change: Change, runs: Sequence[Record]) -> str:
-    """A change as a row calls it; runs on items alone are marked.
+    """A change as a row calls it.
 
     >>> named(CHANGES[0], [{"fitted on": ITEMS}])
     'banking77: wordllama -> minilm (items alone)'
     """
+    return marked(str(change), runs)
+
+
+def marked(label: str, runs: Sequence[Record]) -> str:
+    """A label; it says so if its runs are earlier ones.
+
+    >>> marked("texts", [{"fitted on": AS_IT_IS}]), marked("texts", [{"fitted on": ITEMS_AND_QUERIES}])
+    ('texts (old side as it is)', 'texts')
+    """
     if fitted_on(ITEMS, runs):
-        return f"{change} (items alone)"
-    return str(change)
+        return f"{label} (items alone)"
+    if fitted_on(AS_IT_IS, runs):
+        return f"{label} (old side as it is)"
+    return label
+
+
+def whitened(runs: Sequence[Record]) -> int:
+    """How many of the runs chose to whiten the old side.
+
+    >>> whitened([{"maps": {"forward": "ridge"}}, {"maps": {"forward": "ridge", "old side": "half whitened"}}])
+    1
+    """
+    return sum("old side" in run["maps"] for run in runs)
 
 
 def finds(runs: Sequence[Record], way: str) -> float:

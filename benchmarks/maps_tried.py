@@ -35,6 +35,7 @@ from fixstar.evaluation.verdicts import halves
 from fixstar.geometry import unit
 from fixstar.translation import Map, Pairs, fit_map
 from fixstar.translation.choose import Measure, by_class, by_relevance
+from fixstar.translation.fit import fit_whitening
 from fixstar.translation.translation import USUAL
 
 Record = dict[str, Any]
@@ -53,7 +54,6 @@ TIMES = 3.0  # that a query counts, at most: as in fixstar bridge
 NEAREST = 16  # pairs whose residuals are added
 WIDTH = 0.05  # of the kernel of their weights, in cosines
 SHRINK = 0.3  # a pair of this much lower cosine than 1 counts as the prior: no residual
-FLOOR = 1e-3  # of the largest eigenvalue, when whitening
 SAME = 1e-6
 
 WHITE = "ridge, old side half whitened"
@@ -190,13 +190,11 @@ def with_nearest(split: Split, queries: bool) -> Vectors:
     return mapped
 
 
-def whitened(seen: Vectors, power: float, *sides: Vectors) -> list[Vectors]:
-    """Sides centred by what was seen, each principal direction divided by its deviation to a power."""
-    mean = seen.mean(axis=0)
-    values, directions = np.linalg.eigh(np.cov((seen - mean).T))
-    values = np.maximum(values, FLOOR * values[-1])
-    matrix = directions * values ** (-power / 2)
-    return [unit((side - mean) @ matrix).astype(np.float32) for side in sides]
+def whitened(items: Pairs, *sides: Vectors) -> list[Vectors]:
+    """Sides of the first space, half whitened as its items are."""
+    whitening = fit_whitening(items)
+    assert whitening is not None
+    return [whitening(side) for side in sides]
 
 
 def _fitted(split: Split, kind: str, queries: bool) -> Map:
@@ -222,7 +220,7 @@ def _standardised(queries: bool) -> Callable[[Split], NDArray[Any]]:
 
 
 def _white_alone(split: Split) -> NDArray[Any]:
-    asked, stored = whitened(split.items.X, 0.5, split.queries[0], split.gallery[0])
+    asked, stored = whitened(split.items, split.queries[0], split.gallery[0])
     return np.asarray(asked @ stored.T)
 
 
@@ -237,7 +235,7 @@ def _white_old(queries: bool) -> Callable[[Split], NDArray[Any]]:
 def _white_new(queries: bool) -> Callable[[Split], NDArray[Any]]:
     def scores(split: Split) -> NDArray[Any]:
         mapped = _fitted(split, "ridge", queries)(split.gallery[0])
-        asked, stored = whitened(split.items.Y, 0.5, split.queries[1], mapped)
+        asked, stored = whitened(split.items.reversed, split.queries[1], mapped)
         return split.added(standardised(asked @ stored.T), standardised(split.back))
 
     return scores

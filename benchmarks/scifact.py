@@ -6,13 +6,13 @@
 
 PAIRS holds scifact/MODEL_docs.npz and MODEL_queries.npz (``vectors`` and ``ids``) and qrels.tsv. For each seed the
 documents that are relevant for no query are halved: one half is fitted, the other half and all relevant documents are
-the gallery. Half of the queries choose maps and weights of ``fixstar bridge``, which fits the chosen maps again on
-these queries too; the other half is measured, by nDCG@10. So no document of the gallery is fitted, and no query that is
-measured. One-sided maps are fitted on the pairs of documents, map the gallery, and are measured by ``fixstar judge`` on
-the same queries. They choose nothing by queries.
+the gallery. Half of the queries choose maps, weights and half whitening of ``fixstar bridge``, which fits the chosen
+maps again on these queries too; the other half is measured, by nDCG@10. So no document of the gallery is fitted, and no
+query that is measured. One-sided maps are fitted on the pairs of documents, map the gallery, and are measured by
+``fixstar judge`` on the same queries. They choose nothing by queries.
 
-A run that FILE has is not repeated; what tools made is measured again. Earlier runs, "fitted on" items alone, stay in
-FILE, and the table takes them only where there is nothing else.
+A run that FILE has is not repeated; what tools made is measured again. Earlier runs, those of items alone and those
+with the old side as it is, stay in FILE, and the table takes them only where there is nothing else.
 """
 
 from __future__ import annotations
@@ -313,6 +313,7 @@ def main() -> None:
     parser.add_argument(
         "--write", type=Path, help="only write what other tools fit, into this folder"
     )
+    parser.add_argument("--only", default="", help="this change only, such as wordllama-minilm")
     parser.add_argument("--tools", type=Path, help="the folder with what other tools made")
     parser.add_argument("--out", type=Path, help="the figures as JSON; runs that it has are kept")
     options = parser.parse_args()
@@ -326,6 +327,8 @@ def main() -> None:
     present = fitted_on(ITEMS_AND_QUERIES, runs)
     done = {(run["set"], run["old"], run["new"], run["seed"]): run for run in present}
     for change in CHANGES:
+        if options.only not in ("", f"{change.old}-{change.new}"):
+            continue
         texts = read_texts(options.pairs, change)
         for seed in range(options.seeds):
             if options.write is not None:

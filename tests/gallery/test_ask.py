@@ -211,6 +211,20 @@ def test_queries_that_a_space_does_not_hold_in_full_are_asked_as_they_are(galler
 
 
 @pytest.mark.parametrize("exact", [True, False])
+def test_a_weight_of_one_leaves_the_own_query_to_find_candidates(
+    gallery: Gallery, exact: bool
+) -> None:
+    """As a whitened translation asks: one map for both sides, wider than either space."""
+    items = store(gallery, "v1", 5, 30)
+    asked = question("v1", 5, weight=1.0, b=12)
+    if not exact:
+        gallery.build_index()
+    for part in (slice(4), slice(1)):
+        found = gallery.ask([some(asked, part)], k=30, exact=exact)
+        agree(found, slowly(items, [some(asked, part)], 30))
+
+
+@pytest.mark.parametrize("exact", [True, False])
 def test_scores_are_those_of_a_loop(gallery: Gallery, exact: bool) -> None:
     """So few items that all are candidates, by any query: two maps of other widths, and a version without."""
     items = (

@@ -13,10 +13,10 @@ from wording import check_wording, refuses
 
 import fixstar
 from fixstar.errors import DataError, InputError, UnknownNameError
-from fixstar.evaluation import gallery_query_split
+from fixstar.evaluation import VersionFeatures, gallery_query_split
 from fixstar.evaluation.verdicts import GateRules, halves, judged_difference
 from fixstar.geometry import unit
-from fixstar.translation import Pairs, fit_map, load_translation, save_translation
+from fixstar.translation import Pairs, fit_map, load_translation, save_translation, translated
 from fixstar.translation.bridge import (
     AGAIN,
     AHEAD,
@@ -159,6 +159,34 @@ def test_the_figures_are_those_of_slow_code() -> None:
     for name, array in forward.named_arrays():
         assert found.translation.forward is not None
         np.testing.assert_array_equal(dict(found.translation.forward.named_arrays())[name], array)
+
+
+def test_the_old_side_is_whitened_if_the_choosing_queries_gain_by_it(tmp_path: Path) -> None:
+    """Old vectors that mostly point one way, and hide in that what they say."""
+    old, new, labels = two_models(0.5, 0.9)
+    plain = bridge(old, new, labels=labels, options=QUICK)
+    assert not plain.translation.whitened
+    assert plain.translation.whitening is None
+    assert "old side" not in plain.translation.about["maps"]
+    rng = np.random.default_rng(3)
+    leaning = unit(old + 2.0 * rng.standard_normal((len(old), 1)) * unit(np.ones((1, 16))))
+    found = bridge(leaning, new, labels=labels, options=QUICK)
+    way = found.translation
+    assert way.whitened
+    assert found.to_json()["maps"]["old side"] == "half whitened"
+    assert found.measured[TWO].finds > found.measured[BACK].finds
+    again = load_translation(save_translation(way, tmp_path / "way.npz"))
+    stored, asked = leaning[:50].astype(np.float32), leaning[50:70].astype(np.float32)
+    seen = translated(
+        again, VersionFeatures("old", asked, stored), VersionFeatures("new", new[50:70], new[:50])
+    )
+    assert way.whitening is not None
+    assert way.forward is not None
+    back = way.whitening(asked) @ way.whitening(stored).T
+    assert way.two is not None
+    ahead = new[50:70] @ way.forward(stored).T
+    expected = way.two * ahead + (1 - way.two) * back
+    np.testing.assert_allclose(seen.queries @ seen.gallery.T, expected, atol=1e-5)
 
 
 def test_the_judging_half_is_not_seen_by_the_choice() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from fixstar.evaluation.search import image_search
 from fixstar.geometry import unit
 from fixstar.translation import Evidence, Map, Translation, by_class, choose, translated
 from fixstar.translation.choose import WEIGHTS, gain, with_fewest_models
+from fixstar.translation.fit import Pairs, fit_whitening
 from fixstar.translation.translation import USUAL
 
 Array = NDArray[np.float64]
@@ -206,6 +208,55 @@ def test_one_model_is_taken_where_it_finds_as_much() -> None:
         assert (found.two is None) == (one >= two), noises
     assert with_fewest_models(way(), evidence(1.5, 0.2), rows).two is None
     assert with_fewest_models(way(), evidence(0.2, 1.5), rows).two is not None
+
+
+def one_sided(lean: float) -> tuple[Evidence, Map]:
+    """v1's vectors lean in one direction that says nothing, as far as ``lean``; v2 is noisy."""
+    rng = np.random.default_rng(11)
+    direction = unit(np.ones((1, 16)))
+
+    def leaning(seed: int, count: int) -> Array:
+        return unit(seen_by(0.15, seed, count) + lean * rng.standard_normal((count, 1)) * direction)
+
+    old = VersionFeatures("v1", leaning(1, 400), leaning(2, 100))
+    new = VersionFeatures("v2", seen_by(0.6, 3, 400) @ TURN, seen_by(0.6, 4, 100) @ TURN)
+    tried = Evidence(old, new, by_class(np.arange(400) % CLASSES, np.arange(100) % CLASSES))
+    whitening = fit_whitening(Pairs.checked(leaning(5, 2000), leaning(6, 2000)))
+    assert whitening is not None
+    return tried, whitening
+
+
+def test_the_old_side_is_whitened_where_that_gains() -> None:
+    tried, whitening = one_sided(3.0)
+    rows = np.arange(0, 400, 2)
+    given = replace(way(), whitening=whitening)
+    found = choose([given], tried, rows, two=True)
+    assert (found.whitened, found.whitening) == (True, whitening)
+    assert found.two is not None
+    assert found.two > 0
+    plain = choose([way()], tried, rows, two=True)
+    others = np.arange(1, 400, 2)
+    assert tried.outcomes(found)[others].mean() > tried.outcomes(plain)[others].mean() + 0.03
+
+
+def test_the_old_side_stays_as_it_is_where_whitening_does_not_gain() -> None:
+    tried, _ = one_sided(0.0)
+    rows = np.arange(0, 400, 2)
+    # a whitening that blows up what says nothing
+    worse = Map.linear(np.diag([1.0, *[1e-3] * 15]))
+    found = choose([replace(way(), whitening=worse)], tried, rows, two=True)
+    plain = choose([way()], tried, rows, two=True)
+    assert (found.whitened, found.whitening) == (False, None)
+    assert (found.one, found.two) == (plain.one, plain.two)
+
+
+def test_a_whitening_that_was_chosen_before_stays() -> None:
+    tried, whitening = one_sided(0.0)
+    given = replace(way(), whitening=whitening, whitened=True)
+    found = choose([given], tried, np.arange(400), two=False)
+    assert found.whitened
+    assert found.one is not None
+    assert found.one > 0
 
 
 def test_without_a_map_back_two_models_must_ask() -> None:

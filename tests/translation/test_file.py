@@ -64,6 +64,15 @@ WAYS = {
     "two layers": Translation("v1", "v2", LONGER, BACKWARD, one=1 / 3),
     "old queries": Translation.by_old_queries("v1", "v2"),
     "a shared space": Translation.between_shared("v1", "v2"),
+    "a whitened old side": Translation(
+        "v1", "v2", FORWARD, BACKWARD, 0.6, 0.7, whitening=layer(6, 6, 5, False), whitened=True
+    ),
+    "a whitened old side, one model": Translation(
+        "v1", "v2", FORWARD, BACKWARD, 0.3, whitening=layer(6, 6, 5, False), whitened=True
+    ),
+    "a whitening that was not chosen": Translation(
+        "v1", "v2", FORWARD, two=0.7, whitening=layer(6, 6, 5, False)
+    ),
     "a shared space and a map": Translation("v1", "v2", layer(6, 6, 4), one=0.25, shared=True),
 }
 
@@ -78,7 +87,7 @@ def whole() -> Translation:
 
 
 def arrays_of(way: Translation) -> dict[str, Any]:
-    sides = {"forward": way.forward, "backward": way.backward}
+    sides = {"forward": way.forward, "backward": way.backward, "whitening": way.whitening}
     return {
         f"{side}.{name}": array
         for side, part in sides.items()
@@ -88,7 +97,7 @@ def arrays_of(way: Translation) -> dict[str, Any]:
 
 
 def assert_same(one: Translation, other: Translation) -> None:
-    for name in ("source", "target", "one", "two", "shared", "about", "key"):
+    for name in ("source", "target", "one", "two", "shared", "about", "key", "whitened"):
         assert getattr(one, name) == getattr(other, name), name
     first, second = arrays_of(one), arrays_of(other)
     assert first.keys() == second.keys()
@@ -171,7 +180,7 @@ def test_the_numpy_lines_of_the_card_give_the_scores(name: str, tmp_path: Path) 
         way, VersionFeatures("v1", old, stored), VersionFeatures("v2", new, vectors(8, width))
     )
     np.testing.assert_allclose(names["scores"], seen.queries @ seen.gallery.T, atol=1e-5)
-    for side in ("forward", "backward"):
+    for side in ("forward", "backward", "whitening"):
         part: Map | None = getattr(way, side)
         if part is not None:
             given_vectors = vectors(7, part.widths[0], 3)
@@ -187,7 +196,9 @@ def test_the_onnx_models_are_the_maps(name: str, tmp_path: Path) -> None:
     way = WAYS[name]
     path = save_translation(way, tmp_path / "way.npz")
     maps = {
-        side: part for side in ("forward", "backward") if (part := getattr(way, side)) is not None
+        side: part
+        for side in ("forward", "backward", "whitening")
+        if (part := getattr(way, side)) is not None
     }
     assert card_of(path)["onnx"] == sorted(f"{side}.onnx" for side in maps)
     for side, part in maps.items():
@@ -296,7 +307,7 @@ def resealed(path: Path, change: Callable[[dict[str, Any], dict[str, Any]], None
 @pytest.mark.parametrize(
     "change",
     [
-        lambda card, _: card.update(format_version=2),
+        lambda card, _: card.update(format_version=3),
         lambda card, _: card.update(format="fixstar-bridge"),
         lambda card, _: card.update(one=7),
         lambda card, _: card.update(one="0.6"),
@@ -306,6 +317,7 @@ def resealed(path: Path, change: Callable[[dict[str, Any], dict[str, Any]], None
         lambda _, arrays: arrays.update({"forward.0.c": np.full(9, np.nan)}),
         lambda _, arrays: arrays.update({"forward.0.c": np.ones(4)}),
         lambda _, arrays: arrays.pop("uncertainty"),
+        lambda card, _: card.update(whitened=True),
     ],
 )
 def test_what_is_whole_but_no_translation_is_refused(change: Any, tmp_path: Path) -> None:
@@ -313,6 +325,15 @@ def test_what_is_whole_but_no_translation_is_refused(change: Any, tmp_path: Path
     assert_same(load_translation(resealed(path, lambda *_: None)), whole())
     with refuses(ModelError, varies=r"'<=' not.*'str'"):
         load_translation(resealed(path, change))
+
+
+def test_a_file_from_before_whitening_is_read(tmp_path: Path) -> None:
+    def older(card: dict[str, Any], _: dict[str, Any]) -> None:
+        card["format_version"] = 1
+        del card["whitened"]
+
+    path = save_translation(whole(), tmp_path / "way.npz", onnx=False)
+    assert_same(load_translation(resealed(path, older)), whole())
 
 
 def test_other_files_are_no_translations(tmp_path: Path) -> None:

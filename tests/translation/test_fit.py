@@ -16,7 +16,7 @@ from fixstar.errors import InputError, UnknownNameError
 from fixstar.evaluation import nearest
 from fixstar.geometry import unit
 from fixstar.translation import KINDS, Map, Pairs, fit_map
-from fixstar.translation.fit import gcv_penalty
+from fixstar.translation.fit import fit_whitening, gcv_penalty
 
 Array = NDArray[np.float64]
 
@@ -137,6 +137,40 @@ def test_few_pairs_and_many_give_the_ridge_of_slow_code() -> None:
         layer = fitted("ridge", X, Y, checked={"weights": w}, penalty=0.3).layers[0]
         np.testing.assert_allclose(layer.W, slow, atol=1e-6)
         np.testing.assert_allclose(layer.c, y - x @ slow, atol=1e-6)
+
+
+@pytest.mark.parametrize("count", [300, 5])
+def test_half_whitening_is_that_of_slow_code(count: int) -> None:
+    """unit((x - mean) C^(-1/4)), with C the weighted covariance, whose least eigenvalues are lifted."""
+    rng = np.random.default_rng(7)
+    X = unit(rng.standard_normal((count, 8)) * np.array([5, 3, 2, 1, 1, 1, 0.5, 1e-3]) + 2.0)
+    weights = rng.uniform(0.5, 2, count)
+    whitening = fit_whitening(Pairs.checked(X, vectors(count, 3), weights=weights))
+    assert whitening is not None
+    mean = np.average(X, axis=0, weights=weights)
+    C = np.cov(X.T, aweights=weights, ddof=0)
+    values, directions = np.linalg.eigh(C)
+    lifted = np.maximum(values, 1e-3 * values[-1])
+    slow = directions @ np.diag(lifted**-0.25) @ directions.T
+    others = vectors(40, 8, seed=9)
+    np.testing.assert_allclose(whitening(others), unit((others - mean) @ slow), atol=1e-5)
+
+
+def test_half_whitening_halves_the_exponents_of_the_variances() -> None:
+    """Variances s of the directions become their roots, up to one factor."""
+    rng = np.random.default_rng(8)
+    spread = np.array([0.3, 0.2, 0.1, 0.05])
+    X = unit(np.hstack([spread * rng.standard_normal((20_000, 4)), np.ones((20_000, 1))]))
+    whitening = fit_whitening(Pairs.checked(X, X))
+    assert whitening is not None
+    before = np.var(X[:, :4], axis=0)
+    after = np.var(whitening.layers[0].raw(X)[:, :4], axis=0)
+    np.testing.assert_allclose(after / after[0], (before / before[0]) ** 0.5, rtol=0.05)
+
+
+def test_equal_vectors_have_no_whitening() -> None:
+    X = np.repeat(vectors(1, 4), 9, axis=0)
+    assert fit_whitening(Pairs.checked(X, vectors(9, 3))) is None
 
 
 def test_ridge_is_that_of_scikit_learn() -> None:

@@ -77,6 +77,41 @@ def test_dot_products_are_the_formula(
     assert seen.name == "v1"
 
 
+@settings(max_examples=40)
+@given(
+    a=st.integers(2, 6),
+    b=st.integers(1, 6),
+    one=st.sampled_from([0.3, 0.6, 1.0]) | st.floats(0.01, 1),
+    two=st.none() | st.floats(0.01, 1),
+    seed=st.integers(0, 2**16),
+)
+def test_a_whitened_old_side_compares_mapped_vectors(
+    a: int, b: int, one: float, two: float | None, seed: int
+) -> None:
+    """score(x, z) = w cos(q(x), F(z)) + (1 - w) cos(V b(x), V z); the old queries find what they found before."""
+    old, new = two_versions(a, b, seed)
+    forward, backward, V = bent(a, b, seed), bent(b, a, seed + 9), bent(a, a, seed + 5)
+    way = Translation("v1", "v2", forward, backward, one, two, whitening=V, whitened=True)
+    w = one if two is None else two
+    asked = unit(old.queries) if two is not None else backward(unit(new.queries))
+    ahead = unit(new.queries) @ forward(unit(old.gallery)).T
+    expected = w * ahead + (1 - w) * V(asked) @ V(unit(old.gallery)).T
+    seen = translated(way, old, new)
+    np.testing.assert_allclose(seen.queries @ seen.gallery.T, expected, atol=1e-5)
+    before, after = translated_pair(way, old, new)
+    np.testing.assert_allclose(
+        before.queries @ before.gallery.T, unit(old.queries) @ unit(old.gallery).T, atol=1e-5
+    )
+    asking = after.queries_in(before)
+    np.testing.assert_allclose(asking @ before.gallery.T, expected, atol=1e-5)
+    np.testing.assert_allclose(np.linalg.norm(before.gallery, axis=1), 1, atol=1e-5)
+    one_vector = way.joined(unit(new.queries), way.compared(asked))
+    np.testing.assert_allclose(
+        one_vector @ way.joined_stored(unit(old.gallery)).T, expected, atol=1e-5
+    )
+    np.testing.assert_allclose(np.linalg.norm(one_vector, axis=1), 1, atol=1e-5)
+
+
 def test_weight_zero_needs_no_longer_vectors() -> None:
     old, new = two_versions(4, 6, 0)
     kept = translated(Translation.by_old_queries("v1", "v2"), old, new)
@@ -84,6 +119,11 @@ def test_weight_zero_needs_no_longer_vectors() -> None:
     np.testing.assert_allclose(kept.gallery, unit(old.gallery), atol=1e-6)
     mapped = translated(Translation("v1", "v2", bent(4, 6, 1), bent(6, 4, 2), one=0.0), old, new)
     assert mapped.gallery.shape == (8, 4)
+    whitened = replace(
+        Translation("v1", "v2", bent(4, 6, 1), two=0.0), whitening=bent(4, 4, 3), whitened=True
+    )
+    plain = translated(whitened, old, new)  # an index asks like this: without V
+    np.testing.assert_allclose(plain.gallery, unit(old.gallery), atol=1e-6)
 
 
 def test_versions_that_share_a_space_are_asked_as_they_are() -> None:

@@ -182,6 +182,36 @@ def test_a_translation_through_a_version_between() -> None:
         made(backward=None, one=None).then(second)
 
 
+def test_a_whitening_belongs_to_the_space_of_the_stored_vectors() -> None:
+    way = made(two=None, whitening=linear(4, 4, 3), whitened=True)
+    assert (way.reversed.whitening, way.reversed.whitened) == (None, False)
+    second = Translation("v2", "v3", forward=linear(6, 5), backward=linear(5, 6), one=0.8)
+    chain = way.then(second)
+    assert (chain.whitening, chain.whitened) == (way.whitening, True)
+    assert (second.reversed.then(way.reversed).whitened) is False
+    for changed in (
+        {"whitening": None},
+        {"whitening": linear(6, 6)},
+        {"forward": None, "backward": None, "one": None, "two": 0.0},
+    ):
+        with refuses(ModelError):
+            replace(way, **changed)
+
+
+def test_what_is_derived_from_stored_vectors_depends_on_whitening_and_weight() -> None:
+    way = made(two=None, whitening=linear(4, 4, 3))
+    assert way.key == made(two=None).key
+    whitened = replace(way, whitened=True)
+    others = [
+        way,
+        whitened,
+        replace(whitened, one=0.5),
+        replace(whitened, whitening=linear(4, 4, 9)),
+    ]
+    assert len({other.key for other in others}) == 4
+    assert not way.scores_like(whitened)
+
+
 def test_shared_spaces_in_a_row_are_shared() -> None:
     one, two = Translation.between_shared("v1", "v2"), Translation.between_shared("v2", "v3")
     way = one.then(two)

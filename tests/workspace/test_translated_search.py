@@ -90,6 +90,10 @@ def slow_scores(space: Workspace, image: Any, way: Translation, *, own: bool) ->
             if own
             else way.backward(asked["v2"][None].astype(np.float32))[0].astype(np.float64)
         )
+        if way.whitened:
+            assert way.whitening is not None
+            back = way.whitening(back[None])[0].astype(np.float64)
+            stored = way.whitening(stored[None])[0].astype(np.float64)
         found[item.id] = way.weight * float(asked["v2"] @ ahead) + (1 - way.weight) * float(
             back @ stored
         )
@@ -117,6 +121,24 @@ def test_a_mixed_gallery_is_searched_as_slow_code_does(
     assert space.search(images, k=12, versions=["v2"]).models == ("v2",)
     assert space.search([], k=3).hits == []
     assert len(space.search(images[:1], k=2, where={"label": "hat"}).hits[0]) == 2
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_whitened_old_side_is_searched_as_slow_code_does(space: Workspace, own: bool) -> None:
+    way = translation(space, two=WEIGHT if own else None)
+    width = space.gallery.space("v1").width
+    rng = np.random.default_rng(4)
+    whitening = Map.linear(rng.normal(size=(width, width)), 0.1 * rng.normal(size=width))
+    way = replace(way, whitening=whitening, whitened=True)
+    space.translations.keep(way)
+    space.deploy("v2", force="test")
+    images = queries(space)
+    for exact in (True, False):  # so few items that all are candidates
+        result = space.search(images, k=12, exact=exact)
+        assert result.models == (("v2", "v1") if own else ("v2",))
+        for image, hits in zip(images, result.hits, strict=True):
+            expected = slow_scores(space, image, way, own=own)
+            assert {hit.id: hit.score for hit in hits} == pytest.approx(expected, abs=1e-5)
 
 
 def test_each_model_embeds_a_batch_once(space: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -137,6 +137,19 @@ def test_without_any_fit_old_queries_ask_what_their_model_stored(
     assert space.translations.load(name).about[CHOSEN]
 
 
+def test_evidence_may_whiten_the_old_side_of_a_model_that_was_brought_along(
+    space: Workspace, tmp_path: Path, photos: Path
+) -> None:
+    """Not of one that was trained here: that was not measured."""
+    for way in space.fit_translations("v1", "v2"):
+        assert way.whitening is not None
+        assert not way.whitened
+    with shop(tmp_path / "free", free=True) as trained:
+        trained.index(catalogue(photos), version="v1")
+        for way in trained.fit_translations("v1", "v2"):
+            assert way.whitening is None
+
+
 def test_vectors_of_a_model_that_is_not_here_are_left_out_until_a_translation_leads_to_them(
     space: Workspace, photos: Path
 ) -> None:

@@ -195,7 +195,7 @@ def _print_bridged(found: Bridged, old: str, out: Path | None, written: Path | N
         print_wrapped(f"Left out: {kind}. {reason}")
     if written is not None:
         print_wrapped(
-            f"Written: {written}. It works without fixstar: plain arrays for NumPy, both maps as ONNX, and card.json "
+            f"Written: {written}. It works without fixstar: plain arrays for NumPy, all maps as ONNX, and card.json "
             "with all figures and the lines of NumPy that score with it",
             indent="",
         )

@@ -5,11 +5,11 @@ vectors that both models made of the same items, images or texts. Labels are not
 
 The old model stays the one to beat: its own queries on its own vectors. Held-out evidence decides: labelled items, or
 known relevant ones, none of them fitted. With labels a query is right if the nearest item has its label ("top-1");
-relevant items may have grades and count by nDCG@10 (``evaluation.retrieval``). Half of the queries choose the maps and
-the weights, for one model per query and for two (``translation.choose``). Both models embedded these queries, so they
-are pairs too, and of what is really asked: the chosen maps are fitted again on items and on these queries. The other
-half of the queries judges these two ways by the gate's rule; their verdicts hold together (Bonferroni). Intervals of
-the other ways to search are for comparison.
+relevant items may have grades and count by nDCG@10 (``evaluation.retrieval``). Half of the queries choose the maps, the
+weights, and whether the old side is whitened, for one model per query and for two (``translation.choose``). Both models
+embedded these queries, so they are pairs too, and of what is really asked: the chosen maps are fitted again on items
+and on these queries. The other half of the queries judges these two ways by the gate's rule; their verdicts hold
+together (Bonferroni). Intervals of the other ways to search are for comparison.
 
 Without labels, only the agreement with what the old model finds can be measured. That shows how much would change, not
 whether it is better: the result is unproven. So is a bridge between sets that have no item in common.
@@ -45,7 +45,7 @@ from fixstar.evaluation.verdicts import (
 )
 from fixstar.progress import progress_bar
 from fixstar.translation.choose import Evidence, Measure, by_class, by_relevance, choose, gain
-from fixstar.translation.fit import KINDS, Pairs, fit_map, lacking_pairs
+from fixstar.translation.fit import KINDS, Pairs, fit_map, fit_whitening, lacking_pairs
 from fixstar.translation.maps import Map
 from fixstar.translation.sides import (
     Embedded,
@@ -573,8 +573,9 @@ def _fitted_ways(
             back.append(_Made(kind, fit_map(kind, pairs.reversed).map))
             advance()
     tried: list[_Made | None] = [*back] or [None]
+    whitening = fit_whitening(pairs)
     ways = [
-        _usual_way(names, forward=there, backward=here, options=options)
+        _usual_way(names, forward=there, backward=here, options=options, whitening=whitening)
         for there in ahead
         for here in tried
     ]
@@ -589,7 +590,11 @@ class _Made(NamedTuple):
 
 
 def _usual_way(
-    names: tuple[str, str], forward: _Made, backward: _Made | None, options: BridgeOptions
+    names: tuple[str, str],
+    forward: _Made,
+    backward: _Made | None,
+    options: BridgeOptions,
+    whitening: Map | None = None,
 ) -> Translation:
     """Two maps at the usual weight, or at the one that is given."""
     weight = USUAL if options.rules.weight is None else options.rules.weight
@@ -605,23 +610,36 @@ def _usual_way(
                 "backward": None if backward is None else backward.kind,
             }
         },
+        whitening=whitening,
     )
 
 
 def _chosen(ways: Sequence[Translation], trial: _Trial, options: BridgeOptions) -> Translation:
-    """The best maps and weights; where two models may ask, their forward map is also that of one."""
+    """The best maps and weights; where two models may ask, their forward map and old side are also those of one."""
     usual = ways[0]
     if options.rules.weight is not None:
-        return usual
+        return replace(usual, whitening=None)
     if options.one_model:
         return choose(ways, trial.evidence, trial.choosing, two=False)
     ahead = [way for way in ways if way.backward is usual.backward]
     both = choose(ahead, trial.evidence, trial.choosing, two=True)
     if both.backward is None:
         return both
-    same_forward = [way for way in ways if way.forward is both.forward]
+    same_forward = [
+        replace(way, whitening=both.whitening, whitened=both.whitened)
+        for way in ways
+        if way.forward is both.forward
+    ]
     alone = choose(same_forward, trial.evidence, trial.choosing, two=False)
     return replace(alone, two=both.two)
+
+
+def _with_old_side(way: Translation) -> Translation:
+    """The same; if its old side is whitened, its maps say so."""
+    if not way.whitened:
+        return way
+    maps = {**way.about["maps"], "old side": "half whitened"}
+    return replace(way, about={**way.about, "maps": maps})
 
 
 def _with_queries(pairs: Pairs, trial: _Trial) -> Pairs:
@@ -685,13 +703,14 @@ def _judged(
     pairs = fitted.pairs(options.rules.seed)
     ways, left_out = _fitted_ways(items.names, pairs=pairs, options=options, progress=progress)
     fitted_on = plural(len(fitted), "pair")
+    usual = replace(ways[0], whitening=None)
     if trial is None:
-        return _unproven(ways[0], fitted_on, left_out, by_relevance=bool(wanted))
+        return _unproven(usual, fitted_on, left_out, by_relevance=bool(wanted))
     if proof == "old neighbours":
         return _agreeing(
-            ways[0], trial=trial, fitted_on=fitted_on, left_out=left_out, options=options
+            usual, trial=trial, fitted_on=fitted_on, left_out=left_out, options=options
         )
-    way = _chosen(ways, trial, options)
+    way = _with_old_side(_chosen(ways, trial, options))
     ranked = _by_preference(way, _outcomes(way, trial.evidence), trial)
     more = _with_queries(pairs, trial)
     if len(more) > len(pairs):
@@ -766,9 +785,9 @@ def _outcomes(way: Translation, evidence: Evidence) -> dict[str, NDArray[Any]]:
     with_old = evidence.by_weight(way, "two", [1.0, *([] if way.two is None else [way.two])], rows)
     found[AHEAD] = with_old[1.0]
     if way.one is not None:
-        alone = evidence.by_weight(way, "one", [0.0, way.one], rows)
-        found[BACK] = alone[0.0]
-        found[ONE] = alone[way.one]
+        plain = replace(way, whitened=False)
+        found[BACK] = evidence.by_weight(plain, "one", [0.0], rows)[0.0]
+        found[ONE] = evidence.by_weight(way, "one", [way.one], rows)[way.one]
     if way.two is not None:
         found[TWO] = with_old[way.two]
     found[AGAIN] = evidence.reembedded()

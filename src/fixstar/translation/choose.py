@@ -1,7 +1,8 @@
-"""Choosing a translation by evidence: which maps, and which weight w, by what searches find and not by cosines.
+"""Choosing a translation by evidence: which maps, which weight w, and whether the old side is whitened.
 
-One part of the queries chooses, another judges (``evaluation.verdicts``). A change from what is usual must be worth
-more than its own error: with few queries the best of many settings is best by chance.
+What searches find decides, not cosines. One part of the queries chooses, another judges (``evaluation.verdicts``). A
+change from what is usual must be worth more than its own error: with few queries the best of many settings is best by
+chance.
 """
 
 from __future__ import annotations
@@ -65,9 +66,11 @@ class Evidence:
         else:
             ahead = way.forward(stored)
         found: dict[float, list[NDArray[Any]]] = {weight: [] for weight in weights}
+        asked = way.compared(asked)
+        compared = way.compared(stored)
         for start in range(0, len(rows), _BLOCK):
             part = slice(start, start + _BLOCK)
-            back = asked[part] @ stored.T
+            back = asked[part] @ compared.T
             if way.forward is None:
                 forward = back
             else:
@@ -118,10 +121,14 @@ def choose(
 ) -> Translation:
     """The best maps and weights by the queries in ``rows``; with ``two``, the source's own query may ask too.
 
-    The first of the ways at the usual weight stays, unless another gains more than one standard error over it.
+    The first of the ways at the usual weight stays, unless another gains more than one standard error over it. Ways
+    with a whitening are also tried with a whitened old side.
     """
     models: Models = "two" if two else "one"
-    best, weight = _best(ways, evidence=evidence, rows=rows, models=models)
+    whitened = [replace(way, whitened=True) for way in ways if way.whitening and not way.whitened]
+    best, weight = _best([*ways, *whitened], evidence=evidence, rows=rows, models=models)
+    if not best.whitened:
+        best = replace(best, whitening=None)
     if models == "one":
         return replace(best, one=weight, two=None)
     alone = None
@@ -154,6 +161,8 @@ def _best(
         weights: Sequence[float] = WEIGHTS
         if way.forward is None:
             weights = (0.0,)
+        elif way.whitened:  # where the old side asks alone, an index answers
+            weights = [weight for weight in WEIGHTS if weight > 0]
         for weight, outcomes in evidence.by_weight(way, models, weights, rows).items():
             if usual is None:
                 usual = outcomes

@@ -1,8 +1,9 @@
 """A translation as one file that works without fixstar: FILE.npz with plain arrays, a card in JSON, and maps as ONNX.
 
 ``np.load`` reads the arrays. The member card.json says what the translation is, what was measured, and how to apply it
-in a few lines of NumPy. The members forward.onnx and backward.onnx are its maps; ``unzip`` takes them out. Nothing is
-pickled. A workspace keeps its translations in the same format, and a file from elsewhere can be put there.
+in a few lines of NumPy. Its maps are the members forward.onnx, backward.onnx and whitening.onnx; ``unzip`` takes them
+out. Nothing is pickled. A workspace keeps its translations in the same format, and a file from elsewhere can be put
+there.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ from fixstar.errors import FixstarError, InputError, ModelError
 from fixstar.translation.maps import Map
 from fixstar.translation.translation import Translation, Uncertainty
 
-_FORMAT = {"format": "fixstar-translation", "format_version": 1}
+_FORMAT = "fixstar-translation"
+_VERSION = 2
+_READ = (1, 2)  # 1 knows no whitening
 _CARD = "card.json"
 _OPSET = 17  # old enough for runtimes of 2022
 _IR = 8
-_SIDES = ("forward", "backward")
+_MAPS = ("forward", "backward", "whitening")
 
 
 def checked_path(path: str | Path) -> Path:
@@ -52,12 +55,14 @@ def save_translation(way: Translation, path: str | Path, onnx: bool = True) -> P
     else:
         models = {}
     card: dict[str, Any] = {
-        **_FORMAT,
+        "format": _FORMAT,
+        "format_version": _VERSION,
         "source": way.source,
         "target": way.target,
         "one": way.one,
         "two": way.two,
         "shared": way.shared,
+        "whitened": way.whitened,
         "uncertain": None if way.uncertainty is None else way.uncertainty.offset,
         "about": dict(way.about),
         "numpy": numpy_lines(way, path.name),
@@ -95,9 +100,13 @@ def load_translation(path: str | Path) -> Translation:
             arrays = {
                 name: file[name] for name in file.files if name != _CARD and name not in models
             }
-        seen = {key: card.get(key) for key in _FORMAT}
-        if seen != _FORMAT:
-            raise ModelError(f"its format is {seen}; this fixstar reads {_FORMAT}")
+        kind = card.get("format")
+        version = card.get("format_version")
+        if kind != _FORMAT or version not in _READ:
+            known = " and ".join(map(str, _READ))
+            raise ModelError(
+                f"its format is {kind!r}, version {version!r}; this fixstar reads {_FORMAT!r}, versions {known}"
+            )
         if card.pop("sha256") != _checksum(card, arrays, models):
             raise ModelError("its checksum does not match its content")
         return _translation(card, arrays)
@@ -109,7 +118,7 @@ def load_translation(path: str | Path) -> Translation:
 
 def _arrays(way: Translation) -> dict[str, NDArray[np.float32]]:
     found: dict[str, NDArray[np.float32]] = {}
-    for side in _SIDES:
+    for side in _MAPS:
         part: Map | None = getattr(way, side)
         if part is not None:
             found |= {f"{side}.{name}": array for name, array in part.named_arrays()}
@@ -120,7 +129,7 @@ def _arrays(way: Translation) -> dict[str, NDArray[np.float32]]:
 
 def _translation(card: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Translation:
     maps: dict[str, Map | None] = {}
-    for side in _SIDES:
+    for side in _MAPS:
         own = {
             name.removeprefix(f"{side}."): array
             for name, array in arrays.items()
@@ -142,6 +151,8 @@ def _translation(card: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) ->
         shared=card["shared"],
         uncertainty=uncertainty,
         about=card["about"],
+        whitening=maps["whitening"],
+        whitened=card.get("whitened", False),
     )
 
 
@@ -166,7 +177,7 @@ def numpy_lines(way: Translation, file: str = "translation.npz") -> list[str]:
         f'f = np.load("{file}")',
         "unit = lambda v: v / np.linalg.norm(v, axis=1, keepdims=True)",
     ]
-    for side in _SIDES:
+    for side in _MAPS:
         part: Map | None = getattr(way, side)
         if part is None:
             continue
@@ -186,6 +197,8 @@ def numpy_lines(way: Translation, file: str = "translation.npz") -> list[str]:
     if way.two is None and way.shared:
         asked = "unit(new)"
     back = f"{asked} @ unit(stored).T"
+    if way.whitened:
+        back = f"whitening({asked}) @ whitening(stored).T"
     if weight:
         lines.append(
             f"scores = {weight:g} * unit(new) @ forward(stored).T + {1 - weight:g} * {back}"
@@ -201,7 +214,7 @@ def _onnx_models(way: Translation) -> dict[str, bytes]:
         onnx = importlib.import_module("onnx")
     except ImportError:
         return {}
-    parts = {side: getattr(way, side) for side in _SIDES}
+    parts = {side: getattr(way, side) for side in _MAPS}
     return {side: _onnx_model(onnx, part) for side, part in parts.items() if part is not None}
 
 

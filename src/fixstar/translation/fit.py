@@ -38,6 +38,9 @@ _LENGTH_TOLERANCE = (
 _BLOCK_ROWS = 65536  # at a time
 _NOTHING = 1e-12  # of the largest eigenvalue: a direction that no pair has
 _PENALTIES = np.logspace(-6, 2, 33)  # in units of the mean eigenvalue of the scatter
+_FLOOR = (
+    1e-3  # of the largest variance: whitening does not stretch a direction with less any further
+)
 HIDDEN = 512  # of the perceptron
 _EPOCHS = 200
 _RATE = 2e-3
@@ -530,12 +533,13 @@ def fit_translations(
     *,
     shared: bool = False,
     old_model: bool = True,
+    whiten: bool = False,
     device: str = "cpu",
 ) -> list[Translation]:
     """Translations from X, vectors of ``source``, to Y, those of ``target``: the preferred one first.
 
     They differ in the kind of their forward map. Versions that share a space need no map back. ``old_model`` says that
-    queries by ``source`` can be had too.
+    queries by ``source`` can be had too, ``whiten`` that evidence may choose to half whiten the old side.
     """
     least = KINDS["ridge"].least
     if len(pairs) < least:
@@ -555,6 +559,7 @@ def fit_translations(
         else:
             backward = fit_map("ridge", pairs.reversed).map
     uncertainty = fit_uncertainty(pairs)
+    whitening = fit_whitening(pairs) if whiten else None
     found = []
     for kind in kinds:
         options = {}
@@ -573,9 +578,26 @@ def fit_translations(
                 shared=shared,
                 uncertainty=uncertainty,
                 about=about,
+                whitening=whitening,
             )
         )
     return found
+
+
+def fit_whitening(pairs: Pairs) -> Map | None:
+    """V: vectors of X centred, each principal direction divided by the root of its deviation: half whitened.
+
+    So (x - mean) C^(-1/4), with C the covariance. Only X is used. None if all vectors are equal.
+    """
+    found = pairs.spectrum
+    largest = found.values[-1] if len(found.values) else 0.0
+    if largest <= _NOTHING * len(pairs):
+        return None
+    scales = np.maximum(found.values / largest, _FLOOR) ** -0.25
+    rest = _FLOOR**-0.25  # of directions that no pair has
+    W = rest * np.eye(len(found.directions))
+    W += (found.directions * (scales - rest)) @ found.directions.T
+    return Map.linear(W, -found.x @ W)
 
 
 def fit_uncertainty(pairs: Pairs) -> Uncertainty | None:

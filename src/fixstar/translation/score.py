@@ -28,16 +28,33 @@ def translated_pair(
 ) -> tuple[VersionFeatures, VersionFeatures]:
     """Both versions in one search: ``old`` with long vectors, and ``new`` with the queries that it asks them.
 
-    ``old``'s own queries find among the long vectors what they found before: they are zero where F(z) is.
+    ``old``'s own queries find among the long vectors what they found before: they are zero where F(z) is. Where the old
+    side is whitened, the vectors are appended as they are, and the new queries are zero there.
     """
     view = translated(way, old, new)
-    added = view.gallery.shape[1] - old.gallery.shape[1]
     own = unit_rows(old.queries)
+    thirds = way.whitened and way.weight > 0
+    if thirds:
+        view = _with_third_part(view, unit_rows(old.gallery))
+    added = view.gallery.shape[1] - old.gallery.shape[1]
     if added:
+        parts = 3 if thirds else 2
         own = np.hstack(
-            [np.zeros((len(own), added), np.float32), own * np.sqrt(2, dtype=np.float32)]
+            [np.zeros((len(own), added), np.float32), own * np.sqrt(parts, dtype=np.float32)]
         )
     return replace(view, queries=own), replace(new, asked={**new.asked, old.name: view.queries})
+
+
+def _with_third_part(view: VersionFeatures, stored: Vectors) -> VersionFeatures:
+    """Long vectors with the stored ones appended, at unit length; the queries are zero there, so scores stay."""
+    longer = np.sqrt(3 / 2, dtype=np.float32)
+    third = stored / np.sqrt(3, dtype=np.float32)
+    zeros = np.zeros((len(view.queries), stored.shape[1]), np.float32)
+    return replace(
+        view,
+        queries=np.hstack([view.queries * longer, zeros]),
+        gallery=np.hstack([view.gallery / longer, third]),
+    )
 
 
 def translated(way: Translation, old: VersionFeatures, new: VersionFeatures) -> VersionFeatures:
@@ -60,8 +77,9 @@ def translated(way: Translation, old: VersionFeatures, new: VersionFeatures) -> 
     if not weight:
         return VersionFeatures(old.name, asked, stored)
     assert way.forward is not None
-    queries = np.hstack([weight * new_queries, (1 - weight) * asked]) * np.sqrt(2, dtype=np.float32)
-    gallery = np.hstack([way.forward(stored), stored]) / np.sqrt(2, dtype=np.float32)
+    back = way.compared(asked)
+    queries = np.hstack([weight * new_queries, (1 - weight) * back]) * np.sqrt(2, dtype=np.float32)
+    gallery = np.hstack([way.forward(stored), way.compared(stored)]) / np.sqrt(2, dtype=np.float32)
     return VersionFeatures(old.name, queries.astype(np.float32), gallery.astype(np.float32))
 
 

@@ -8,6 +8,10 @@ F carries z forward into the target's space, where the target's own query q asks
 is the source's own query while its model is kept (two models per query), or the target's query mapped back (one model
 per query). Nothing stored changes: F(z) is derived, and the source's index finds the candidates by b.
 
+Vectors of some models mostly point the same way, which hides in what they differ. There the old side may compare half
+whitened vectors, cos(V b, V z), where V is an affine map of the source's space (``fit.fit_whitening``). Evidence
+decides.
+
 Versions that share one space need no maps: the target's query is carried there as it is (``geometry.carry``), with w 0.
 """
 
@@ -38,7 +42,8 @@ class Translation:
     """From the stored vectors of ``source`` to queries of ``target``.
 
     ``one`` is w with one model per query, ``two`` with the source's own query; None where that way is not possible or
-    was not chosen. ``shared`` says that both versions share a space. ``about`` is JSON on the fit.
+    was not chosen. ``shared`` says that both versions share a space. ``about`` is JSON on the fit. ``whitening`` is V;
+    it is used if ``whitened``, and w is above 0: where the old side asks alone, an index answers.
     """
 
     source: str
@@ -50,6 +55,8 @@ class Translation:
     shared: bool = False
     uncertainty: Uncertainty | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
+    whitening: Map | None = None
+    whitened: bool = False
 
     def __post_init__(self) -> None:
         for name, weight in (("one", self.one), ("two", self.two)):
@@ -77,6 +84,17 @@ class Translation:
             raise ModelError(
                 f"the maps of a translation lead there and back; these have the widths {there.widths} and {back.widths}"
             )
+        if self.whitened and (there is None or self.whitening is None):
+            raise ModelError(
+                "a whitened translation has a whitening and a forward map; this one lacks one of them"
+            )
+        if self.whitening is not None and there is not None:
+            width = there.widths[0]
+            if self.whitening.widths != (width, width):
+                raise ModelError(
+                    f"a whitening maps the space of stored vectors, {width} components, to itself; this one has the "
+                    f"widths {self.whitening.widths}"
+                )
 
     @classmethod
     def between_shared(cls, source: str, target: str) -> Translation:
@@ -133,6 +151,8 @@ class Translation:
             one=None if self.one is None else 1 - self.one,
             two=None if self.two is None else 1 - self.two,
             uncertainty=None,
+            whitening=None,
+            whitened=False,
         )
 
     def then(self, after: Translation) -> Translation:
@@ -164,12 +184,17 @@ class Translation:
             one=one,
             shared=shared,
             about=about,
+            whitening=self.whitening,
+            whitened=self.whitened,
         )
 
     @cached_property
     def key(self) -> str:
-        """A digest of the forward map: what was derived by an equal one can be used again."""
-        return _digest(self.forward)
+        """A digest of what stored vectors are mapped by: what was derived by an equal map can be used again."""
+        forward = _digest(self.forward)
+        if not self.whitened:
+            return forward
+        return f"{forward[:12]}-{_digest(self.whitening)[:12]}-{self.weight:g}"
 
     def scores_like(self, other: Translation) -> bool:
         """Whether two translations give every query and stored vector the same score."""
@@ -191,6 +216,25 @@ class Translation:
             return carried
         assert self.backward is not None
         return self.backward(new)
+
+    def compared(self, vectors: Vectors) -> Vectors:
+        """Vectors of the source's space, b or z, as the old side compares them."""
+        if self.whitened and self.whitening is not None:
+            return self.whitening(vectors)
+        return vectors
+
+    def joined(self, ahead: Vectors, back: Vectors) -> Vectors:
+        """Both sides in one unit vector, [sqrt(w) ahead, sqrt(1 - w) back]: products of two are the score.
+
+        With ahead = q and back = V b of a query, and ahead = F(z) and back = V z of a stored vector.
+        """
+        scales = np.sqrt([self.weight, 1 - self.weight], dtype=np.float32)
+        return np.hstack([scales[0] * ahead, scales[1] * back])
+
+    def joined_stored(self, stored: Vectors) -> Vectors:
+        """What a gallery derives from stored vectors where both sides are mapped."""
+        assert self.forward is not None
+        return self.joined(self.forward(stored), self.compared(stored))
 
 
 def _digest(part: Map | None) -> str:

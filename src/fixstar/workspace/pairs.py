@@ -598,8 +598,15 @@ def keep_fitted(
     if serving.device.startswith("cuda"):
         device = "cuda"
     has_model = source in serving.registry.names()
+    brought = "added" in serving.registry.card(target)["about"]  # whitening was measured for these
     found = fit_translations(
-        pairs, source, target, shared=shared, old_model=has_model, device=device
+        pairs,
+        source,
+        target,
+        shared=shared,
+        old_model=has_model,
+        whiten=brought and not shared,
+        device=device,
     )
     token = uuid.uuid4().hex[:12]
     old = VersionFeatures(

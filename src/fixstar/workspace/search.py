@@ -322,6 +322,17 @@ class Serving:
         own = way.asks(new, carried, by_models.get(way.source))
         if not way.weight:
             return Question(name, own, slope=scale.slope, offset=scale.offset)
+        if way.whitened:
+            return Question(
+                name,
+                own,
+                new=way.joined(new, way.compared(own)),
+                forward=way.joined_stored,
+                key=way.key,
+                weight=1.0,
+                slope=scale.slope,
+                offset=scale.offset,
+            )
         return Question(
             name,
             own,
