@@ -691,13 +691,14 @@ class Encoder(nn.Module):
                 if refuse and bad:
                     raise bad[0]
                 rows = [row for row, item in enumerate(batch) if not isinstance(item, ItemError)]
-                inputs: Tensor | list[Any] = [batch[row] for row in rows]
-                if rows and self.reads == "images":  # pinned for an asynchronous copy to a GPU
-                    shape = (len(rows), *batch[rows[0]].shape)
+                items: list[Any] = [batch[row] for row in rows]
+                if items and self.reads == "images":  # pinned for an asynchronous copy to a GPU
+                    shape = (len(items), *items[0].shape)
                     pixels = torch.empty(shape, dtype=torch.uint8, pin_memory=self._gain.is_cuda)
-                    np.stack(inputs, out=pixels.numpy())
-                    inputs = pixels
-                yield _Prepared(len(batch), rows, inputs, bad)
+                    np.stack(items, out=pixels.numpy())
+                    yield _Prepared(len(batch), rows, pixels, bad)
+                else:
+                    yield _Prepared(len(batch), rows, items, bad)
 
     def save(self, directory: str | Path) -> Path:
         """Write weights (safetensors) and card (JSON) to a new directory, atomically and verified by reading back."""
