@@ -21,12 +21,13 @@ from hypothesis import HealthCheck, settings
 
 pytest_plugins = ["wording"]
 
-os.environ.setdefault(
-    "OMP_NUM_THREADS", "1"
-)  # before NumPy and torch are imported; processes inherit it
-os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(
-    prefix="fixstar-config-"
-)  # tests trust code of their own
+# before NumPy and torch are imported; processes inherit it
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+# tests trust code of their own
+os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="fixstar-config-")
+# no test speaks TLS: without this, every HTTP client reads all certificates of the world
+os.environ["SSL_CERT_DIR"] = os.environ["XDG_CONFIG_HOME"]
+os.environ.pop("SSL_CERT_FILE", None)
 atexit.register(shutil.rmtree, os.environ["XDG_CONFIG_HOME"], ignore_errors=True)
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
