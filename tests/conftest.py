@@ -19,7 +19,7 @@ import typer.main
 import typer.testing
 from hypothesis import HealthCheck, settings
 
-pytest_plugins = ["wording"]
+pytest_plugins = ["wording", "undrawn"]
 
 # before NumPy and torch are imported; processes inherit it
 os.environ.setdefault("OMP_NUM_THREADS", "1")
