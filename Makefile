@@ -2,7 +2,7 @@
 # make test           install the rest, check types and style, run the tests
 # make lint           types and style alone
 # make pytest         the tests alone
-# make test-long      more of what the tests have tried already: seeds, faults, methods (minutes)
+# make test-long      more of what make test has tried already: seeds, faults, kills, methods (minutes)
 # make coverage       the tests, and how much of the package they run; below the floor in pyproject.toml it fails
 # make test-core      the tests that need no extra, where no extra is installed
 # make test-stores    tests of Chroma collections and LanceDB tables, in an environment of their own that has both packages

@@ -37,7 +37,7 @@ def until(look: Callable[[], Any], seconds: float = 120.0) -> Any:
     return seen
 
 
-def job_processes(parent: int) -> list[int]:
+def job_processes(parent: int | None) -> list[int]:
     """The processes of jobs that a process has begun."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):

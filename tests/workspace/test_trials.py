@@ -112,7 +112,14 @@ def test_the_best_of_three_settings_is_trained_in_full(
     assert_same_weights(space, plain)
 
 
-@pytest.mark.parametrize("saved", [1, 5, 20])  # in the first trial, the second, and the full run
+@pytest.mark.parametrize(
+    "saved",
+    [
+        pytest.param(1, marks=pytest.mark.long),  # in the first trial
+        5,  # in the second
+        pytest.param(20, marks=pytest.mark.long),  # in the full run
+    ],
+)
 def test_killed_anywhere_the_same_call_resumes_to_the_same_weights(
     space: Workspace,
     whole: tuple[Workspace, list[str]],
