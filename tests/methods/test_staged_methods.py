@@ -412,9 +412,7 @@ def test_foster_needs_linear_classifiers() -> None:
 
 
 @pytest.mark.parametrize("name", STAGED)
-@pytest.mark.parametrize(
-    "after", [pytest.param(1, marks=pytest.mark.long), 2, pytest.param(3, marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("after", [1, 2, 3])
 def test_an_interruption_in_any_stage_ends_with_the_same_weights(
     name: str, after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
