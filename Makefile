@@ -2,6 +2,7 @@
 # make test           install the rest, check types and style, run the tests
 # make lint           types and style alone
 # make pytest         the tests alone
+# make test-long      more of what make test has tried already: seeds, faults, kills, methods (minutes)
 # make coverage       the tests, and how much of the package they run; below the floor in pyproject.toml it fails
 # make test-core      the tests that need no extra, where no extra is installed
 # make test-stores    tests of Chroma collections and LanceDB tables, in an environment of their own that has both packages
@@ -45,7 +46,7 @@ CORE_TESTS := tests/data tests/evaluation tests/images tests/losses tests/method
 MILVUS_TESTS := tests/gallery/test_milvus.py tests/gallery/test_gallery_contract.py tests/translation/test_migrate.py \
 	tests/service/test_rolling_deploy.py -k milvus
 
-.PHONY: setup demo test pytest coverage test-core test-stores test-lowest test-milvus milvus test-browser chromium lint style types api-diff docs package fire bench clean
+.PHONY: setup demo test pytest test-long coverage test-core test-stores test-lowest test-milvus milvus test-browser chromium lint style types api-diff docs package fire bench clean
 
 setup: $(DEV)
 
@@ -72,7 +73,10 @@ test: style
 	$(MAKE) --jobs=2 types pytest
 
 pytest: setup
-	$(BIN)/pytest -n 3 --ignore=tests/browser
+	$(BIN)/pytest -n 3 --ignore=tests/browser -m "not long"
+
+test-long: setup
+	$(BIN)/pytest -n 2 -m long tests
 
 coverage: setup
 	$(BIN)/pytest -n 3 --ignore=tests/browser --cov --cov-report=term:skip-covered

@@ -13,6 +13,8 @@ from fixstar.errors import InputError
 from fixstar.models import Encoder
 from fixstar.workspace import Workspace
 
+pytestmark = pytest.mark.draws
+
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:

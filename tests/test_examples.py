@@ -41,7 +41,7 @@ def test_every_example_is_run_here_and_is_short() -> None:
         "two_models.ipynb",
         "two_versions.py",
     }
-    assert all(len(path.read_text().splitlines()) < 60 for path in EXAMPLES.glob("*.py"))
+    assert all(len(path.read_text().splitlines()) < 70 for path in EXAMPLES.glob("*.py"))
     assert all(
         sum(len(cell["source"]) for cell in cells(path.name)) < 60
         for path in EXAMPLES.glob("*.ipynb")

@@ -28,6 +28,8 @@ from fixstar.evaluation import (
 from fixstar.evaluation.evidence import verdicts
 from fixstar.wording import percent
 
+pytestmark = pytest.mark.draws
+
 QUERY_LABELS, GALLERY_LABELS = np.arange(200) % 5, np.arange(100) % 5
 
 

@@ -40,6 +40,8 @@ from fixstar.evaluation.report import (
     verdict_sentences,
 )
 
+pytestmark = pytest.mark.draws
+
 EMPTY = {"img", "meta"}
 N = 240
 LABELS = np.arange(N) % 6

@@ -9,7 +9,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from job_processes import job_processes, services, until
+from job_processes import forked_jobs, job_processes, services, until
 from service_clients import client, ended
 from shops import pictures
 
@@ -20,6 +20,7 @@ from fixstar.service.jobs.process import NICE
 from fixstar.training import Recipe, Settings
 from fixstar.workspace import Workspace, catalogue
 
+__all__ = ["forked_jobs"]  # a fixture
 LONG = {"options": {"hold": 10.0}, "trials": 0, "epochs": 1000, "hold_out": 0}
 SHORT = {**LONG, "epochs": 1}
 
@@ -84,6 +85,7 @@ def test_a_training_has_its_own_process_and_a_lower_priority(path: Path) -> None
         assert is_clean(path)
 
 
+@pytest.mark.usefixtures("forked_jobs")
 def test_a_training_whose_process_is_killed_goes_on_in_another(path: Path) -> None:
     with Workspace(path, device="cpu") as space, client(space, jobs_in_processes=True) as http:
         job = http.post("/v1/upgrade", json={**LONG, "epochs": 30}).json()
@@ -98,6 +100,7 @@ def test_a_training_whose_process_is_killed_goes_on_in_another(path: Path) -> No
     assert is_clean(path)
 
 
+@pytest.mark.usefixtures("forked_jobs")
 def test_a_job_whose_process_dies_again_and_again_fails(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,6 +116,7 @@ def test_a_job_whose_process_dies_again_and_again_fails(
     assert is_clean(path)
 
 
+@pytest.mark.usefixtures("forked_jobs")
 def test_what_a_training_process_refuses_is_told_as_it_would_be_here(
     path: Path, tmp_path: Path
 ) -> None:
@@ -129,6 +133,7 @@ def test_what_a_training_process_refuses_is_told_as_it_would_be_here(
     assert "stray.png" in shown[0][1]["detail"]
 
 
+@pytest.mark.usefixtures("forked_jobs")
 def test_a_training_stops_with_its_service_and_resumes_with_the_next(path: Path) -> None:
     with Workspace(path, device="cpu") as space, client(space, jobs_in_processes=True) as http:
         job = http.post("/v1/upgrade", json={**LONG, "epochs": 30}).json()
@@ -147,7 +152,7 @@ def test_a_training_is_killed_with_its_service_and_resumes_with_the_next(path: P
         (process,) = until(lambda: job_processes(first.pid))
         until(lambda: checkpoint(path))
         first.kill()
-        first.wait(60)
+        first.join(60)
         until(lambda: not Path(f"/proc/{process}").exists(), 30)
         (left,) = JobFiles(path).load()
         assert not left.has_ended

@@ -44,7 +44,7 @@ class Service:
         assert self.process.exitcode == 0, self.err.read_text()
         self.out.unlink()
         self.process = fork_fixstar(self.out, self.err, *self.words, "--port", str(self.port))
-        _address(self.process, self.out, self.err)
+        address_of(self.process, self.out, self.err)
 
     def _end(self, sign: signal.Signals) -> None:
         assert self.process.pid is not None
@@ -52,7 +52,7 @@ class Service:
         self.process.join(60)
 
 
-def _address(process: ForkServerProcess, out: Path, err: Path) -> str:
+def address_of(process: ForkServerProcess, out: Path, err: Path) -> str:
     """Where a service says that it answers, once it does."""
     while not (found := re.search(r"http://\S+:\d+ ", out.read_text() if out.exists() else "")):
         assert process.is_alive(), err.read_text()
@@ -84,7 +84,7 @@ def replicas(
     made: list[Service] = []
     try:
         for process, (out, err) in zip(processes, files, strict=True):
-            http = httpx.Client(base_url=_address(process, out, err), timeout=300)
+            http = httpx.Client(base_url=address_of(process, out, err), timeout=300)
             made.append(Service(words=words, out=out, err=err, process=process, http=http))
         yield made
     finally:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,7 @@ def write_jsonl(path: Path, texts: list[tuple[str, str]]) -> Path:
     return path
 
 
+@cache
 def word_vector(word: str, width: int, salt: str) -> np.ndarray[Any, np.dtype[np.float64]]:
     seed = int.from_bytes(hashlib.blake2b(f"{salt} {word}".encode(), digest_size=8).digest(), "big")
     return np.random.default_rng(seed).standard_normal(width)

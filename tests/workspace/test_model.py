@@ -24,7 +24,9 @@ from fixstar.workspace.search import Serving
 pytest.importorskip("faiss", reason="the index extra is not installed")
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 6))]
+)
 def test_a_workspace_does_what_the_reference_says(seed: int) -> None:
     counts = run_model(seed, 250)  # make fire runs thousands
     assert counts.total() == 250
@@ -108,9 +110,9 @@ def weighs_the_wrong_way(monkeypatch: pytest.MonkeyPatch) -> None:
         loses_one,
         forgets_the_last_move,
         changes_payloads_in_two_steps,
-        moves_all_but_the_last,
         names_no_translations,
-        weighs_the_wrong_way,
+        pytest.param(moves_all_but_the_last, marks=pytest.mark.long),
+        pytest.param(weighs_the_wrong_way, marks=pytest.mark.long),
     ],
 )
 def test_a_fault_is_found_and_shrunk(break_it: Any, monkeypatch: pytest.MonkeyPatch) -> None:

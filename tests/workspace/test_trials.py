@@ -22,7 +22,7 @@ from fixstar.workspace import UpgradeOptions, Workspace, training
 from fixstar.workspace.training import TrialResult, best_trial
 
 ENOUGH = training.LEAST_QUERIES
-EPOCHS = 30  # so that three short runs are worth their time
+EPOCHS = 30  # of one or two steps; so that three short runs are worth their time
 
 
 def patches(names: str, per_class: int = 32) -> ImageSet:
@@ -49,7 +49,7 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
         backbone="tiny",
         backbone_options={"width": 2},
         capacity=80,
-        recipe=Recipe(epochs=EPOCHS, milestones=(20, 26), learning_rate=0.05, batch_size=32),
+        recipe=Recipe(epochs=EPOCHS, milestones=(20, 26), learning_rate=0.05, batch_size=64),
         device="cpu",
     )
     space.train(patches("ab"), settings, create_method("polaris"), progress=False, hold_out=0.5)
@@ -112,7 +112,14 @@ def test_the_best_of_three_settings_is_trained_in_full(
     assert_same_weights(space, plain)
 
 
-@pytest.mark.parametrize("saved", [1, 5, 20])  # in the first trial, the second, and the full run
+@pytest.mark.parametrize(
+    "saved",
+    [
+        pytest.param(1, marks=pytest.mark.long),  # in the first trial
+        5,  # in the second
+        pytest.param(20, marks=pytest.mark.long),  # in the full run
+    ],
+)
 def test_killed_anywhere_the_same_call_resumes_to_the_same_weights(
     space: Workspace,
     whole: tuple[Workspace, list[str]],
@@ -174,7 +181,7 @@ def test_damaged_results_are_measured_again(
 def test_a_third_version_is_also_tried_from_the_first(space: Workspace) -> None:
     space.upgrade(
         patches("cd"),
-        options(recipe=Recipe(epochs=2, milestones=(1,), learning_rate=0.05, batch_size=32)),
+        options(recipe=Recipe(epochs=2, milestones=(1,), learning_rate=0.05, batch_size=64)),
     )
     said: list[str] = []
     space.upgrade(patches("ef"), options(), trials=5, say=said.append)
@@ -210,7 +217,7 @@ def test_what_the_user_sets_is_not_varied(
 
 
 def test_a_chosen_rate_does_not_sink_from_version_to_version(space: Workspace) -> None:
-    short = Recipe(epochs=1, milestones=(), learning_rate=0.015, batch_size=32)
+    short = Recipe(epochs=1, milestones=(), learning_rate=0.015, batch_size=64)
     space.upgrade(patches("cd"), options(recipe=short, method=create_method("hoc")), trials=0)
     names = [setup.name for setup in training._setups(space.registry, options())]
     assert names == ["as v2", "learning rate 0.05", "from v1"]
@@ -222,12 +229,12 @@ def test_a_chosen_rate_does_not_sink_from_version_to_version(space: Workspace) -
         (  # held-out images of v1 alone; with 18 epochs two trials would be worth their time
             {
                 "hold_out": 0.0,
-                "recipe": Recipe(epochs=18, milestones=(), learning_rate=0.05, batch_size=32),
+                "recipe": Recipe(epochs=18, milestones=(), learning_rate=0.05, batch_size=64),
             },
             r"held-out images give 1\d queries, and comparing settings takes 25",
         ),
         (
-            {"recipe": Recipe(epochs=8, milestones=(5,), learning_rate=0.05, batch_size=32)},
+            {"recipe": Recipe(epochs=8, milestones=(5,), learning_rate=0.05, batch_size=64)},
             "with 8 epochs in all",
         ),
     ],
