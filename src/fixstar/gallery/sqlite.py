@@ -672,19 +672,25 @@ class SqliteGallery(Gallery):
             return _items_of(db, names)
 
     def _search(self, version: str, queries: Vectors, request: SearchRequest) -> list[list[Hit]]:
-        return self._refreshed(request.exact).search(version, queries, request)
+        self._refresh()
+        if not request.exact:
+            self._keeper.update_in_background()
+        return self._matrices.exact.search(version, queries, request)
 
     def _ask(self, questions: list[Question], request: SearchRequest) -> list[list[Hit]]:
-        return self._refreshed(request.exact).ask(questions, request)
+        self._refresh()
+        if not request.exact:
+            self._keeper.update_in_background()
+        return self._matrices.exact.ask(questions, request)
 
     def _build_index(self, versions: list[str]) -> None:
         """Build the HNSW indexes; they are saved beside the file."""
-        self._refreshed()
+        self._refresh()
         self._keeper.build(versions)
 
     def indexes(self) -> list[IndexState]:
         """The HNSW indexes in use."""
-        self._refreshed()
+        self._refresh()
         return self._keeper.states()
 
     def _iterate(self, version: str | None, after: str) -> Iterator[Item]:
@@ -833,7 +839,7 @@ class SqliteGallery(Gallery):
             self._matrices.position
         ):  # after a first search, read own writes at once: no search waits for them
             with suppress(GalleryError):  # the write is done; the next search reports the problem
-                self._refreshed()
+                self._refresh()
 
     def _move_log(self, db: sqlite3.Connection) -> None:
         """Let the next write restart the log, without waiting for other processes.
@@ -844,8 +850,8 @@ class SqliteGallery(Gallery):
         _, written, moved = db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
         self._has_refused = written != moved
 
-    def _refreshed(self, exact: bool = True) -> ExactSearch:
-        """The search over everything written before this call; an approximate search starts missing index builds."""
+    def _refresh(self) -> None:
+        """Read everything written since the last refresh of this thread."""
         try:
             session = self._session()
             by_others = session.db.execute("PRAGMA data_version").fetchone()[0]
@@ -855,6 +861,3 @@ class SqliteGallery(Gallery):
                 session.seen = now
         except (sqlite3.Error, OSError) as error:
             raise _translated(error, self.path) from error
-        if not exact:
-            self._keeper.update_in_background()
-        return self._matrices.exact
