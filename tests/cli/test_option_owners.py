@@ -18,7 +18,7 @@ from fixstar.service.schemas import BackfillRequest, CheckRequest, TrainRequest,
 from fixstar.training import Recipe, Settings
 from fixstar.workspace import BackfillOptions, FitOptions, GateRules, UpgradeOptions
 
-KINDS = {
+KINDS: dict[str, list[Any]] = {
     "train": [Recipe, Settings, UpgradeOptions],
     "upgrade": [Recipe, UpgradeOptions],
     "check": [GateRules, FitOptions],
