@@ -541,6 +541,72 @@ def benchmarks_page() -> Iterator[Claim | Quote]:
     yield from _kept_epochs()
     yield from _one_run_each()
     yield from _published_loop()
+    yield from _published_steps()
+
+
+_PUBLISHED_LOOPS = (  # settings of the public code of CL2R and CoReS, and of the catalogue
+    (
+        "| prototypes | of length 1; at first 0.1 | of length 1; at first 0.1 | of length 1 "
+        "(`length=0.1` for theirs) |"
+    ),
+    "| weight decay | 5e-4 | 5e-4 | FD: 2e-4, as in the paper; CoReS: 5e-4 |",
+    (
+        "| rate falls after | 49 and 64 of 70 epochs | 70 of 100 epochs | FD: 50 and 64 of "
+        "70; CoReS: 70 of 100 |"
+    ),
+    (
+        "| batch | 128, half replayed, drawn anew for every batch | 128, in passes | 128, "
+        "half replayed (FD), both in passes |"
+    ),
+    "| backbone runs in | float32 | float32 | bfloat16 on a GPU |",
+    (
+        "| tasks in its settings | 50 classes, then 10 or 5 at a time; at first 20 at a time "
+        "| ten of 10 classes | even, as in the papers |"
+    ),
+    (
+        "| pairs | in folds as drawn, normalised by the constants of CIFAR-10 | the same | in "
+        "both kinds of folds, normalised by those of CIFAR-100 |"
+    ),
+)
+
+
+def _published_steps() -> Iterator[Claim | Quote]:
+    """Steps of the public code of CL2R and CoReS and ours from the same weights, and the batches of an epoch."""
+    files = {
+        "| FD, worst of 5 steps": content("authors_fd.json"),
+        "| CoReS (SENet-18), worst of 2 steps": content("authors_cores.json"),
+    }
+    for label, found in files.items():
+        rows = found["steps"]
+        pairs = [row[name] for row in rows for name in ("ce", "fd") if name in row]
+        losses = [abs(theirs - ours) / theirs for theirs, ours in pairs]
+        others = [[row[name]["relative"] for row in rows] for name in ("gradient", "weights after")]
+        worst = [1e9 * max(differences) for differences in (losses, *others)]
+        yield Claim(BENCHMARKS, label + " | {} | {} | {} |", worst)
+    fd = files["| FD, worst of 5 steps"]
+    yield Claim(
+        BENCHMARKS,
+        "get a verification accuracy of {} by their code and {} by ours",
+        fd["verification"],
+    )
+    few = fd["batches"]["10 + 90"]
+    ours = few["ours"]
+    theirs = few["theirs"]
+    even = fd["batches"]["50 + 50"]["ours"]
+    yield Claim(
+        BENCHMARKS,
+        "has as many batches: {} with 10 + 90 classes, {} with 50 + 50.",
+        [ours["batches"], even["batches"]],
+    )
+    shown = [ours["replay, least"], ours["replay, most"], 100 * ours["new, share shown"]]
+    drawn = [theirs["replay, least"], theirs["replay, most"], 100 * theirs["new, share shown"]]
+    yield Claim(
+        BENCHMARKS,
+        "every replayed image {} or {} times and {} % of the new images, theirs {} to {} times and {} %",
+        [*shown, *drawn],
+    )
+    for row in _PUBLISHED_LOOPS:
+        yield Quote(BENCHMARKS, row, "read from the public code and catalogue.toml")
 
 
 def _published_loop() -> Iterator[Claim | Quote]:
