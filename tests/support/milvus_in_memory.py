@@ -129,9 +129,11 @@ class ClientInMemory:
     def describe_index(self, name: str, _field: str) -> dict[str, Any]:
         self.server.answer("describe index")
         assert self.server.held(name).indexed
+        total = len(self.server.held(name).rows)
+        left = self.server.not_indexed[0]
         if len(self.server.not_indexed) > 1:
-            return {"pending_index_rows": self.server.not_indexed.pop(0)}
-        return {"pending_index_rows": self.server.not_indexed[0]}
+            self.server.not_indexed.pop(0)
+        return {"total_rows": total, "indexed_rows": total - left, "pending_index_rows": total}
 
     def flush(self, name: str) -> None:
         self.server.answer("flush")

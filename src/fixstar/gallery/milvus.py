@@ -418,23 +418,26 @@ class _Server:
         name = self._name(collection)
         least = math.inf
         end = 0.0
-        while pending := self._not_indexed(name):
-            if pending < least:
-                least = pending
+        while left := self._not_indexed(name):
+            if left < least:
+                least = left
                 end = time.monotonic() + _INDEXED_WITHIN
             elif time.monotonic() > end:
                 raise GalleryUnavailableError(
-                    f"Milvus has not indexed {pending:,} vectors of {self._address.shown} yet, and none in the last "
+                    f"Milvus has not indexed {left:,} vectors of {self._address.shown} yet, and none in the last "
                     f"{_INDEXED_WITHIN / 60:.0f} minutes; nothing is lost, and they are searched without it. Build the "
                     "index again to wait for longer, or give the server more cores"
                 )
             time.sleep(_INDEXING)
 
     def _not_indexed(self, name: str) -> int:
-        """How many of the vectors that the server wrote out of a collection have no index yet."""
+        """How many of the vectors that the server wrote out of a collection have no index.
+
+        Those that it calls pending are others: for a long time it merges parts, and indexes them again.
+        """
         with self._translated("nothing was changed"):
             told = self._client.describe_index(name, "vector")
-        return int(told.get("pending_index_rows", 0))
+        return max(0, int(told.get("total_rows", 0)) - int(told.get("indexed_rows", 0)))
 
     def remove_others(self, run: str) -> None:
         """Remove the collections of this gallery that other runs left, if the server still is in this one.
