@@ -26,7 +26,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
-from itertools import pairwise, repeat
+from itertools import chain, pairwise, repeat
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -34,6 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fixstar.errors import GalleryError, GalleryUnavailableError
+from fixstar.gallery import ranking
 from fixstar.gallery.coded import (
     MOST_HITS,
     CodedBlock,
@@ -52,6 +53,7 @@ from fixstar.gallery.ranking import (
     candidates,
     exact_products,
     first_of_each,
+    on_threads,
     paired_products,
     rounding,
     scored,
@@ -730,6 +732,10 @@ class Draft:
 
 
 _QUERIES = 128  # queries at once: their memory stays small
+QUERIES_OF_A_THREAD = (
+    16  # of an index, at once: one thread scores what it found while others search
+)
+_LEAST_OF_A_THREAD = 4  # fewer are not worth a thread
 
 
 _Derivation = tuple[
@@ -1024,29 +1030,36 @@ class ExactSearch:
                 ):
                     self._code(one.version, rows[one.version])
         allowed = [rows[one.version].allowed(request.where) for one in held]
-        hits: list[list[Hit]] = []
-        for start in range(0, queries, _QUERIES):
-            part = slice(start, min(start + _QUERIES, queries))
-            live = []
-            for one, mask in zip(held, allowed, strict=True):
-                quick = indexes.get(one.version)
-                if quick is None and one.version in unmapped:
-                    quick = _ByOwnQueries()
-                live.append(
-                    _Target(
-                        name=one.version,
-                        rows=rows[one.version],
-                        allowed=mask,
-                        sides=one.sides(part),
-                        quick=quick,
-                        slope=one.slope,
-                        offset=one.offset,
-                    )
-                )
-            hits += _best(
-                live, queries=part.stop - part.start, k=int(request.k), least=request.min_score
+        quick: dict[str, RowIndex] = {**dict.fromkeys(unmapped, _ByOwnQueries()), **indexes}
+        targets = [
+            partial(
+                _Target,
+                name=one.version,
+                rows=rows[one.version],
+                allowed=mask,
+                quick=quick.get(one.version),
+                slope=one.slope,
+                offset=one.offset,
             )
-        return hits
+            for one, mask in zip(held, allowed, strict=True)
+        ]
+        threads = 1
+        size = _QUERIES
+        if indexes and all(one.version in indexes for one in held):
+            threads = ranking.THREADS
+            share = -(-queries // max(1, threads - 1))
+            size = min(QUERIES_OF_A_THREAD, max(_LEAST_OF_A_THREAD, share))
+        found = on_threads(
+            lambda part: _best(
+                [target(sides=one.sides(part)) for one, target in zip(held, targets, strict=True)],
+                queries=part.stop - part.start,
+                k=int(request.k),
+                least=request.min_score,
+            ),
+            [slice(start, min(start + size, queries)) for start in range(0, queries, size)],
+            threads,
+        )
+        return list(chain.from_iterable(found))
 
     def _code(self, version: str, rows: Rows) -> None:
         """Have a version coded that single queries read as a whole, once there were enough since the last time."""
