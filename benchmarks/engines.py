@@ -9,6 +9,7 @@ searches, and what it stores per second is counted in both.
 
     python benchmarks/engines.py --out benchmarks/results/engines_cpu.json         50,000 x 384, eleven minutes
     python tests/support/milvus_server.py python benchmarks/engines.py --out FILE      the same with Milvus, on x86-64
+    python benchmarks/engines.py --folder FOLDER --only chroma,lancedb --fill           some stores, for a later call
     python benchmarks/engines.py --table FILE                                      the table of the docs
     python benchmarks/engines.py --vectors 5000 --width 64 --rounds 1 --only fixstar,numpy,faiss      a try
 """
@@ -752,6 +753,23 @@ def near_searches(
     return found
 
 
+def prepared(engine: Engine, version: str, vectors: Array) -> Figures:
+    """Fill an engine and open it elsewhere, or read what that took in an earlier call."""
+    known = engine.folder.with_suffix(".json")
+    if known.exists():
+        return dict(json.loads(known.read_text()))
+    status(f"filling {engine.name}")
+    load = round(os.getloadavg()[0], 1)
+    filling = fill(engine, vectors) | {"load_average_before": load}
+    figures = {
+        "filling": filling,
+        "versions": engine.version or version,
+        "opening_seconds": round(opening_elsewhere(engine), 2),
+    }
+    replace_json(known, figures)
+    return figures
+
+
 def measured(options: argparse.Namespace, folder: Path) -> Figures:
     """All figures of all engines that can take part."""
     vectors = make_vectors(options.vectors, options.width, seed=2)
@@ -764,12 +782,12 @@ def measured(options: argparse.Namespace, folder: Path) -> Figures:
         version = installed(kind)
         if version is None or (options.only and kind.name not in options.only.split(",")):
             continue
-        status(f"filling {kind.name}")
         engine = kind(folder / kind.name, options.width)
-        report["filling"][kind.name] = fill(engine, vectors)
-        report["versions"][kind.name] = engine.version or version
-        report["opening_seconds"][kind.name] = round(opening_elsewhere(engine), 2)
+        for name, figure in prepared(engine, version, vectors).items():
+            report[name][kind.name] = figure
         engines.append(engine)
+    if options.fill:
+        return report
     for engine in engines:
         engine.open()
     status("exact searches")
@@ -836,7 +854,10 @@ def main() -> None:
     parser.add_argument(
         "--milvus", default=address, metavar="HOST:PORT", help="a server that may be filled"
     )
-    parser.add_argument("--folder", type=Path, help="where the stores are made; must not exist")
+    parser.add_argument(
+        "--folder", type=Path, help="keep the stores here; those that are there are used"
+    )
+    parser.add_argument("--fill", action="store_true", help="only fill the stores, in --folder")
     parser.add_argument(
         "--open", metavar="ENGINE", help="only open it, in --folder, and search once"
     )

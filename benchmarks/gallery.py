@@ -38,7 +38,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from numpy.typing import NDArray
@@ -500,7 +502,56 @@ def beside_bare(
     for (name, breadth, kind), measured in times.items():
         sweep[name][SWEEP.index(breadth)][kind] = round(float(np.median(measured)), 1)
     hnsw.BREADTH = usual
-    return {"sweep": sweep, "faiss_over_fixstar_at_equal_recall": at_equal_recall(sweep)}
+    return {
+        "sweep": sweep,
+        "faiss_over_fixstar_at_equal_recall": at_equal_recall(sweep),
+        "split_us": {
+            "single": split(gallery, batches, 1),
+            "batch": split(gallery, batches, len(batches[0])),
+        },
+    }
+
+
+def split(gallery: SqliteGallery, batches: list[Array], size: int) -> Figures:
+    """Microseconds per query of each step of an approximate search, in so many queries at a time: medians of calls.
+
+    Steps of several threads are added up, so they may be more than "all", the time of a call.
+    """
+    index = gallery._matrices.exact.indexes["v1"]
+    assert isinstance(index, hnsw.HnswIndex)
+    spent: dict[str, list[float]] = {}
+    steps: dict[str, tuple[Any, str]] = {
+        "look for writes": (gallery, "_refresh"),
+        "codes of queries": (hnsw.Codes, "of_one_query" if size == 1 else "of_queries"),
+        "exact scores": (matrix._Target, "scores_of_few" if size == 1 else "scores"),
+        "ids and payload texts": (matrix.Rows, "labels"),
+        "payloads and hits": (matrix, "_hits"),
+    }
+
+    def timed(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*given: Any, **options: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return call(*given, **options)
+            finally:
+                spent[name][-1] += 1e6 * (time.perf_counter() - start) / size
+
+        return run
+
+    graph = SimpleNamespace(search=timed("graph search", index.graph.search))
+    names = ("graph search", *steps, "all")
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(index, "graph", graph))
+        for name, (owner, attribute) in steps.items():
+            call = timed(name, getattr(owner, attribute))
+            stack.enter_context(mock.patch.object(owner, attribute, call))
+        for batch in batches:
+            for first in range(0, len(batch), size):
+                for name in names:
+                    spent.setdefault(name, []).append(0.0)
+                some = batch[first : first + size]
+                timed("all", gallery.search)("v1", some, k=K, exact=False)
+    return {name: round(float(np.median(spent[name])), 1) for name in names}
 
 
 def at_equal_recall(sweep: dict[str, list[Figures]]) -> Figures:

@@ -4,12 +4,17 @@ Clustered unit vectors with a payload of one number. A gallery of 64-wide vector
 untrained versions: deployments, rollbacks and snapshots are measured there. A third version has a space of its own and
 a translation; deploying it stands beside them. "translated" asks with a residual map of 512 hidden units. FAISS (flat,
 HNSW with our links, IVF-PQ) gets the same vectors and queries, without ids, payloads or versions; bare pgvector is one
-table with an exact scan.
+table with an exact scan. With Milvus the items are in SQLite, and the server is that of the wheel ``milvus`` (x86-64);
+it has one index per gallery, so "index" sends the same items again, to a second one. "open" waits for the server's time
+ticks, as a process does in its first ten seconds, and "exact" begins after them.
 
     python benchmarks/growth.py --out benchmarks/results/growth_cpu.json --picture docs/pictures/growth.png
     python benchmarks/growth.py --sizes 100000x64,10000000x64 --steps fill,open,exact,faiss_flat
     python benchmarks/growth.py --backend postgres --sizes 10000x64,100000x64
+    python benchmarks/growth.py --backend milvus --sizes 100000x64,1000000x64
     python benchmarks/growth.py --out FILE --folder FOLDER --again exact,approximate,faiss_hnsw
+    python benchmarks/growth.py --slopes FILE FILE                                     tables of the docs
+    python benchmarks/growth.py --milvus FILE
 
 What is in --out already is kept, step by step, so a run that was stopped resumes. With --folder, galleries and indexes
 are kept there, and --again measures steps once more without filling and building. "mapped" opens a gallery with its
@@ -21,6 +26,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import math
 import multiprocessing
 import os
 import platform
@@ -33,8 +39,10 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, closing
 from functools import cached_property, partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import torch
@@ -69,6 +77,9 @@ BATCH = 64
 SHOPS = 100
 MOVED = 10_000
 ROUNDS = 20
+SETTLED = (
+    11.0  # seconds after which a process that did not write no longer waits for Milvus's time ticks
+)
 WORKSPACE_WIDTH = 64  # of the smallest backbone
 FILTERS: dict[str, dict[str, Any]] = {
     "filter_1": {"shop": 7},
@@ -87,15 +98,29 @@ def milliseconds(action: Callable[[int], object], rounds: int = ROUNDS) -> float
     return round(1e3 * statistics.median(seconds(lambda n=n: action(n)) for n in range(rounds)), 3)  # type: ignore[misc]
 
 
-def resident() -> int:
-    """Megabytes of memory that this process alone fills, without what the kernel caches of files."""
-    fields = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
+def held_by(process: int | str) -> int:
+    """Megabytes of memory that a process alone fills, without what the kernel caches of files."""
+    status = Path(f"/proc/{process}/status").read_text()
+    fields = dict(line.split(":") for line in status.splitlines())
     return round(int(fields["RssAnon"].split()[0]) / 1e3)
 
 
-def create_workspace(path: Path) -> Workspace:
+def resident() -> int:
+    """The same of this process."""
+    return held_by("self")
+
+
+def support(module: str) -> Any:
+    """A module that tests share, with a server."""
+    folder = str(Path(__file__).parents[1] / "tests" / "support")
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    return importlib.import_module(module)
+
+
+def create_workspace(path: Path, gallery: str | None = None) -> Workspace:
     """Two untrained versions that share a space, and a third one with a space and a translation of its own."""
-    space = Workspace.create(path, device="cpu")
+    space = Workspace.create(path, gallery, device="cpu")
     torch.manual_seed(0)
     encoder = Encoder.create("tiny", classes=["a", "b"], capacity=1000)
     for number, parent in ((1, None), (2, "v1"), (3, "v2")):
@@ -145,8 +170,9 @@ class Size:
         self.count = count
         self.width = width
         self.folder = folder
-        self.has_workspace = backend == "sqlite" and width == WORKSPACE_WIDTH
-        self.file = folder / ("shop/gallery.db" if self.has_workspace else "gallery.db")
+        self.has_workspace = backend != "postgres" and width == WORKSPACE_WIDTH
+        in_workspace = self.has_workspace and backend == "sqlite"
+        self.file = folder / ("shop/gallery.db" if in_workspace else "gallery.db")
         self._open = ExitStack()
 
     @cached_property
@@ -161,37 +187,69 @@ class Size:
 
     @cached_property
     def url(self) -> str:
-        """Of a new gallery on a server."""
-        sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
-        return str(importlib.import_module("postgres_server").fresh_url())
+        """Of the gallery: a new one if it is on a server."""
+        if self.backend == "postgres":
+            return str(support("postgres_server").fresh_url())
+        if self.backend == "milvus":
+            return self._milvus_url("FLAT")
+        return str(self.file)
+
+    @cached_property
+    def milvus(self) -> Any:
+        """A server that this process starts, and ends."""
+        return support("milvus_server").OwnServer()
+
+    def _milvus_url(self, index: str) -> str:
+        items = quote(str(self.file), safe="")
+        name = f"growth_{index.lower()}"
+        return (
+            f"milvus://{self.milvus.place}?gallery={name}&index={index}&timeout=300&items={items}"
+        )
+
+    def _opened(self, url: str) -> Gallery:
+        """A gallery that ``close`` closes."""
+        if self.backend == "sqlite":
+            gallery: Gallery = SqliteGallery(url, index_above=1 << 60)
+        else:
+            gallery = open_gallery(url)
+        self._open.callback(gallery.close)
+        return gallery
 
     @cached_property
     def gallery(self) -> Gallery:
         """Opened, and searched once."""
-        gallery = (
-            PostgresGallery(self.url)
-            if self.backend == "postgres"
-            else SqliteGallery(self.file, index_above=1 << 60)
-        )
-        self._open.callback(gallery.close)
+        gallery = self._opened(self.url)
         gallery.search("v1", self.queries[:1], k=K)
+        if self.backend == "milvus":
+            time.sleep(SETTLED)
         return gallery
+
+    @cached_property
+    def indexed(self) -> Gallery:
+        """The gallery with the index: of Milvus another one over the same items."""
+        if self.backend != "milvus":
+            return self.gallery
+        return self._opened(self._milvus_url("HNSW"))
 
     def close(self) -> None:
         """Close the gallery; the next step opens it again."""
         self._open.close()
         self.__dict__.pop("gallery", None)
+        self.__dict__.pop("indexed", None)
+
+    def server_memory(self) -> Row:
+        """Megabytes that a server of Milvus holds."""
+        if self.backend != "milvus":
+            return {}
+        return {"server_mb": held_by(self.milvus.process)}
 
     def fill(self) -> Row:
         """Vectors stored per second, and then moved to v2 per second, as a backfill does."""
         if self.has_workspace:
-            gallery = create_workspace(self.folder / "shop").gallery
+            address = self.url if self.backend == "milvus" else None
+            gallery = create_workspace(self.folder / "shop", address).gallery
         else:
-            gallery = (
-                PostgresGallery(self.url)
-                if self.backend == "postgres"
-                else SqliteGallery(self.file)
-            )
+            gallery = open_gallery(self.url)
             for name in ("v1", "v2"):
                 gallery.create_version(name, self.width)
 
@@ -210,14 +268,15 @@ class Size:
         gallery.upsert("v1", [item.id for item in items], some, [item.payload for item in items])
         gallery.close()
         if self.backend == "postgres":  # autovacuum does it within a minute or so
-            importlib.import_module("postgres_server").shared_server().execute("ANALYZE")
+            support("postgres_server").shared_server().execute("ANALYZE")
         row = {
             "insert_per_second": round(self.count / filled),
             "backfill_per_second": round(len(items) / moved),
         }
         if self.backend == "postgres":
             return row
-        return row | {"bytes_per_vector": self.file.stat().st_size // self.count}
+        row["bytes_per_vector"] = self.file.stat().st_size // self.count
+        return row | self.server_memory()
 
     def open(self) -> Row:
         """What a new process pays."""
@@ -229,7 +288,7 @@ class Size:
 
     def _in_a_process(self, settings: dict[str, str]) -> Row:
         self.close()
-        command = [sys.executable, __file__, "--open", str(self.file)]
+        command = [sys.executable, __file__, "--open", self.url]
         answer = subprocess.run(
             command, check=True, capture_output=True, env={**os.environ, **settings}
         )
@@ -240,22 +299,25 @@ class Size:
         return gallery_searched(self.gallery, self.queries, exact=True)
 
     def index(self) -> Row:
-        """Building the index."""
-        return {"seconds": round(seconds(lambda: self.gallery.build_index("v1")), 1)}
+        """Building the index; for Milvus after sending all items."""
+        row: Row = {}
+        if self.backend == "milvus":
+            row["sent_seconds"] = round(seconds(self.indexed.flush), 1)
+        row["seconds"] = round(seconds(lambda: self.indexed.build_index("v1")), 1)
+        return row | self.server_memory()
 
     def approximate(self) -> Row:
         """Search with the index."""
-        if not self.gallery.indexes():
+        if not self.indexed.indexes():
             return {}
-        found = measured_recall(self.gallery, "v1", self.queries, k=K)
-        return gallery_searched(self.gallery, self.queries, exact=False) | {
+        found = measured_recall(self.indexed, "v1", self.queries, k=K)
+        return gallery_searched(self.indexed, self.queries, exact=False) | {
             "recall": round(found, 4)
         }
 
     def translated(self) -> Row:
         """Questions with a map: the first exact one, how long mapping takes, and searches from then on."""
         gallery = self.gallery
-        assert isinstance(gallery, SqliteGallery)
         forward = residual_map(self.width)
         new = unit(forward(self.queries) + 0.3 * make_vectors(BATCH, self.width, seed=5)).astype(
             np.float32
@@ -399,17 +461,20 @@ def steps_of(size: Size) -> list[str]:
     """In the order in which they are measured."""
     if size.backend == "postgres":
         return ["fill", "exact", "pgvector", "index", "approximate", "verify"]
+    if size.backend == "milvus":
+        in_workspace = ["deploy"] if size.has_workspace else []
+        return ["fill", "open", "exact", "translated", *in_workspace, "index", "approximate"]
     engines = ["faiss_flat", "faiss_ivfpq", "faiss_hnsw"]
     searches = ["open", "exact", "index", "approximate", "translated", "mapped", "verify"]
     return ["fill", *searches, *(["deploy", "snapshot"] if size.has_workspace else []), *engines]
 
 
-def opened(file: Path) -> Row:
+def opened(url: str) -> Row:
     """What a process pays that opens a gallery and searches it; with its index if there is a saved one."""
     before = resident()
     start = time.perf_counter()
     used = time.process_time()
-    with open_gallery(file) as gallery:
+    with open_gallery(url) as gallery:
         queries = make_vectors(BATCH, gallery.space("v1").width, seed=3)
         gallery.search("v1", queries[:1], k=K)
         row: Row = {
@@ -436,6 +501,7 @@ def run(head: Row, folder: Path, steps: list[str], content: Row, out: Path | Non
     size = Size(head["backend"], head["vectors"], head["width"], folder)
     for step in steps:
         row[step] = row.get(step, {}) | getattr(size, step)()
+        row[step]["load_after"] = round(os.getloadavg()[0], 1)
         print(json.dumps(head | {step: row[step]}), flush=True)
         if out is not None:
             replace_json(out, content)
@@ -490,11 +556,111 @@ def draw_picture(rows: list[Row], path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
+COSTS: dict[str, Callable[[Row], float]] = {
+    "inserting everything": lambda row: row["vectors"] / row["fill"]["insert_per_second"],
+    "opening, with the first search": lambda row: row["open"]["seconds"],
+    "memory": lambda row: row["open"]["memory_mb"],
+    "exact search, one query": lambda row: row["open"]["exact_ms"],
+    "exact search, 64 at once": lambda row: 1 / row["exact"]["batch_qps"],
+    "FAISS flat, one query": lambda row: row["faiss_flat"]["single_ms"],
+    "exact question with a map": lambda row: row["translated"]["single_ms"],
+    "mapping everything": lambda row: row["translated"]["mapped_seconds"],
+    "deploying a version with a space of its own": lambda row: row["deploy"]["translated_ms"],
+}
+
+
+def pair(row: Row, step: str, *names: str) -> str:
+    """Some figures of a step, or a dash for those that were not measured."""
+    found = row.get(step, {})
+    return "; ".join(shown(found[name]) if name in found else "-" for name in names)
+
+
+def shown(figure: float) -> str:
+    """With as many digits as are worth reading.
+
+    >>> shown(6863), shown(287.88), shown(6.869), shown(0.8922)
+    ('6,863', '287.9', '6.87', '0.892')
+    """
+    if isinstance(figure, int):
+        return f"{figure:,}"
+    if figure < 1:
+        return f"{figure:.3f}"
+    if figure < 10:
+        return f"{figure:.2f}"
+    return f"{figure:.1f}"
+
+
+MILVUS = {
+    "inserting; backfill, vectors per second": ("fill", "insert_per_second", "backfill_per_second"),
+    "the server's memory, MB": ("fill", "server_mb"),
+    "a new process: first search, s; memory, MB": ("open", "seconds", "memory_mb"),
+    "one exact query in its first ten seconds, ms": ("open", "exact_ms"),
+    "one exact query, ms; 64 at once, queries per second": ("exact", "single_ms", "batch_qps"),
+    "one exact query, filter that leaves 1 %; 50 %, ms": (
+        "exact",
+        "filter_1_single_ms",
+        "filter_50_single_ms",
+    ),
+    "exact question with a map: the first; others, ms": ("translated", "first_ms", "single_ms"),
+    "deploy a version with a space of its own; roll back, ms": (
+        "deploy",
+        "translated_ms",
+        "translated_rollback_ms",
+    ),
+    "first search after deploying it, ms": ("deploy", "translated_first_search_ms"),
+    "sending everything again; then building HNSW, s": ("index", "sent_seconds", "seconds"),
+    "the server's memory with both, MB": ("index", "server_mb"),
+    "one query with HNSW, ms; 64 at once, queries per second": (
+        "approximate",
+        "single_ms",
+        "batch_qps",
+    ),
+    "recall of that": ("approximate", "recall"),
+}
+
+
+def milvus_table(rows: list[Row]) -> str:
+    """The table of the docs: what a gallery in Milvus costs, by size."""
+    rows = sorted(rows, key=lambda row: (row["width"], row["vectors"]))
+    head = " | ".join(f"{row['vectors']:,} x {row['width']}" for row in rows)
+    lines = [f"| | {head} |", "|---|" + "---:|" * len(rows)]
+    for label, (step, *names) in MILVUS.items():
+        cells = " | ".join(pair(row, step, *names) for row in rows)
+        lines.append(f"| {label} | {cells} |")
+    return "\n".join(lines)
+
+
+def slope(before: tuple[float, float], after: tuple[float, float]) -> float:
+    """Between two points (size, cost) on axes by powers of ten: 1 if cost grows in step with the size.
+
+    >>> slope((100, 3.0), (1000, 30.0)), slope((100, 3.0), (1000, 3.0))
+    (1.0, 0.0)
+    """
+    return math.log(after[1] / before[1]) / math.log(after[0] / before[0])
+
+
+def slopes(*results: list[Row]) -> str:
+    """The table of the docs: how steeply each cost of a 64-wide SQLite gallery grows from each size to the next."""
+    merged: dict[int, Row] = {}
+    for row in (row for rows in results for row in rows):
+        if (row["backend"], row["width"]) == ("sqlite", WORKSPACE_WIDTH):
+            merged.setdefault(row["vectors"], {}).update(row)
+    sizes = sorted(merged)
+    steps = list(pairwise(sizes))
+    head = " | ".join(f"{before:,} to {after:,}" for before, after in steps)
+    lines = [f"| slope of | {head} |", "|---|" + "---:|" * len(steps)]
+    for label, cost in COSTS.items():
+        points = [(size, cost(merged[size])) for size in sizes]
+        cells = " | ".join(f"{slope(before, after):.2f}" for before, after in pairwise(points))
+        lines.append(f"| {label} | {cells} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--backend", choices=("sqlite", "postgres"), default="sqlite")
+    parser.add_argument("--backend", choices=("sqlite", "postgres", "milvus"), default="sqlite")
     sizes = "100000x64,1000000x64,100000x384,100000x768"
     parser.add_argument("--sizes", default=sizes, help="vectors x width, separated by commas")
     parser.add_argument("--steps", help="measure only these, separated by commas")
@@ -504,8 +670,20 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="keep galleries and indexes here")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--picture", type=Path)
-    parser.add_argument("--open", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--slopes", type=Path, nargs="+", metavar="JSON", help="only print the table of the docs"
+    )
+    parser.add_argument(
+        "--milvus", type=Path, metavar="JSON", help="only print the table of the docs for Milvus"
+    )
+    parser.add_argument("--open", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.milvus:
+        print(milvus_table(json.loads(options.milvus.read_text())["rows"]))
+        return
+    if options.slopes:
+        print(slopes(*(json.loads(file.read_text())["rows"] for file in options.slopes)))
+        return
     if options.open:
         print(json.dumps(opened(options.open)))
         return

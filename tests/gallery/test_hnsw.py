@@ -211,6 +211,43 @@ def test_versions_with_and_without_an_index_are_searched_together(gallery: Sqlit
     assert versions == {"v1", "v2"}
 
 
+def test_many_queries_are_shared_out_among_threads(
+    gallery: SqliteGallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faiss = hnsw.engine()
+    queries = clustered(70, 2)
+    pairs = [gallery.search("v1", queries[i : i + 2], exact=False) for i in range(0, 70, 2)]
+    sizes: list[int] = []
+    threads: set[int] = set()
+    index = graph(gallery)
+    assert index is not None
+    ask = index._ask
+    parameters = hnsw._parameters
+
+    def asked(some: Any, *others: Any) -> Any:
+        sizes.append(len(some))
+        return ask(some, *others)
+
+    def parameters_of(breadth: int) -> Any:
+        threads.add(faiss.omp_get_max_threads())
+        return parameters(breadth)
+
+    monkeypatch.setattr(index, "_ask", asked)
+    monkeypatch.setattr(hnsw, "_parameters", parameters_of)
+    usual = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(3)
+    try:
+        found = gallery.search("v1", queries, exact=False)
+        assert faiss.omp_get_max_threads() == 3
+    finally:
+        faiss.omp_set_num_threads(usual)
+    assert found == [hits for pair in pairs for hits in pair]
+    assert sum(sizes) == 70
+    assert max(sizes) <= 16
+    assert len(sizes) > 4
+    assert threads == {1}
+
+
 @pytest.mark.parametrize("k", [1, 300, 2 * COUNT])
 def test_any_number_of_results(gallery: SqliteGallery, k: int) -> None:
     hits = gallery.search("v1", clustered(3, 2), k=k, exact=False)

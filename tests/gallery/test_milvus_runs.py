@@ -30,8 +30,10 @@ def server(monkeypatch: pytest.MonkeyPatch) -> ServerInMemory:
     return server_in_memory(monkeypatch)
 
 
-def opened(folder: Path, read_only: bool = False, file: str = "gallery.db") -> MilvusGallery:
-    address = parse_milvus_address(f"milvus://127.0.0.1?items={folder / file}")
+def opened(
+    folder: Path, read_only: bool = False, file: str = "gallery.db", index: str = "FLAT"
+) -> MilvusGallery:
+    address = parse_milvus_address(f"milvus://127.0.0.1?index={index}&items={folder / file}")
     return MilvusGallery(
         address, SqliteGallery(address.items, read_only=read_only), read_only=read_only
     )
@@ -501,3 +503,33 @@ def test_a_server_that_does_not_say_since_when_it_runs_is_not_searched(
     gallery.upsert("v1", ["new"], vectors(1, seed=3))
     server.kind = "rootcoord"
     assert len(found(gallery)) == 41
+
+
+@pytest.mark.parametrize("told", [[0], [20, 20, 20, 10, 10, 10, 0]])
+def test_building_an_index_waits_while_the_server_gets_further(
+    server: ServerInMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: list[int]
+) -> None:
+    monkeypatch.setattr(milvus, "_INDEXING", 0.05)
+    monkeypatch.setattr(milvus, "_INDEXED_WITHIN", 0.2)  # four looks; all together are more
+    server.not_indexed = told
+    with opened(tmp_path, index="HNSW") as gallery:
+        gallery.create_version("v1", WIDTH)
+        gallery.upsert("v1", [f"{i}" for i in range(20)], vectors(20))
+        (state,) = gallery.build_index("v1")
+    assert (state.version, state.items) == ("v1", 20)
+    assert server.not_indexed == [0]
+
+
+def test_an_index_that_the_server_does_not_build_is_told(
+    server: ServerInMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(milvus, "_INDEXING", 0.01)
+    monkeypatch.setattr(milvus, "_INDEXED_WITHIN", 0.1)
+    server.not_indexed = [20]
+    with opened(tmp_path, index="HNSW") as gallery:
+        gallery.create_version("v1", WIDTH)
+        gallery.upsert("v1", [f"{i}" for i in range(20)], vectors(20))
+        with refuses(GalleryUnavailableError):
+            gallery.build_index("v1")
+        hits = gallery.search("v1", vectors(20)[:1], k=1, exact=False)
+    assert [hit.id for hit in hits[0]] == ["0"]

@@ -9,7 +9,7 @@ from postgres_server import shared_server
 from test_gallery_contract import vectors
 from test_postgres import gallery, url
 
-from fixstar.errors import GalleryError
+from fixstar.errors import GalleryError, GalleryUnavailableError
 from fixstar.gallery.postgres import READ, WRITE, PostgresGallery, candidates_query, vector_text
 
 __all__ = ["gallery", "url"]  # fixtures
@@ -128,4 +128,58 @@ def test_one_builds_an_index_at_a_time(gallery: PostgresGallery) -> None:
         )
         with pytest.raises(GalleryError, match="already being built"):
             gallery.build_index("v1")
+    assert gallery.indexes() == []
+
+
+def settings_while_building(monkeypatch: pytest.MonkeyPatch, full: int = 0) -> list[list[str]]:
+    """The memory and the helpers that each build may have; the first ``full`` builds find the disk full."""
+    import psycopg
+
+    found: list[list[str]] = []
+    execute: Any = psycopg.Connection.execute
+
+    def recorded(db: Any, query: Any, *given: Any, **options: Any) -> Any:
+        if str(query).startswith("CREATE INDEX CONCURRENTLY"):
+            names = ("maintenance_work_mem", "max_parallel_maintenance_workers")
+            found.append([execute(db, f"SHOW {name}").fetchone()[0] for name in names])
+            if len(found) <= full:
+                raise psycopg.errors.DiskFull("could not resize shared memory segment")
+        return execute(db, query, *given, **options)
+
+    monkeypatch.setattr(psycopg.Connection, "execute", recorded)
+    return found
+
+
+def test_an_index_is_built_in_memory_unless_somebody_said_how_much(
+    gallery: PostgresGallery, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ((usual,),) = shared_server().execute("SHOW maintenance_work_mem")
+    found = settings_while_building(monkeypatch)
+    gallery.upsert("v1", [f"{i:04}" for i in range(300)], vectors(300, 8))
+    gallery.build_index("v1")  # less than usual is enough
+    monkeypatch.setattr("fixstar.gallery.postgres._LINKED", 1_000_000)
+    gallery.build_index("v1")
+    with PostgresGallery(f"{url}&options=-c%20maintenance_work_mem%3D2MB") as other:
+        other.build_index("v1")
+    assert [memory for memory, _ in found] == [usual, "292979kB", "2MB"]
+
+
+def test_an_index_is_built_by_one_process_where_shared_memory_is_short(
+    gallery: PostgresGallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gallery.upsert("v1", [f"{i:04}" for i in range(300)], vectors(300, 8))
+    found = settings_while_building(monkeypatch, full=1)
+    (state,) = gallery.build_index("v1")
+    assert (state.version, state.items) == ("v1", 300)
+    assert [helpers for _, helpers in found] == ["2", "0"]
+
+
+def test_an_index_that_finds_the_disk_full_twice_is_not_built(
+    gallery: PostgresGallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gallery.upsert("v1", [f"{i:04}" for i in range(300)], vectors(300, 8))
+    found = settings_while_building(monkeypatch, full=2)
+    with pytest.raises(GalleryUnavailableError):
+        gallery.build_index("v1")
+    assert len(found) == 2
     assert gallery.indexes() == []

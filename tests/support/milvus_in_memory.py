@@ -46,6 +46,7 @@ class ServerInMemory:
         self.looks = 0
         self.sent: list[int] = []
         self.levels: list[str] = []  # of consistency, of the searches
+        self.not_indexed: list[int] = []  # how many vectors, at each look
         self.before: Callable[[str], None] = nothing
 
     def restart(self, leave_out: Iterable[str] = ()) -> None:
@@ -124,6 +125,19 @@ class ClientInMemory:
     def create_index(self, name: str, *_: Any, **__: Any) -> None:
         self.server.answer("index")
         self.server.held(name).indexed = True
+
+    def describe_index(self, name: str, _field: str) -> dict[str, Any]:
+        self.server.answer("describe index")
+        assert self.server.held(name).indexed
+        total = len(self.server.held(name).rows)
+        left = self.server.not_indexed[0]
+        if len(self.server.not_indexed) > 1:
+            self.server.not_indexed.pop(0)
+        return {"total_rows": total, "indexed_rows": total - left, "pending_index_rows": total}
+
+    def flush(self, name: str) -> None:
+        self.server.answer("flush")
+        self.server.held(name)
 
     def load_collection(self, name: str, **_: Any) -> None:
         self.server.answer("load")

@@ -48,7 +48,14 @@ from numpy.typing import NDArray
 
 from fixstar.durable import exclusive, replace_file
 from fixstar.errors import GalleryError, MissingExtraError
-from fixstar.gallery.matrix import Allowed, ExactSearch, Mask, Numbers, Rows
+from fixstar.gallery.matrix import (
+    QUERIES_OF_A_THREAD,
+    Allowed,
+    ExactSearch,
+    Mask,
+    Numbers,
+    Rows,
+)
 from fixstar.gallery.ranking import Indices, exact_cosines, first_of_each
 from fixstar.gallery.store import Floats, IndexState
 
@@ -231,7 +238,8 @@ class HnswIndex:
         if choice.mask is not None:
             breadth = max(breadth, 5 * (k + _SPARE) // 2) * len(self.numbers) // choice.size + 1
         codes, rounding = self.codes.of_queries(queries)
-        score, nodes = self.graph.search(codes, breadth, params=_parameters(breadth))
+        with _one_thread(len(queries)):
+            score, nodes = self.graph.search(codes, breadth, params=_parameters(breadth))
         good = nodes >= 0
         if choice.mask is None:
             kth = score[:, k - 1 : k]  # nearest first
@@ -269,6 +277,21 @@ def _choice(place: Indices, allowed: Allowed | None) -> _Choice:
 def _parameters(breadth: int) -> Any:
     """FAISS's search parameters; parallel searches only read them."""
     return engine().SearchParametersHNSW(efSearch=breadth)
+
+
+@contextmanager
+def _one_thread(queries: int) -> Iterator[None]:
+    """Let FAISS search for few queries in the calling thread: ``ExactSearch`` shares many out among threads."""
+    faiss = engine()
+    threads = faiss.omp_get_max_threads()
+    if threads == 1 or queries > QUERIES_OF_A_THREAD:
+        yield
+        return
+    faiss.omp_set_num_threads(1)  # of the calling thread only
+    try:
+        yield
+    finally:
+        faiss.omp_set_num_threads(threads)
 
 
 def engine() -> Any:

@@ -26,7 +26,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
-from itertools import pairwise, repeat
+from itertools import chain, pairwise, repeat
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -34,6 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fixstar.errors import GalleryError, GalleryUnavailableError
+from fixstar.gallery import ranking
 from fixstar.gallery.coded import (
     MOST_HITS,
     CodedBlock,
@@ -52,6 +53,7 @@ from fixstar.gallery.ranking import (
     candidates,
     exact_products,
     first_of_each,
+    on_threads,
     paired_products,
     rounding,
     scored,
@@ -722,6 +724,10 @@ class Draft:
 
 
 _QUERIES = 128  # queries at once: their memory stays small
+QUERIES_OF_A_THREAD = (
+    16  # of an index, at once: one thread scores what it found while others search
+)
+_LEAST_OF_A_THREAD = 4  # fewer are not worth a thread
 
 
 _Derivation = tuple[
@@ -931,16 +937,16 @@ class ExactSearch:
         names = known if request.versions is None else request.versions
         spaces = [known_version(known, name) for name in dict.fromkeys(names)]
         unit_queries = checked_vectors(queries, source.width, version)
-        hits: list[list[Hit]] = []
-        for start in range(0, len(unit_queries), _QUERIES):
-            some = unit_queries[start : start + _QUERIES]
+
+        def asked(part: slice) -> list[_Target]:
             targets: list[_Target] = []
             for space in spaces:
                 if len(rows.get(space.name, ())):
-                    own = self._carrier.carried(some, source, space)
+                    own = self._carrier.carried(unit_queries[part], source, space)
                     targets.append(_Target(space.name, rows[space.name], own, (Side(own),)))
-            hits += self._answers(targets, len(some), request)
-        return hits
+            return targets
+
+        return self._answers(asked, len(unit_queries), request)
 
     def ask(self, questions: Sequence[Question], request: SearchRequest) -> list[list[Hit]]:
         """See ``Gallery.ask``."""
@@ -954,30 +960,47 @@ class ExactSearch:
         asked = [
             one for one in questions if one.version in wanted and len(rows.get(one.version, ()))
         ]
-        queries = len(questions[0].own)
-        hits: list[list[Hit]] = []
-        for start in range(0, queries, _QUERIES):
-            part = slice(start, min(start + _QUERIES, queries))
-            targets = [_target(one, rows[one.version], part) for one in asked]
-            hits += self._answers(targets, part.stop - part.start, request)
-        return hits
+
+        def targets(part: slice) -> list[_Target]:
+            return [_target(one, rows[one.version], part) for one in asked]
+
+        return self._answers(targets, len(questions[0].own), request)
 
     def _answers(
-        self, targets: Sequence[_Target], queries: int, request: SearchRequest
+        self, asked: Callable[[slice], list[_Target]], queries: int, request: SearchRequest
     ) -> list[list[Hit]]:
-        """The best of all versions for each query, of at most ``_QUERIES``."""
+        """The best of all versions for each query. ``asked`` makes what some of the queries ask of the versions."""
         indexes = {} if request.exact else self.indexes
-        unmapped = self._left_to_background(targets, indexes)
-        live = []
-        for target in targets:
-            quick = indexes.get(target.name)
-            if quick is None and target.name in unmapped:
-                quick = _ByOwnQueries()
-            if quick is None and queries == 1 and target.forward is None and target.rows.is_large:
-                self._code(target.name, target.rows)
-            allowed = target.rows.allowed(request.where)
-            live.append(target._replace(allowed=allowed, quick=quick))
-        return _best(live, queries=queries, k=int(request.k), least=request.min_score)
+        size = _QUERIES
+        first = asked(slice(0, min(size, queries)))
+        unmapped = self._left_to_background(first, indexes)
+        allowed = [target.rows.allowed(request.where) for target in first]
+        threads = 1
+        if indexes and all(target.name in indexes for target in first):
+            threads = ranking.THREADS
+            share = -(-queries // max(1, threads - 1))
+            size = min(QUERIES_OF_A_THREAD, max(_LEAST_OF_A_THREAD, share))
+
+        def best(part: slice) -> list[list[Hit]]:
+            count = part.stop - part.start
+            targets = first if count == queries else asked(part)
+            live = []
+            for target, rows in zip(targets, allowed, strict=True):
+                quick = indexes.get(target.name)
+                if quick is None and target.name in unmapped:
+                    quick = _ByOwnQueries()
+                if (
+                    quick is None
+                    and queries == 1
+                    and target.forward is None
+                    and target.rows.is_large
+                ):
+                    self._code(target.name, target.rows)
+                live.append(target._replace(allowed=rows, quick=quick))
+            return _best(live, queries=count, k=int(request.k), least=request.min_score)
+
+        parts = [slice(start, min(start + size, queries)) for start in range(0, queries, size)]
+        return list(chain.from_iterable(on_threads(best, parts, threads)))
 
     def _code(self, version: str, rows: Rows) -> None:
         """Have a version coded that single queries read as a whole, once there were enough since the last time."""

@@ -99,7 +99,7 @@ _BOUNDED = (
     10.0  # seconds after which a bounded search sees everything; in Milvus gracefulTime is 5 s
 )
 _INDEXING = 0.2  # seconds between two looks whether an index is finished
-_INDEXED_WITHIN = 600.0
+_INDEXED_WITHIN = 1800.0  # seconds for the next part, of up to a million vectors
 _COORDINATORS = (
     "rootcoord",
     "mixcoord",
@@ -414,16 +414,30 @@ class _Server:
             self._client.flush(self._made(collection))
 
     def wait_for_index(self, collection: _Collection) -> None:
-        """Wait until the server has indexed what it wrote out of a version, but not for ever: others may write."""
-        end = time.monotonic() + _INDEXED_WITHIN
+        """Wait until the server has indexed what it wrote out of a version; raise if it gets no further for long."""
         name = self._name(collection)
+        least = math.inf
+        end = 0.0
+        while left := self._not_indexed(name):
+            if left < least:
+                least = left
+                end = time.monotonic() + _INDEXED_WITHIN
+            elif time.monotonic() > end:
+                raise GalleryUnavailableError(
+                    f"Milvus has not indexed {left:,} vectors of {self._address.shown} yet, and none in the last "
+                    f"{_INDEXED_WITHIN / 60:.0f} minutes; nothing is lost, and they are searched without it. Build the "
+                    "index again to wait for longer, or give the server more cores"
+                )
+            time.sleep(_INDEXING)
+
+    def _not_indexed(self, name: str) -> int:
+        """How many of the vectors that the server wrote out of a collection have no index.
+
+        Those that it calls pending are others: for a long time it merges parts, and indexes them again.
+        """
         with self._translated("nothing was changed"):
-            while time.monotonic() < end:
-                if not int(
-                    self._client.describe_index(name, "vector").get("pending_index_rows", 0)
-                ):
-                    return
-                time.sleep(_INDEXING)
+            told = self._client.describe_index(name, "vector")
+        return max(0, int(told.get("total_rows", 0)) - int(told.get("indexed_rows", 0)))
 
     def remove_others(self, run: str) -> None:
         """Remove the collections of this gallery that other runs left, if the server still is in this one.

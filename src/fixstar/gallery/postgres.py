@@ -115,6 +115,8 @@ _COPY_END = b"\xff\xff"
 _ROWS = 4096
 _INDEXED = 2_000  # components of a vector that pgvector can index
 _INDEXED_HALVES = 4_000  # and in half precision
+_LINKED = 1_200  # bytes per row of a graph that is being built, beside the vector
+_MOST_MEMORY = 1 << 20  # kB for building an index, if nobody gave it more
 _MEANINGS = {
     "53100": "the server of {shown} has a full disk; nothing of this write was kept. Free some space and write again",
     "53300": "the server of {shown} has no free connection; close others, or raise its max_connections",
@@ -769,6 +771,30 @@ def candidates_query(
     )
 
 
+def _graph_memory(rows: int, width: int) -> int:
+    """The kB that pgvector needs to build an index of so many vectors in memory, with a margin; 1 GB at most.
+
+    >>> _graph_memory(rows=100_000, width=384)
+    267188
+    """
+    component = 4 if width <= _INDEXED else 2
+    return min(_MOST_MEMORY, -(-rows * (component * width + _LINKED) // 1024))
+
+
+def _give_memory(db: Database, rows: int, width: int) -> None:
+    """Let the session build an index in memory, if nobody else said how much it may take.
+
+    PostgreSQL's default, 64 MB, holds the graph of 25,000 vectors of 384 components. From there on pgvector links each
+    row on disk.
+    """
+    ((memory, source),) = db.execute(
+        "SELECT setting, source FROM pg_settings WHERE name = 'maintenance_work_mem'"
+    )
+    needed = _graph_memory(rows, width)
+    if source == "default" and needed > int(memory):
+        db.execute("SELECT set_config('maintenance_work_mem', %s, false)", (f"{needed}kB",))
+
+
 def _build(pool: Pool, number: int, width: int) -> None:
     """Build pgvector's HNSW index of a version, on a separate connection, as it may take hours.
 
@@ -777,14 +803,13 @@ def _build(pool: Pool, number: int, width: int) -> None:
     so the build does not wait for it. Behind a pooler, every statement outside of a transaction may run in another
     session, so no settings are used then, and all names are qualified with their schema.
     """
-    kind = _index_type(width).partition("(")[0]
     table = f"vectors_{number}"
-    name = f"vectors_{number}_hnsw_{token_hex(4)}"
     with pool.transaction(WRITE) as holder, closing(_connect(pool.address, pool.wait)) as db:
         ((schema, types),) = holder.execute(
             "SELECT quote_ident(current_schema()), quote_ident(nspname) FROM pg_type t "
             "JOIN pg_namespace n ON n.oid = typnamespace WHERE t.oid = 'vector'::regtype"
         )
+        ((rows,),) = holder.execute("SELECT items FROM versions WHERE number = %s", (number,))
         holder.execute("SET LOCAL idle_in_transaction_session_timeout TO 0")
         # Do not wait here: an index build waits for every waiting statement, which would be a deadlock.
         locked = holder.execute(
@@ -794,22 +819,45 @@ def _build(pool: Pool, number: int, width: int) -> None:
             raise GalleryError(
                 "the index of this version is already being built; wait for it, see indexes()"
             )
-        if db.execute("SELECT pg_backend_pid()").fetchone() == (
-            db.info.backend_pid,
-        ):  # our own session
+        is_own_session = db.execute("SELECT pg_backend_pid()").fetchone() == (db.info.backend_pid,)
+        if is_own_session:
             db.execute(
                 "SELECT set_config('lock_timeout', '0', false), set_config('statement_timeout', '0', false)"
             )
-        expression = "vector"
-        if kind == "halfvec":
-            expression = f"(vector::{types}.{_index_type(width)})"
-        operators = f"{types}.{kind}_ip_ops"
-        db.execute(
-            f"CREATE INDEX CONCURRENTLY {name} ON {schema}.{table} USING hnsw ({expression} {operators})"
+            _give_memory(db, rows, width)
+        name = _create_index(
+            db, table=f"{schema}.{table}", types=types, width=width, may_set=is_own_session
         )
         for row in holder.execute(_INDEXES).fetchall():
             if row[0] == number and row[4] != name:
                 db.execute(f"DROP INDEX CONCURRENTLY IF EXISTS {schema}.{row[4]}")
+
+
+def _create_index(db: Database, table: str, types: str, width: int, may_set: bool) -> str:
+    """Create the index of a table under a new name, which is returned; ``types`` is the schema of pgvector.
+
+    Processes that build together share memory. In a container there may be too little of it: then one builds alone.
+    """
+    from psycopg.errors import DiskFull, OutOfMemory
+
+    kind = _index_type(width).partition("(")[0]
+    expression = "vector"
+    if kind == "halfvec":
+        expression = f"(vector::{types}.{_index_type(width)})"
+    definition = f"ON {table} USING hnsw ({expression} {types}.{kind}_ip_ops)"
+
+    def create() -> str:
+        name = f"{table.rpartition('.')[2]}_hnsw_{token_hex(4)}"
+        db.execute(f"CREATE INDEX CONCURRENTLY {name} {definition}")
+        return name
+
+    try:
+        return create()
+    except (DiskFull, OutOfMemory):
+        if not may_set:
+            raise
+        db.execute("SELECT set_config('max_parallel_maintenance_workers', '0', false)")
+        return create()
 
 
 def _lock_writing(db: Database, more: int = 0) -> int:
