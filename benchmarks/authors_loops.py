@@ -549,7 +549,7 @@ def compared(
         terms = (their_terms(inputs, targets), our_terms(pixels, targets))
         for own, optimiser in zip(terms, optimisers, strict=True):
             optimiser.zero_grad()
-            torch.stack(list(own.values())).sum().backward()  # type: ignore[no-untyped-call]
+            torch.autograd.backward(torch.stack(list(own.values())).sum())
         row: Row = {name: [float(own[name].detach()) for own in terms] for name in terms[0]}
         row["gradient"] = largest_difference(renamed(gradients(theirs)), gradients(ours))
         for optimiser in optimisers:
