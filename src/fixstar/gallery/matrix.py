@@ -724,9 +724,7 @@ class Draft:
 
 
 _QUERIES = 128  # queries at once: their memory stays small
-QUERIES_OF_A_THREAD = (
-    16  # of an index, at once: one thread scores what it found while others search
-)
+QUERIES_OF_A_THREAD = 32  # of an index: one thread scores what it found while others search
 _LEAST_OF_A_THREAD = 4  # fewer are not worth a thread
 
 
@@ -977,8 +975,8 @@ class ExactSearch:
         allowed = [target.rows.allowed(request.where) for target in first]
         threads = 1
         if indexes and all(target.name in indexes for target in first):
-            threads = ranking.THREADS
-            share = -(-queries // max(1, threads - 1))
+            threads = max(1, ranking.THREADS - 1)  # one per core: each search fills its cache
+            share = -(-queries // threads)
             size = min(QUERIES_OF_A_THREAD, max(_LEAST_OF_A_THREAD, share))
 
         def best(part: slice) -> list[list[Hit]]:
@@ -999,7 +997,10 @@ class ExactSearch:
                 live.append(target._replace(allowed=rows, quick=quick))
             return _best(live, queries=count, k=int(request.k), least=request.min_score)
 
-        parts = [slice(start, min(start + size, queries)) for start in range(0, queries, size)]
+        if queries <= size:
+            return best(slice(0, queries))
+        even = -(-queries // -(-queries // size))  # no part is much smaller than the others
+        parts = [slice(start, min(start + even, queries)) for start in range(0, queries, even)]
         return list(chain.from_iterable(on_threads(best, parts, threads)))
 
     def _code(self, version: str, rows: Rows) -> None:
