@@ -243,8 +243,8 @@ def test_many_queries_are_shared_out_among_threads(
         faiss.omp_set_num_threads(usual)
     assert found == [hits for pair in pairs for hits in pair]
     assert sum(sizes) == 70
-    assert max(sizes) <= 16
-    assert len(sizes) > 4
+    assert max(sizes) <= 32
+    assert len(sizes) > 1
     assert threads == {1}
 
 

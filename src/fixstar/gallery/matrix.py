@@ -732,9 +732,7 @@ class Draft:
 
 
 _QUERIES = 128  # queries at once: their memory stays small
-QUERIES_OF_A_THREAD = (
-    16  # of an index, at once: one thread scores what it found while others search
-)
+QUERIES_OF_A_THREAD = 32  # of an index: one thread scores what it found while others search
 _LEAST_OF_A_THREAD = 4  # fewer are not worth a thread
 
 
@@ -1046,8 +1044,8 @@ class ExactSearch:
         threads = 1
         size = _QUERIES
         if indexes and all(one.version in indexes for one in held):
-            threads = ranking.THREADS
-            share = -(-queries // max(1, threads - 1))
+            threads = max(1, ranking.THREADS - 1)  # one per core: each search fills its cache
+            share = -(-queries // threads)
             size = min(QUERIES_OF_A_THREAD, max(_LEAST_OF_A_THREAD, share))
         found = on_threads(
             lambda part: _best(
