@@ -73,13 +73,13 @@ test: style
 	$(MAKE) --jobs=2 types pytest
 
 pytest: setup
-	$(BIN)/pytest -n 3 --ignore=tests/browser -m "not long"
+	$(BIN)/pytest -n 4 --ignore=tests/browser -m "not long"
 
 test-long: setup
 	$(BIN)/pytest -n 2 -m long tests
 
 coverage: setup
-	$(BIN)/pytest -n 3 --ignore=tests/browser --cov --cov-report=term:skip-covered
+	$(BIN)/pytest -n 4 --ignore=tests/browser --cov --cov-report=term:skip-covered
 
 test-core:
 	$(PYTHON) -m venv --clear build/core
