@@ -1326,6 +1326,35 @@ def service_pages() -> Iterator[Claim | Quote]:
     )
 
 
+def _idle_engines() -> Iterator[Claim]:
+    """fixstar beside bare engines on idle cores."""
+    found = content("engines_idle_cpu.json")
+    exact = found["exact"]
+    names = ("fixstar", "numpy", "faiss")
+    for text, row in (
+        ("an exact query takes {} ms, NumPy {}, FAISS {}; in", "single_ms"),
+        ("in batches {}, {} and {} ms a query. By", "batch_ms"),
+    ):
+        yield Claim(GALLERY, text, [exact[row][name] for name in names])
+    ours, faiss = (
+        {point["breadth"]: point for point in found["approximate"]["sweep"][name]}
+        for name in ("fixstar", "faiss")
+    )
+    assert round(ours[16]["recall"], 3) == round(faiss[16]["recall"], 3) == 0.987
+    narrow = [one[16][how] for how in ("single", "batch") for one in (ours, faiss)]
+    text = "a single query takes {} ms and FAISS {}, in batches {} and {}; at breadth 24"
+    yield Claim(GALLERY, text, narrow)
+    recalls = [ours[24]["recall"], faiss[24]["recall"]]
+    wide = [one[24][how] for how in ("single", "batch") for one in (ours, faiss)]
+    yield Claim(GALLERY, "{} and {}, it is {} and {}, and {} and {}. So against", [*recalls, *wide])
+    rates = [
+        faiss[breadth][how] / ours[breadth][how]
+        for how in ("single", "batch")
+        for breadth in (16, 24)
+    ]
+    yield Claim(GALLERY, "the rate is {} and {} for one query and {} and {} in batches", rates)
+
+
 def engines_page() -> Iterator[Claim | Quote]:
     """What the tables of engines and of translated galleries come to."""
     found = content("engines_cpu.json")
@@ -1341,6 +1370,7 @@ def engines_page() -> Iterator[Claim | Quote]:
     ]
     text = "FAISS takes {} and {} of fixstar's time for one query at a recall of .98 and .99, and {} and {} times"
     yield Claim(GALLERY, text, shares)
+    yield from _idle_engines()
     shares = [near["filtered_recall"][name] for name in ("faiss", "pgvector")]
     yield Claim(GALLERY, "the indexes of FAISS and pgvector find {} and {} of", shares)
     writes = {name: one["writes_per_second"] for name, one in found["beside_a_writer"].items()}
