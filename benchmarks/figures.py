@@ -557,7 +557,7 @@ _PUBLISHED_LOOPS = (  # settings of the public code of CL2R and CoReS, and of th
         "70; CoReS: 70 of 100 |"
     ),
     (
-        "| batch | 128, half replayed, drawn anew for every batch | 128, in passes | 128, "
+        "| batch | 128, half replayed, drawn again for every batch | 128, in passes | 128, "
         "half replayed (FD), both in passes |"
     ),
     "| backbone runs in | float32 | float32 | bfloat16 on a GPU |",
