@@ -2,7 +2,7 @@
 # make test           install the rest, check types and style, run the tests
 # make lint           types and style alone
 # make pytest         the tests alone
-# make test-long      more of what make test has tried already: seeds, faults, kills, methods (minutes)
+# make test-long      more of what make test has tried already: seeds, faults, kills, methods, pages, examples; and the connectors (minutes)
 # make coverage       the tests, and how much of the package they run; below the floor in pyproject.toml it fails
 # make test-core      the tests that need no extra, where no extra is installed
 # make test-stores    tests of Chroma collections and LanceDB tables, in an environment of their own that has both packages
@@ -43,6 +43,9 @@ TEST_TOOLS := pytest pytest-xdist hypothesis scikit-learn
 STORE_TESTS := tests/gallery/test_foreign.py tests/translation/test_migrate.py
 CORE_TESTS := tests/data tests/evaluation tests/images tests/losses tests/methods tests/training tests/translation tests/workspace
 
+# the browser's tests have a target of their own; the connectors' libraries take seconds to import, in each process
+APART := --ignore=tests/browser --ignore=tests/connectors --ignore=src/fixstar/connectors
+
 MILVUS_TESTS := tests/gallery/test_milvus.py tests/gallery/test_gallery_contract.py tests/translation/test_migrate.py \
 	tests/service/test_rolling_deploy.py -k milvus
 
@@ -73,10 +76,11 @@ test: style
 	$(MAKE) --jobs=2 types pytest
 
 pytest: setup
-	$(BIN)/pytest -n 4 --ignore=tests/browser -m "not long"
+	$(BIN)/pytest -n 4 $(APART) -m "not long"
 
 test-long: setup
-	$(BIN)/pytest -n 2 -m long tests
+	$(BIN)/pytest -n 2 -m long --ignore=tests/browser --ignore=tests/connectors tests
+	$(BIN)/pytest tests/connectors
 
 coverage: setup
 	$(BIN)/pytest -n 4 --ignore=tests/browser --cov --cov-report=term:skip-covered

@@ -69,6 +69,7 @@ def test_first_upgrade(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert left["space"].rollout.current() == "v2"
 
 
+@pytest.mark.long
 def test_two_models(capsys: pytest.CaptureFixture[str]) -> None:
     found = run_notebook("two_models.ipynb")["found"]
     assert (found.outcome, found.chosen, found.queries, found.gallery) == (
@@ -97,6 +98,7 @@ def test_characters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(list((tmp_path / "held-out" / "U+0416").glob("*.png"))) == 200
 
 
+@pytest.mark.long
 def test_text_index(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -110,6 +112,7 @@ def test_text_index(
     assert told.endswith("Back to v1; no vector was changed\n")
 
 
+@pytest.mark.long
 def test_two_versions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -132,6 +135,7 @@ def test_plain_loop(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
     assert float(capsys.readouterr().out.split()[-1]) > 0.8
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "library"), [("lightning_loop.py", "lightning"), ("hf_trainer.py", "accelerate")]
 )
@@ -181,6 +185,7 @@ def test_judge_migration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert done.json["sentence"].startswith("Better: ")
 
 
+@pytest.mark.long
 def test_foreign_model(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
     run("foreign_model.py", monkeypatch)

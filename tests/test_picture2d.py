@@ -32,6 +32,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(picture2d, name, value)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("small")
 def test_three_methods_through_two_upgrades(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -302,6 +302,7 @@ def test_pictures_of_every_line_and_the_curves(tmp_path: Path) -> None:
     assert draw(compare(entry, []), tmp_path / "none") == []
 
 
+@pytest.mark.long
 def test_more_curves_than_colours_are_drawn_in_one_panel_per_method(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

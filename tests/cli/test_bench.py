@@ -58,6 +58,7 @@ def places(data: Path, folder: Path) -> list[str | Path]:
     ]
 
 
+@pytest.mark.long
 def test_jobs_run_apart_and_one_that_fails_stops_no_other(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,6 +121,7 @@ def killed_bench(*words: str) -> None:
     bench(*words)
 
 
+@pytest.mark.long
 def test_after_kill_9_the_same_command_ends_with_the_same_figures(
     data: Path, tmp_path: Path
 ) -> None:

@@ -180,6 +180,7 @@ PAGES = (
     Page("docs/how-to/own-model.md", models),
     Page("docs/how-to/change-model.md", two_models),
 )
+FIRST = ("README.md", "docs/quickstart.md")  # the others are long
 LEFT_OUT = {  # beginnings of lines that are not typed, and why
     "make ": "tests/test_container.py and the demo's tests",
     "git clone": "installs",
@@ -262,7 +263,13 @@ def commands(page: Page) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.file)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=page.file, marks=() if page.file in FIRST else pytest.mark.long)
+        for page in PAGES
+    ],
+)
 def test_the_commands_of_a_page_run_in_their_order(
     page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

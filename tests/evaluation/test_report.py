@@ -211,7 +211,7 @@ def test_the_numbers_are_those_of_the_functions(full: Full) -> None:
     assert content["facts"] == {"Seed & split": "0 <half>"}
 
 
-@pytest.mark.parametrize("T", [2, 31])
+@pytest.mark.parametrize("T", [2, pytest.param(31, marks=pytest.mark.long)])
 def test_one_upgrade_and_thirty_one_versions(T: int, tmp_path: Path) -> None:
     page, content = written(Report(measured(T), query_labels=LABELS), tmp_path)
     assert len(content["methods"][""]["cells"]) == T * (T - 1) // 2

@@ -80,6 +80,7 @@ def test_features_gradients_and_statistics_are_those_of_the_library(
             assert apart(moved, expected_there) < 1e-5, name
 
 
+@pytest.mark.long
 def test_sums_in_several_turns_are_those_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """More programs than a channel looks at together, chunks of several turns, more chunks than are summed at once."""
     monkeypatch.setattr("fixstar.research.fused_resnets._STATISTICS", 2)
@@ -95,6 +96,7 @@ def test_sums_in_several_turns_are_those_in_one(monkeypatch: pytest.MonkeyPatch)
     test_features_gradients_and_statistics_are_those_of_the_library((8, 2, 4, 8, 1, False))
 
 
+@pytest.mark.long
 def test_features_in_bfloat16_are_near() -> None:
     net = network(8, 3, True)
     reference = copy.deepcopy(net).double()
@@ -122,6 +124,7 @@ def test_gradients_in_bfloat16_are_as_near_as_the_library_brings_them() -> None:
     assert apart(all_of(net), all_of(exact)) < 1.2 * apart(all_of(plain), all_of(exact))
 
 
+@pytest.mark.long
 def test_a_failed_training_is_not_hidden() -> None:
     net = network(8, 3, True)
     with torch.no_grad():

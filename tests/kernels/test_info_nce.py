@@ -66,6 +66,7 @@ def test_loss_and_gradient_are_those_of_the_equations(
     agrees(*batch(images, d, classes=max(2, images // 8)), 5.0, same_class)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("images", "d", "same_class"), [(130, 63, "published"), (128, 300, "masked"), (256, 16, "kept")]
 )

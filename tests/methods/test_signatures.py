@@ -432,8 +432,8 @@ def test_every_method_has_a_signature() -> None:
     assert SIGNATURES.keys() == METHODS.keys()
 
 
-# what a workspace trains by default, what holds by the old classifier and by the old features, and replay alone
-USUAL = ("polaris", "bct", "hoc", "er")
+# what a workspace trains by default, what holds by the old features, and replay alone
+USUAL = ("vega", "hoc", "er")
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,7 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return asked
 
 
+@pytest.mark.long
 def test_open_clip_by_name_file_and_folder(stub: dict[str, Any], tmp_path: Path) -> None:
     torch.manual_seed(5)
     tower = Tower()
@@ -205,6 +206,7 @@ def test_sentence_transformers_by_its_interface(
         Encoder.wrap("st:no/such-model")
 
 
+@pytest.mark.long
 def test_the_real_sentence_transformers(tmp_path: Path) -> None:
     library = pytest.importorskip(
         "sentence_transformers", reason="sentence-transformers is not installed"

@@ -71,6 +71,7 @@ def has_priority(process: int, wanted: int) -> bool:
     return os.getpriority(os.PRIO_PROCESS, process) == wanted
 
 
+@pytest.mark.long
 def test_a_check_comes_to_the_same_and_its_process_has_a_lower_priority(path: Path) -> None:
     results = []
     for own in (False, True):

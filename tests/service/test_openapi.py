@@ -124,7 +124,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     shutdown_lifespans()
 
 
-@pytest.mark.parametrize("wanted", ["positive", "negative"])
+@pytest.mark.parametrize("wanted", ["positive", pytest.param("negative", marks=pytest.mark.long)])
 def test_every_answer_is_a_documented_one(api: Api, wanted: str) -> None:
     from schemathesis import GenerationMode
 

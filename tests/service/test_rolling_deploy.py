@@ -67,6 +67,7 @@ class Stream:
             thread.join()
 
 
+@pytest.mark.long
 def test_a_new_model_is_deployed_and_every_service_restarted_without_a_failed_request(
     space: Workspace,
 ) -> None:

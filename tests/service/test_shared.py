@@ -296,6 +296,7 @@ def space(tmp_path: Path) -> Iterator[Workspace]:
         yield made
 
 
+@pytest.mark.long
 def test_a_killed_services_job_is_finished_by_another_behind_the_balancer(space: Workspace) -> None:
     ids = [f"later/{number}" for number in range(640)]
     files = [("images", (f"{number}.png", picture(number, (8, 8)))) for number in range(len(ids))]

@@ -56,6 +56,7 @@ def is_clean(path: Path) -> bool:
     return not checkpoint(path) and not list((path / "state" / "jobs").glob("*.images"))
 
 
+@pytest.mark.long
 def test_a_training_has_its_own_process_and_a_lower_priority(path: Path) -> None:
     with Workspace(path, device="cpu") as space, client(space, jobs_in_processes=True) as http:
         job = http.post("/v1/upgrade", json=LONG).json()

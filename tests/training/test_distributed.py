@@ -129,6 +129,7 @@ def test_the_cases_are_not_trivial(first: Path) -> None:
     assert logged(first / "hoc", "v2")[-1]["terms"] != logged(first / "hoc", "v2")[0]["terms"]
 
 
+@pytest.mark.long
 def test_a_killed_run_resumes_to_the_same_weights(second: tuple[Path, Any]) -> None:
     out, session = second
     for version in ("v1", "v2"):
@@ -138,6 +139,7 @@ def test_a_killed_run_resumes_to_the_same_weights(second: tuple[Path, Any]) -> N
     assert not list((out / "killed").glob("checkpoint-*"))
 
 
+@pytest.mark.long
 def test_two_processes_go_on_with_what_one_began(second: tuple[Path, Any]) -> None:
     out, _ = second
     require_close(out / "hoc-alone", out / "resumed-by-two", "v2")
@@ -146,6 +148,7 @@ def test_two_processes_go_on_with_what_one_began(second: tuple[Path, Any]) -> No
         assert two["terms"] == pytest.approx(one["terms"], rel=1e-5)
 
 
+@pytest.mark.long
 def test_what_cannot_work_is_refused_by_every_process(second: tuple[Path, Any]) -> None:
     out, session = second
     answers = [json.loads((out / f"answers-{rank}.json").read_text()) for rank in range(2)]
@@ -156,6 +159,7 @@ def test_what_cannot_work_is_refused_by_every_process(second: tuple[Path, Any]) 
     check_wording(answers[0]["seeds"][1])
 
 
+@pytest.mark.long
 def test_the_command_line_speaks_with_one_voice(
     second: tuple[Path, subprocess.CompletedProcess[str]],
 ) -> None:
@@ -165,6 +169,7 @@ def test_the_command_line_speaks_with_one_voice(
     assert Workspace(out / "shop").versions() == ["v1"]
 
 
+@pytest.mark.long
 def test_an_error_of_one_process_ends_all_and_is_told(
     second: tuple[Path, subprocess.CompletedProcess[str]],
 ) -> None:

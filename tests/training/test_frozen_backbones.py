@@ -372,6 +372,7 @@ def test_model_selection_embeds_its_images_once(tmp_path: Path) -> None:
     assert forwards(upgrade) == 0
 
 
+@pytest.mark.long
 def test_an_onnx_model_is_only_trained_frozen(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
     path = tmp_path / "model.onnx"

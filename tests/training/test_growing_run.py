@@ -201,7 +201,10 @@ def test_the_teacher_is_zero_in_the_new_dimensions(
         assert old[:, :3].abs().sum(dim=1).min() > 0
 
 
-@pytest.mark.parametrize("name", ["hoc", "fd", "cores", "cl2r-ub"])
+@pytest.mark.parametrize(
+    "name",
+    ["hoc", *(pytest.param(name, marks=pytest.mark.long) for name in ("fd", "cores", "cl2r-ub"))],
+)
 def test_old_and_new_versions_meet(name: str, first: Version, tmp_path: Path) -> None:
     gallery, queries = digits(range(4), 110, 150), digits(range(4), 60, 110)
     before = first.encoder.encode(gallery.images)

@@ -34,6 +34,7 @@ def cluster() -> Iterator[None]:
     from ray.cluster_utils import Cluster
 
     os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+    os.environ.update(RAY_worker_niceness="0")  # else they wait for every other test
     for attempt in range(4):
         nodes = Cluster()
         try:
@@ -57,6 +58,7 @@ def upgraded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Workspace, Path]
     return shop(folder / "shop"), pictures(folder / "photos", 8)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("cluster")
 def test_answers_are_those_of_one_process_in_order_and_a_dead_worker_costs_nothing(
     upgraded: tuple[Workspace, Path],
@@ -94,6 +96,7 @@ def test_answers_are_those_of_one_process_in_order_and_a_dead_worker_costs_nothi
     assert [len(answer.bad) for answer in answers] == [0, 1, 0, 0, 0]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("cluster")
 def test_a_worker_prepares_a_batch_while_the_model_works_on_another(
     upgraded: tuple[Workspace, Path], tmp_path: Path
@@ -128,6 +131,7 @@ def test_a_backfill_runs_on_the_cluster(upgraded: tuple[Workspace, Path]) -> Non
         np.testing.assert_allclose(np.stack([item.vector for item in items]), vectors, atol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("cluster")
 def test_texts_are_indexed_and_backfilled_on_the_cluster(tmp_path: Path) -> None:
     texts = topic_texts(4)
@@ -154,6 +158,7 @@ def test_texts_are_indexed_and_backfilled_on_the_cluster(tmp_path: Path) -> None
             )
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("cluster", "own_settings")
 def test_workers_ask_a_server_together_as_often_as_is_allowed(tmp_path: Path) -> None:
     texts = [text for text, _ in topic_texts(3)]

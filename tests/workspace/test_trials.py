@@ -157,6 +157,7 @@ def test_killed_anywhere_the_same_call_resumes_to_the_same_weights(
     assert not list(space.path.glob("trials-*"))
 
 
+@pytest.mark.long
 def test_damaged_results_are_measured_again(
     space: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
