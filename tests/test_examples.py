@@ -61,6 +61,7 @@ def run_notebook(name: str) -> dict[str, Any]:
     return left
 
 
+@pytest.mark.long
 def test_first_upgrade(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     left = run_notebook("first_upgrade.ipynb")

@@ -92,6 +92,7 @@ def test_sentences_are_recorded_compared_and_updated(project: Project) -> None:
     assert project.kept()["test_two_sentences"][1] == "OTHERS\nNext step: check(version='v2')"
 
 
+@pytest.mark.long
 def test_a_wrong_type_fails_also_in_an_update(project: Project) -> None:
     project.run("--update-wording")
     before = project.kept()
@@ -100,6 +101,7 @@ def test_a_wrong_type_fails_also_in_an_update(project: Project) -> None:
     assert project.kept() == before
 
 
+@pytest.mark.long
 def test_entries_of_tests_that_are_gone_are_removed(project: Project) -> None:
     project.write(SHOP, "test_other.py")
     project.run("--update-wording")

@@ -181,6 +181,7 @@ def test_every_entry_fits_fixstars_parts(entry: Benchmark) -> None:
     assert entry.protocols
 
 
+@pytest.mark.long
 def test_backbone_options_are_known() -> None:
     options = {
         (e.backbone, tuple(e.backbone_options.items()))

@@ -51,6 +51,7 @@ SETTINGS = Settings(
 )
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("short")
 def test_fct_needs_the_side_vector_for_what_the_old_one_lacks() -> None:
     """The new vector is half in the old one and half in the side vector: only with both can it be told."""

@@ -236,6 +236,7 @@ def test_features_are_gone_when_the_run_is_done(searched: tuple[RunResult, Path]
     assert Progress.read(folder / "progress.json").share == 1.0
 
 
+@pytest.mark.long
 def test_verification_pairs_new_first_with_old_second(data: Path, tmp_path: Path) -> None:
     """Retrained with CoReS; every cell against cosines of full features."""
     entry = replace(VERIFICATION, methods={"cores": MethodChoice("cores")})
@@ -431,6 +432,7 @@ def test_the_ablations_of_cores_reach_the_scenario(
     assert validation.protocol == "verification"  # M of eq. 11 is what the benchmark measures
 
 
+@pytest.mark.long
 def test_replacements_are_pretrained_once_and_take_over(data: Path, tmp_path: Path) -> None:
     """HOC and FD share models behind the simplex; ER has heads of its own. All resume where they are."""
     folders = Folders(data, tmp_path / "work", tmp_path / "results")

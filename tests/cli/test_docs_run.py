@@ -180,7 +180,7 @@ PAGES = (
     Page("docs/how-to/own-model.md", models),
     Page("docs/how-to/change-model.md", two_models),
 )
-FIRST = ("README.md", "docs/quickstart.md")  # the others are long
+FIRST = ("README.md",)  # the others are long
 LEFT_OUT = {  # beginnings of lines that are not typed, and why
     "make ": "tests/test_container.py and the demo's tests",
     "git clone": "installs",

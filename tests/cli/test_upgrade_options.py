@@ -142,6 +142,7 @@ def test_the_optimiser_is_chosen_and_stays(space: Path, shop: Path) -> None:
         fixstar("upgrade", shop / "second", "-w", space, "--warmup", "9")
 
 
+@pytest.mark.long
 def test_a_frozen_model_of_ones_own_is_trained_upgraded_judged_and_fine_tuned(
     tmp_path: Path, shop: Path
 ) -> None:
@@ -385,6 +386,7 @@ def test_how_many_settings_to_try_is_a_number_auto_or_off(space: Path, tmp_path:
     )
 
 
+@pytest.mark.long
 def test_after_trials_the_version_is_checked_at_once(
     space: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -180,7 +180,7 @@ def test_every_method_has_a_plane_with_its_curves_and_the_others_behind() -> Non
     ]
 
 
-@pytest.mark.parametrize("methods", [1, 8])
+@pytest.mark.parametrize("methods", [1, pytest.param(8, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     "name", ["setting", "a setting with lam=0.2, rho=10, K=1000 and more (own class order)"]
 )

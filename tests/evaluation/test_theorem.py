@@ -160,6 +160,7 @@ def test_a_cap_has_an_angle(angle: float) -> None:
         check_theorem([5], 1.0, angle)
 
 
+@pytest.mark.long
 def test_the_command_prints_what_it_measured(tmp_path: Path) -> None:
     words = [
         "theorem",

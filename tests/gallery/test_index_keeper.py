@@ -201,6 +201,7 @@ with SqliteGallery(sys.argv[1]) as gallery:
 """
 
 
+@pytest.mark.long
 def test_a_process_killed_while_saving_leaves_the_old_index(tmp_path: Path) -> None:
     with filled(tmp_path / "g.db") as gallery:
         gallery.build_index()

@@ -241,6 +241,7 @@ def test_gradient_reaches_every_parameter_of_resnets(
     assert dead_parameters(shallow[0], torch.randn(4, 3, 32, 32)) == []
 
 
+@pytest.mark.long
 def test_resnet_equals_the_one_of_transformers(shallow: tuple[ResNet, dict[str, Any]]) -> None:
     """Also guards the parameter names, since the weights travel by name."""
     ours, config = shallow[0].eval(), shallow[1]

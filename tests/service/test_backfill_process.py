@@ -126,6 +126,7 @@ def test_a_backfill_stops_with_its_service_and_keeps_its_budget(path: Path) -> N
     assert counts(path) == {"v1": 8, "v2": 10}
 
 
+@pytest.mark.long
 def test_a_killed_service_takes_its_processes_along_and_the_next_one_finishes(path: Path) -> None:
     def over(http: Any, job: Any) -> Any:
         return until(

@@ -61,6 +61,7 @@ def serving(space: Workspace, *words: str) -> Iterator[tuple[ForkServerProcess, 
         out.unlink()
 
 
+@pytest.mark.long
 def test_the_first_version_is_trained_by_a_job_that_a_kill_does_not_end(tmp_path: Path) -> None:
     space, sets = Workspace.create(tmp_path / "shop"), tmp_path / "sets"
     pictures(sets / "photos")

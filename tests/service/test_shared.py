@@ -330,6 +330,7 @@ def test_a_killed_services_job_is_finished_by_another_behind_the_balancer(space:
         assert {http.get("/v1/status").json()["items"] for _ in range(4)} == {len(ids) + 1}
 
 
+@pytest.mark.long
 def test_a_killed_services_backfill_is_finished_by_another(
     space: Workspace, tmp_path: Path
 ) -> None:

@@ -146,6 +146,7 @@ def test_a_training_stops_with_its_service_and_resumes_with_the_next(path: Path)
     assert is_clean(path)
 
 
+@pytest.mark.long
 def test_a_training_is_killed_with_its_service_and_resumes_with_the_next(path: Path) -> None:
     with services(path) as serve:
         first, http = serve()

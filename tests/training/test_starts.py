@@ -182,6 +182,7 @@ def test_selection_keeps_another_model_than_the_last_epoch(monkeypatch: pytest.M
     assert same_weights(second(3, validation()), second(2, None))
 
 
+@pytest.mark.long
 def test_a_run_with_selection_is_read_back_and_resumes_to_the_same_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,6 +262,7 @@ def wider(feature_dim: int) -> Settings:
     return Settings(**{**vars(SETTINGS), "backbone_options": options})
 
 
+@pytest.mark.long
 def test_a_simplex_stays_comparable_while_the_backbone_changes(tmp_path: Path) -> None:
     """CoReS, section 6.6: the feature is as wide as the simplex, whatever stands before it."""
     small = {"backbone": "lenet++", "backbone_options": {"feature_dim": 5}}

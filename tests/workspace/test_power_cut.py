@@ -92,6 +92,7 @@ def look(
             raise MismatchError(f"images of {lost} are gone")
 
 
+@pytest.mark.long
 @pytest.mark.skipif(library() is None, reason="there is no C compiler (cc)")
 def test_what_was_acknowledged_outlives_the_power(tmp_path: Path) -> None:
     rng, path, acknowledged = random.Random(SEED), tmp_path / "shop-0", 0

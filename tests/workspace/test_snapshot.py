@@ -426,6 +426,7 @@ def test_a_killed_snapshot_leaves_the_older_one(shop: Path, tmp_path: Path, name
     assert len(seen) > 2
 
 
+@pytest.mark.long
 def test_a_killed_first_snapshot_is_taken_again(shop: Path, tmp_path: Path) -> None:
     kills = sum(1 for _ in places(take_snapshot, shop, tmp_path / "backup"))
     assert kills > 2
