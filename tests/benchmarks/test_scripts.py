@@ -142,6 +142,20 @@ def test_figures_of_a_change_are_kept_and_not_measured_again(
     )
 
 
+def test_a_size_alone_is_measured_and_fills_no_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved_models(tmp_path)
+    monkeypatch.syspath_prepend(SCRIPTS)
+    change_model = importlib.import_module("change_model")
+    out = tmp_path / "out.json"
+    usual = ["change_model.py", str(tmp_path), "--only", "banking77", "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", [*usual, "--seeds", "1", "--sizes", "40"])
+    change_model.main()
+    assert [run["size"] for run in json.loads(out.read_text())["runs"]] == ["40"]
+    assert "| banking77" not in capsys.readouterr().out
+
+
 def test_runs_on_items_alone_stay_beside_those_of_today_and_are_marked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
