@@ -7,6 +7,7 @@ import json
 import runpy
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -104,14 +105,19 @@ def test_items_that_judge_are_of_classes_that_are_not_fitted(
     assert change_model.draw(labels, "all", seed=4).judging.tolist() != drawn.judging.tolist()
 
 
+def ready(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[str], Path]:
+    """change_model.py, the words that measure Banking77 with it, and the file that it writes."""
+    saved_models(folder)
+    monkeypatch.syspath_prepend(SCRIPTS)
+    out = folder / "out.json"
+    words = ["change_model.py", str(folder), "--only", "banking77", "--out", str(out)]
+    return importlib.import_module("change_model"), words, out
+
+
 def test_figures_of_a_change_are_kept_and_not_measured_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    saved_models(tmp_path)
-    monkeypatch.syspath_prepend(SCRIPTS)
-    change_model = importlib.import_module("change_model")
-    out = tmp_path / "out.json"
-    usual = ["change_model.py", str(tmp_path), "--only", "banking77", "--out", str(out)]
+    change_model, usual, out = ready(tmp_path, monkeypatch)
     monkeypatch.setattr(sys, "argv", [*usual, "--seeds", "2", "--sizes", "40,500,all"])
     change_model.main()
     runs = json.loads(out.read_text())["runs"]
@@ -145,11 +151,7 @@ def test_figures_of_a_change_are_kept_and_not_measured_again(
 def test_a_size_alone_is_measured_and_fills_no_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    saved_models(tmp_path)
-    monkeypatch.syspath_prepend(SCRIPTS)
-    change_model = importlib.import_module("change_model")
-    out = tmp_path / "out.json"
-    usual = ["change_model.py", str(tmp_path), "--only", "banking77", "--out", str(out)]
+    change_model, usual, out = ready(tmp_path, monkeypatch)
     monkeypatch.setattr(sys, "argv", [*usual, "--seeds", "1", "--sizes", "40"])
     change_model.main()
     assert [run["size"] for run in json.loads(out.read_text())["runs"]] == ["40"]
@@ -159,20 +161,8 @@ def test_a_size_alone_is_measured_and_fills_no_table(
 def test_runs_on_items_alone_stay_beside_those_of_today_and_are_marked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    saved_models(tmp_path)
-    monkeypatch.syspath_prepend(SCRIPTS)
-    change_model = importlib.import_module("change_model")
-    out = tmp_path / "out.json"
-    usual = [
-        "change_model.py",
-        str(tmp_path),
-        "--only",
-        "banking77",
-        "--out",
-        str(out),
-        "--seeds",
-        "2",
-    ]
+    change_model, usual, out = ready(tmp_path, monkeypatch)
+    usual += ["--seeds", "2"]
     monkeypatch.setattr(sys, "argv", [*usual, "--sizes", "100,all"])
     monkeypatch.setattr(change_model, "enough", lambda *_: True)
     change_model.main()
