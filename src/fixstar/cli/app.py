@@ -221,8 +221,12 @@ def verb(
 def key_value(text: str, option: str, example: str) -> tuple[str, Any]:
     """Parse NAME=VALUE of a repeatable option; the value is read as JSON if possible.
 
+    Python's ``True`` and ``False`` are understood too: results and tables write options like that.
+
     >>> key_value("rotated=false", "--option", "hold=40")
     ('rotated', False)
+    >>> key_value("with_first=True", "--option", "hold=40")
+    ('with_first', True)
     """
     key, equals, value = text.partition("=")
     if not key or not equals:
@@ -230,7 +234,7 @@ def key_value(text: str, option: str, example: str) -> tuple[str, Any]:
     try:
         return key, json.loads(value)
     except ValueError:
-        return key, value
+        return key, {"true": True, "false": False}.get(value.lower(), value)
 
 
 def main() -> None:
