@@ -1183,6 +1183,7 @@ def free_successors() -> Iterator[Claim | Quote]:
         "independent model {} and {}.",
         equal,
     )
+    yield from _learnt_classes(runs)
     yield from backfill_orders(runs)
     gates = [
         Counter(run["gate"][on] for case in vega for run in case) for on in ("labelled", "held out")
@@ -1219,6 +1220,36 @@ def free_successors() -> Iterator[Claim | Quote]:
     ):
         means = [float(np.mean([run[kind][metric] for run in tuned])) for metric in ("AC", "AA")]
         yield Claim(TRANSLATION, text, [means[0], 100 * means[1]])
+
+
+def _learnt_classes(runs: Sequence[dict[str, Any]]) -> Iterator[Claim]:
+    """Where other images of the learnt classes are searched, and the independent model does well."""
+
+    def found(way: str, kind: str) -> list[float]:
+        mine = ordinary.runs_of(runs, way, [ordinary.LEARNT])
+        return [ordinary.level(mine, kind, one) for one in ordinary.PROTOCOLS]
+
+    fct = found("independent", "fct")
+    vega = found("vega", "one")
+    both = found("vega", "two")
+    ours = found("independent", "two")
+    gained = [
+        now - before
+        for way, levels in (("independent", fct), ("vega", vega))
+        for now, before in zip(levels, found(way, "v1"), strict=True)
+    ]
+    assert fct[1] > max(vega[1], both[1]), "FCT is no longer ahead"
+    yield Claim(
+        TRANSLATION,
+        "At once it gains {} points by nearest image and {} by class\n  template, and reaches {} and {}. ",
+        [*gained[:2], *fct],
+    )
+    yield Claim(
+        TRANSLATION,
+        "Vega with one model per query gains {} and {}, and reaches {} and {}; with two it reaches {} and {}.",
+        [*gained[2:], *vega, *both],
+    )
+    yield Claim(TRANSLATION, "independent model reaches\n  {} and {}.", ours)
 
 
 def _above_polaris(runs: Sequence[dict[str, Any]]) -> Iterator[Claim]:
@@ -1310,6 +1341,16 @@ def embedding_rates() -> Iterator[Claim]:
 
 def service_pages() -> Iterator[Claim | Quote]:
     """Backfill plans, searches beside a training, and a rolling deployment."""
+    cluster = content("cluster_h200.json")
+    starts = ["| 10,000, x86-64, nothing beside | 1", "| | 2", "| | 4", "| | 8"]
+    for start, one in zip(starts, cluster["rows"], strict=True):
+        text = start + " | 16 | {} | {} |"
+        yield Claim("docs/appendix/backfill.md", text, [one["index"], one["backfill"]])
+    yield Claim(
+        "docs/appendix/backfill.md",
+        "ended as usual, at {} images per second; with head",
+        [cluster["worker_killed"]["images_per_second"]],
+    )
     before = content("backfill_reads_before_cpu.json")["rows"]
     now = content("backfill_reads_cpu.json")["rows"]
     names = ("plan_reads", "plan_cpu_seconds", "plan_peak_mb")

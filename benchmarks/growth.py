@@ -170,7 +170,7 @@ class Size:
         self.count = count
         self.width = width
         self.folder = folder
-        self.has_workspace = backend != "postgres" and width == WORKSPACE_WIDTH
+        self.has_workspace = width == WORKSPACE_WIDTH
         in_workspace = self.has_workspace and backend == "sqlite"
         self.file = folder / ("shop/gallery.db" if in_workspace else "gallery.db")
         self._open = ExitStack()
@@ -246,7 +246,7 @@ class Size:
     def fill(self) -> Row:
         """Vectors stored per second, and then moved to v2 per second, as a backfill does."""
         if self.has_workspace:
-            address = self.url if self.backend == "milvus" else None
+            address = None if self.backend == "sqlite" else self.url
             gallery = create_workspace(self.folder / "shop", address).gallery
         else:
             gallery = open_gallery(self.url)
@@ -459,10 +459,11 @@ class Size:
 
 def steps_of(size: Size) -> list[str]:
     """In the order in which they are measured."""
+    in_workspace = ["deploy"] if size.has_workspace else []
     if size.backend == "postgres":
-        return ["fill", "exact", "pgvector", "index", "approximate", "verify"]
+        searches = ["exact", "pgvector", "index", "approximate", "translated"]
+        return ["fill", *searches, *in_workspace, "verify"]
     if size.backend == "milvus":
-        in_workspace = ["deploy"] if size.has_workspace else []
         return ["fill", "open", "exact", "translated", *in_workspace, "index", "approximate"]
     engines = ["faiss_flat", "faiss_ivfpq", "faiss_hnsw"]
     searches = ["open", "exact", "index", "approximate", "translated", "mapped", "verify"]
