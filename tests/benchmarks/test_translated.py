@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +19,7 @@ from wording import refuses
 
 from fixstar.cli.bench import _command, _commands
 from fixstar.data import ReplayMemory
-from fixstar.errors import InputError
+from fixstar.errors import CheckpointError, InputError
 from fixstar.evaluation import summary
 from fixstar.models import Encoder
 from fixstar.research.benchmarks import MethodChoice, RunResult, benchmark, translations
@@ -25,7 +29,11 @@ from fixstar.research.benchmarks.ledger import setting_of
 from fixstar.research.benchmarks.plan import Run, plan
 from fixstar.research.benchmarks.runner import SearchedImages, run_benchmark
 from fixstar.research.benchmarks.tables import tables_of, what_differs
-from fixstar.research.benchmarks.translations import read_translation, translation_file
+from fixstar.research.benchmarks.translations import (
+    Fitters,
+    read_translation,
+    translation_file,
+)
 from fixstar.translation import fit_map
 
 SMALL = replace(
@@ -210,6 +218,97 @@ def test_a_killed_run_fits_the_others_and_ends_with_the_same_figures(
     assert fitted == ["residual"] * 4  # v2 from v1, v3 from v1, v3 from v2 twice
     assert resumed.protocols == held[0].protocols
     assert resumed.restarts == 1
+
+
+# Beside the training
+
+
+@pytest.fixture
+def known_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that the test starts know the small benchmark too."""
+    site = small_benchmark.site(tmp_path / "site")
+    known = os.environ.get("PYTHONPATH")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(site), known])))
+
+
+@pytest.mark.usefixtures("known_everywhere")
+def test_fitted_beside_the_training_the_figures_are_the_same(
+    held: tuple[RunResult, Path], data: Path, tmp_path: Path
+) -> None:
+    run = run_of("hoc", translate=True)
+    beside = run_benchmark(run, data, tmp_path, "cpu", progress=False, fitters=2)
+    assert beside.protocols == held[0].protocols
+    assert all("seconds_translating" in version for version in beside.versions)
+    names = [path.relative_to(held[1]) for path in (held[1] / "translations").rglob("*.npz")]
+    for name in names:
+        mine, theirs = np.load(tmp_path / run.name / name), np.load(held[1] / name)
+        assert all(np.array_equal(mine[key], theirs[key]) for key in theirs.files)
+
+
+@pytest.mark.usefixtures("known_everywhere")
+def test_what_fails_beside_the_training_fails_the_run(data: Path, tmp_path: Path) -> None:
+    run = run_of("hoc", translate=True)
+    (tmp_path / run.name).mkdir()
+    (tmp_path / run.name / "translations").write_text("not a folder")
+    with pytest.raises(OSError, match="translations"):
+        run_benchmark(run, data, tmp_path, "cpu", progress=False, fitters=1)
+
+
+def leave(part: tuple[int, int]) -> float:
+    os._exit(part[0] + 1)
+
+
+def test_a_fitter_that_is_ended_says_what_to_do() -> None:
+    with refuses(CheckpointError), Fitters(1) as beside:
+        beside.begin(2, leave)
+        beside.seconds()
+
+
+PARENT = """
+import os, sys, time
+from pathlib import Path
+from fixstar.research.benchmarks.translations import Fitters
+
+def stay(folder, part):
+    (Path(folder) / str(os.getpid())).touch()
+    time.sleep(600)
+
+if __name__ == "__main__":
+    from functools import partial
+    with Fitters(2) as beside:
+        beside.begin(2, partial(stay, sys.argv[1]))
+        time.sleep(600)
+"""
+
+
+def test_fitters_end_with_a_killed_run(tmp_path: Path) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT)
+    pids = tmp_path / "pids"
+    pids.mkdir()
+    parent = subprocess.Popen([sys.executable, script, pids])
+    try:
+        eventually(lambda: len(list(pids.iterdir())) == 2)
+    finally:
+        parent.kill()
+        parent.wait()
+    eventually(lambda: not any(runs(pid.name) for pid in pids.iterdir()))
+
+
+def runs(pid: str) -> bool:
+    """Whether a process has not ended, nor waits for somebody to ask how."""
+    try:
+        state = Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def eventually(true: Callable[[], bool], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 def test_images_are_drawn_where_there_are_too_many(data: Path) -> None:

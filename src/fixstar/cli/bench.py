@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import signal
 import sys
@@ -215,6 +216,13 @@ def run(
     weight: Annotated[
         float | None, typer.Option(help="w of the translations, from 0 to 1.", show_default="0.6")
     ] = None,
+    fitters: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Processes of each run that fit its translations while it trains on; 0 fits them in between.",
+        ),
+    ] = 0,
     work: Annotated[Path, typer.Option(help="Folder for unfinished runs.")] = Path("bench-work"),
     results: Annotated[
         Path, typer.Option(help="Folder for results: one JSON file per run.")
@@ -274,16 +282,23 @@ def run(
                 f"{one.name} is done, but without {', '.join(lacking)}, which was added later: {again}"
             )
     if len(runs) == 1:
-        _run_here(runs[0], folders, device=device, as_json=as_json)
+        _run_here(runs[0], folders, device=device, mps=mps, fitters=fitters, as_json=as_json)
     else:
-        _run_jobs(runs, folders, jobs=jobs, device=device, mps=mps, as_json=as_json)
+        _run_jobs(
+            runs, folders, jobs=jobs, device=device, mps=mps, fitters=fitters, as_json=as_json
+        )
 
 
-def _run_here(one: Run, folders: Folders, *, device: str, as_json: bool) -> None:
-    from fixstar.research.benchmarks.jobs import complete
+def _run_here(
+    one: Run, folders: Folders, *, device: str, mps: bool, fitters: int, as_json: bool
+) -> None:
+    from fixstar.research.benchmarks.jobs import complete, shared_gpu
 
     before = folders.result(one).exists()
-    result = complete(one, folders, device, progress=not as_json)
+    with contextlib.ExitStack() as stack:
+        if mps and fitters and device != "cpu" and not before:
+            os.environ.update(stack.enter_context(shared_gpu(say)))
+        result = complete(one, folders, device, progress=not as_json, fitters=fitters)
     if as_json:
         print_json(asdict(result))
         return
@@ -303,7 +318,14 @@ def _run_here(one: Run, folders: Folders, *, device: str, as_json: bool) -> None
 
 
 def _run_jobs(
-    runs: list[Run], folders: Folders, *, jobs: int, device: str, mps: bool, as_json: bool
+    runs: list[Run],
+    folders: Folders,
+    *,
+    jobs: int,
+    device: str,
+    mps: bool,
+    fitters: int,
+    as_json: bool,
 ) -> None:
     from fixstar.research.benchmarks.jobs import live_board, run_jobs, shared_gpu
 
@@ -312,7 +334,7 @@ def _run_jobs(
     )  # as with Ctrl-C, no job is left running
     sharing = (
         mps
-        and jobs > 1
+        and (jobs > 1 or fitters > 0)
         and device != "cpu"
         and any(not folders.result(one).exists() for one in runs)
     )
@@ -321,7 +343,7 @@ def _run_jobs(
         if sharing:
             environment = stack.enter_context(shared_gpu(say))
         shown = stack.enter_context(live_board())
-        command = partial(_command, folders=folders, device=device)
+        command = partial(_command, folders=folders, device=device, fitters=fitters)
         finished = run_jobs(runs, folders, command, jobs=jobs, shown=shown, environment=environment)
     failed = [job for job in finished if job.state == "failed"]
     if as_json:
@@ -336,7 +358,7 @@ def _run_jobs(
         raise typer.Exit(1)
 
 
-def _command(one: Run, folders: Folders, device: str) -> list[str]:
+def _command(one: Run, folders: Folders, device: str, fitters: int = 0) -> list[str]:
     words = ["--order", str(one.class_order), "--seed", str(one.seed)]
     if one.epochs is not None:
         words += ["--epochs", str(one.epochs)]
@@ -369,6 +391,8 @@ def _command(one: Run, folders: Folders, device: str) -> list[str]:
         "--method",
         one.method,
     ]
+    if fitters:
+        words += ["--fitters", str(fitters), "--no-mps"]  # the GPU is shared already
     return [*begin, *words, "--jobs", "1", "--device", device]
 
 

@@ -82,11 +82,13 @@ Shown = Callable[[Sequence[QueuedRun], QueuedRun | None], object]
 """Called several times per second with all jobs, and with a job that has just changed its stage or state."""
 
 
-def complete(run: Run, folders: Folders, device: str = "auto", progress: bool = True) -> RunResult:
+def complete(
+    run: Run, folders: Folders, device: str = "auto", progress: bool = True, *, fitters: int = 0
+) -> RunResult:
     """The result of a run, from its file if it is done; else it is run, or resumed, and written."""
     path = folders.result(run)
     if not path.exists():
-        result = run_benchmark(run, folders.data, folders.work, device, progress)
+        result = run_benchmark(run, folders.data, folders.work, device, progress, fitters=fitters)
         if set_aside(run):
             note(folders.ledger, [look_at(run, result, path)])
         result.save(path)

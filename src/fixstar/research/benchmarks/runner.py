@@ -53,6 +53,7 @@ from fixstar.research.benchmarks.plan import SEARCHES, Run
 from fixstar.research.benchmarks.result import TRANSLATED, RunResult, measured
 from fixstar.research.benchmarks.translations import (
     VIEWS,
+    Fitters,
     embedded,
     fit_translations,
     read_translation,
@@ -67,6 +68,7 @@ from fixstar.training import (
     train_version,
 )
 from fixstar.training.captured import use_program
+from fixstar.training.run_directory import RunDirectory
 from fixstar.training.version import VersionPlan
 from fixstar.translation import Translation, score
 
@@ -427,20 +429,31 @@ class Progress:
 
 
 def run_benchmark(
-    run: Run, data: str | Path, work: str | Path, device: str = "auto", progress: bool = True
+    run: Run,
+    data: str | Path,
+    work: str | Path,
+    device: str = "auto",
+    progress: bool = True,
+    *,
+    fitters: int = 0,
 ) -> RunResult:
-    """Train every version of a run, embed queries and gallery once with each, and measure every protocol."""
+    """Train every version of a run, embed queries and gallery once with each, and measure every protocol.
+
+    Translations are fitted before the next version is trained, or beside it by ``fitters`` processes.
+    """
     folder = Path(work) / run.name
     try:
-        with exclusive(folder):
-            return _run(run, Path(data), folder, device, progress)
+        with exclusive(folder), Fitters(fitters) as beside:
+            return _run(run, Path(data), folder, device, progress, beside)
     except BlockingIOError:
         raise CheckpointError(
             f"another process is running in {folder}; wait for it or stop it"
         ) from None
 
 
-def _run(run: Run, data: Path, folder: Path, device: str, progress: bool) -> RunResult:
+def _run(
+    run: Run, data: Path, folder: Path, device: str, progress: bool, beside: Fitters
+) -> RunResult:
     state = Progress.read(folder / "progress.json")
     state.restarts += 1
     searched = SearchedImages.open(run.benchmark, data)
@@ -464,21 +477,17 @@ def _run(run: Run, data: Path, folder: Path, device: str, progress: bool) -> Run
         record = state.versions[version.number - 1]
         record.setdefault("seconds_embedding", round(time.monotonic() - started, 2))
         if run.translated:
+            fit = partial(fit_part, run, data, folder, device, version.number)
             state.save(f"translating to {version.name}")
-            started = time.monotonic()
-            fit_translations(
-                version,
-                stream,
-                settings,
-                folder,
-                lifelong=_is_lifelong(run),
-                shared=run.create().shares_space,
-                weight=run.weight,
-            )
-            record.setdefault("seconds_translating", round(time.monotonic() - started, 2))
+            if beside.count:
+                beside.begin(version.number, fit)
+            else:
+                record.setdefault("seconds_translating", round(fit((0, 1)), 2))
         if version.number < len(stream):
             state.save(f"training v{version.number + 1}")
         else:
+            for number, took in beside.seconds().items():
+                state.versions[number - 1].setdefault("seconds_translating", round(took, 2))
             state.save("measuring")
     started = time.monotonic()
     found_on = None
@@ -507,6 +516,26 @@ def _run(run: Run, data: Path, folder: Path, device: str, progress: bool) -> Run
     )
     shutil.rmtree(folder / "features")
     return result
+
+
+def fit_part(
+    run: Run, data: Path, folder: Path, device: str, number: int, part: tuple[int, int]
+) -> float:
+    """Fit a part (i, n) of the translations to a finished version, in any process; the seconds that it took."""
+    started = time.monotonic()
+    settings = run.settings(device)
+    encoder = Encoder.load(RunDirectory(folder / "run").version(number), settings.torch_device())
+    fit_translations(
+        Version(number, encoder),
+        run.stream(data),
+        settings,
+        folder,
+        lifelong=_is_lifelong(run),
+        shared=run.create().shares_space,
+        weight=run.weight,
+        part=part,
+    )
+    return time.monotonic() - started
 
 
 def _translation(folder: Path, source: int, target: int) -> Translation:

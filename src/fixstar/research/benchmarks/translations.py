@@ -5,13 +5,23 @@ the version itself was trained on. Each is used unchanged and in a few crops. Ev
 a translated run keeps all older models.
 
 translations/v3/v1.npz      how queries of v3 search what v1 stored; a finished one is never fitted again
+
+They are fitted before the next version is trained, or beside it by processes of their own (``Fitters``): what is fitted
+is the same.
 """
 
 from __future__ import annotations
 
 import math
+import multiprocessing
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +34,7 @@ from fixstar.data import (
     augmented_views,
     concatenate,
 )
+from fixstar.errors import CheckpointError
 from fixstar.models import Encoder, FrozenEncoder
 from fixstar.training import Settings, Version
 from fixstar.training.run_directory import RunDirectory
@@ -67,13 +78,16 @@ def fit_translations(
     lifelong: bool,
     shared: bool,
     weight: float,
+    part: tuple[int, int] = (0, 1),
 ) -> None:
     """Fit the translations from all older versions to this one, except existing ones.
 
-    With ``shared`` the versions have one space: then the newest version's queries are carried, not mapped back.
+    With ``shared`` the versions have one space: then the newest version's queries are carried, not mapped back. Of
+    ``part`` (i, n) every n-th older version from the i-th on is fitted.
     """
     number = version.number
-    missing = [k for k in range(1, number) if not translation_file(folder, k, number).exists()]
+    mine = range(1, number)[part[0] :: part[1]]
+    missing = [k for k in mine if not translation_file(folder, k, number).exists()]
     if not missing:
         return
     directory = RunDirectory(folder / "run")
@@ -151,3 +165,72 @@ def fitted(
         shared=shared,
         about={"pairs": len(pairs), "forward": "residual", **forward.chosen},
     )
+
+
+class Fitters:
+    """Processes that fit translations while a run trains on; each has its own copy of what it works with.
+
+    They end with the process that started them, even if that one is killed.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._pool = ProcessPoolExecutor(
+            max(1, count),
+            mp_context=multiprocessing.get_context("spawn"),  # a GPU is lost to a forked process
+            initializer=_end_with_parent,
+        )
+        self._tasks: dict[int, list[Future[float]]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._pool.shutdown(wait=kind is None, cancel_futures=True)
+
+    def begin(self, number: int, task: Callable[[tuple[int, int]], float]) -> None:
+        """Start ``task`` for version ``number``, once for each process with its part (i, n); it returns its seconds."""
+        self._tasks[number] = [
+            self._pool.submit(task, (part, self.count)) for part in range(self.count)
+        ]
+        self.raise_failures()
+
+    def raise_failures(self) -> None:
+        """Raise the error of a task that has failed, if one has."""
+        for tasks in self._tasks.values():
+            for task in tasks:
+                if task.done():
+                    _result(task)
+
+    def seconds(self) -> dict[int, float]:
+        """Wait for all tasks; the seconds that each version took, of all processes together."""
+        return {
+            number: sum(_result(task) for task in tasks) for number, tasks in self._tasks.items()
+        }
+
+
+def _result(task: Future[float]) -> float:
+    try:
+        return task.result()
+    except BrokenProcessPool:
+        raise CheckpointError(
+            "a process that fitted translations was ended, perhaps for want of memory. What is done is kept: give "
+            "the same command again, with fewer --fitters"
+        ) from None
+
+
+def _end_with_parent() -> None:
+    """End this process when the one that started it has ended."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "only a started process has a parent"
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
