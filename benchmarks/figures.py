@@ -8,7 +8,8 @@ A value must equal the printed figure, rounded to as many digits as are printed.
 ``Quote`` with its source. In the README and in the tables of methods.md, benchmarks.md and translation.md a figure
 without a claim or a quote is an error (``tests/test_figures.py``).
 
-    python benchmarks/figures.py        prints what does not hold
+    python benchmarks/figures.py            prints what does not hold
+    python benchmarks/figures.py --write    brings the tables between marks up to date first
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ BENCHMARKS = "docs/appendix/benchmarks.md"
 PERFORMANCE = "docs/appendix/performance.md"
 TRANSLATION = "docs/appendix/translation.md"
 BACKFILL = "docs/how-to/backfill.md"
+BACKFILLS = "docs/appendix/backfill.md"
 OWN_IMAGES = "docs/tutorials/own-images.md"
 FACES = "docs/tutorials/faces.md"
 SCALE = "docs/explanation/scale.md"
@@ -1345,9 +1347,9 @@ def service_pages() -> Iterator[Claim | Quote]:
     starts = ["| 10,000, x86-64, nothing beside | 1", "| | 2", "| | 4", "| | 8"]
     for start, one in zip(starts, cluster["rows"], strict=True):
         text = start + " | 16 | {} | {} |"
-        yield Claim("docs/appendix/backfill.md", text, [one["index"], one["backfill"]])
+        yield Claim(BACKFILLS, text, [one["index"], one["backfill"]])
     yield Claim(
-        "docs/appendix/backfill.md",
+        BACKFILLS,
         "ended as usual, at {} images per second; with head",
         [cluster["worker_killed"]["images_per_second"]],
     )
@@ -1358,7 +1360,7 @@ def service_pages() -> Iterator[Claim | Quote]:
         figures = [row[name] for name in names for row in (old, new)]
         budget = old["budget"].replace("%", " %")
         row = "| {} | {} | {} s | {} s | {} MB | {} MB |"
-        yield Claim("docs/appendix/backfill.md", f"| `{old['order']}`, {budget} {row}", figures)
+        yield Claim(BACKFILLS, f"| `{old['order']}`, {budget} {row}", figures)
     kinds = {
         "thread, first": "service_training_thread_1_cpu.json",
         "thread, second": "service_training_thread_2_cpu.json",
@@ -2074,83 +2076,82 @@ def claims() -> list[Claim | Quote]:
 # Tables that a program writes
 
 
+def tables() -> dict[str, dict[str, str]]:
+    """The tables that ``--write`` puts between marks, as their files have them now: by page, and there by mark."""
+    trained = list(content("upgrades_rivals.json")["runs"].values())
+    grown, mapped = (content(f"growth_{name}cpu.json")["rows"] for name in ("", "translated_"))
+    on_milvus = content("growth_milvus_cpu.json")["rows"]
+    looked_at = content("faces.json")["runs"]
+    return {
+        README: {"free upgrades": ordinary.short_table(trained)},
+        TRANSLATION: {
+            **{mark: write(content(PAIRS)["runs"]) for mark, write in change_model.TABLES.items()},
+            "refitted": refit.table(content("refit.json")["runs"]),
+            "scifact": scifact.table(content("scifact.json")["runs"]),
+            "maps tried": maps_tried.table(content("maps_tried.json")["runs"]),
+            **{mark: write(trained) for mark, write in ordinary.TABLES.items()},
+            "tasks translated": translated_tasks(),
+            **{mark: write(looked_at, faces.CHANGES[0]) for mark, write in faces.TABLES.items()},
+        },
+        BACKFILLS: {
+            "met": read_through.table(content("read_through.json")["runs"]),
+            "fresh": fresh.table(content("fresh.json")["runs"]),
+        },
+        GALLERY: {
+            "engines": engines.markdown(content("engines_cpu.json")),
+            "growth slopes": growth.slopes(grown, mapped),
+            "postgres": growth.server_table(grown, "postgres"),
+            "milvus": growth.server_table(on_milvus, "milvus"),
+            "translated galleries": gallery.translated_table([content(one) for one in TRANSLATED]),
+        },
+        SCALE: {mark: write(content("scale.json")) for mark, write in scale.TABLES.items()},
+    }
+
+
+def between(page: str, start: str, end: str) -> str:
+    """What stands between two marks of a page."""
+    return page.partition(start)[2].partition(end)[0].strip()
+
+
+def marks(name: str) -> tuple[str, str]:
+    """The lines around a table."""
+    return f"<!-- {name} -->\n", f"<!-- end of {name} -->"
+
+
 def generated() -> dict[str, tuple[str, str]]:
     """What programs wrote into the pages, by place: what is there, and what they would write now."""
     page = (ROOT / BENCHMARKS).read_text(encoding="utf-8")
     found = {}
     for name in re.findall(r"<!-- (?!end of )(\S+/\S+) -->", page):
-        section = page.partition(f"<!-- {name} -->\n")[2].partition(f"<!-- end of {name} -->")[0]
         entry = benchmark(name)
         comparison = compare(entry, read_results(entry, RESULTS))
-        without_pictures = re.sub(r"(?m)^!\[.*\n*", "", section)
+        without_pictures = re.sub(r"(?m)^!\[.*\n*", "", between(page, *marks(name)) + "\n")
         found[name] = (
             without_pictures.strip(),
             markdown(comparison, _commands(comparison)).strip(),
         )
     page = (ROOT / METHODS).read_text(encoding="utf-8")
-    start, end = methods.MARKS
-    table = page.partition(start)[2].partition(end)[0]
     found["all methods on Omniglot"] = (
-        table.strip(),
+        between(page, *methods.MARKS),
         methods.tables(content("methods_omniglot.json")),
     )
-    runs = content(PAIRS)["runs"]
-    page = (ROOT / TRANSLATION).read_text(encoding="utf-8")
-    for mark, write in change_model.TABLES.items():
-        there = page.partition(f"<!-- {mark} -->\n")[2].partition(f"<!-- end of {mark} -->")[0]
-        found[mark] = (there.strip(), write(runs))
-    there = page.partition("<!-- refitted -->\n")[2].partition("<!-- end of refitted -->")[0]
-    found["refitted"] = (there.strip(), refit.table(content("refit.json")["runs"]))
-    backfill = (ROOT / "docs/appendix/backfill.md").read_text(encoding="utf-8")
-    met = backfill.partition("<!-- met -->\n")[2].partition("<!-- end of met -->")[0]
-    found["met"] = (met.strip(), read_through.table(content("read_through.json")["runs"]))
-    there = backfill.partition("<!-- fresh -->\n")[2].partition("<!-- end of fresh -->")[0]
-    found["fresh"] = (there.strip(), fresh.table(content("fresh.json")["runs"]))
-    there = page.partition("<!-- scifact -->\n")[2].partition("<!-- end of scifact -->")[0]
-    found["scifact"] = (there.strip(), scifact.table(content("scifact.json")["runs"]))
-    there = page.partition("<!-- maps tried -->\n")[2].partition("<!-- end of maps tried -->")[0]
-    found["maps tried"] = (there.strip(), maps_tried.table(content("maps_tried.json")["runs"]))
-    trained = list(content("upgrades_rivals.json")["runs"].values())
-    for mark, write in ordinary.TABLES.items():
-        there = page.partition(f"<!-- {mark} -->\n")[2].partition(f"<!-- end of {mark} -->")[0]
-        found[mark] = (there.strip(), write(trained))
-    there = page.partition("<!-- tasks translated -->\n")[2].partition(
-        "<!-- end of tasks translated -->"
-    )[0]
-    found["tasks translated"] = (there.strip(), translated_tasks())
-    stores = (ROOT / GALLERY).read_text(encoding="utf-8")
-    there = stores.partition("<!-- engines -->\n")[2].partition("<!-- end of engines -->")[0]
-    found["engines"] = (there.strip(), engines.markdown(content("engines_cpu.json")))
-    there = stores.partition("<!-- growth slopes -->\n")[2].partition(
-        "<!-- end of growth slopes -->"
-    )[0]
-    served = stores.partition("<!-- milvus -->\n")[2].partition("<!-- end of milvus -->")[0]
-    found["milvus"] = (
-        served.strip(),
-        growth.milvus_table(content("growth_milvus_cpu.json")["rows"]),
-    )
-    grown = [content(f"growth_{name}cpu.json")["rows"] for name in ("", "translated_")]
-    found["growth slopes"] = (there.strip(), growth.slopes(*grown))
-    there = stores.partition("<!-- translated galleries -->\n")[2].partition(
-        "<!-- end of translated galleries -->"
-    )[0]
-    found["translated galleries"] = (
-        there.strip(),
-        gallery.translated_table([content(one) for one in TRANSLATED]),
-    )
-    billion = (ROOT / SCALE).read_text(encoding="utf-8")
-    for mark, write_scale in scale.TABLES.items():
-        there = billion.partition(f"<!-- {mark} -->\n")[2].partition(f"<!-- end of {mark} -->")[0]
-        found[mark] = (there.strip(), write_scale(content("scale.json")))
-    start = (ROOT / README).read_text(encoding="utf-8")
-    there = start.partition("<!-- free upgrades -->\n")[2].partition(
-        "<!-- end of free upgrades -->"
-    )[0]
-    found["free upgrades"] = (there.strip(), ordinary.short_table(trained))
-    for mark, write_change in faces.TABLES.items():
-        there = page.partition(f"<!-- {mark} -->\n")[2].partition(f"<!-- end of {mark} -->")[0]
-        found[mark] = (there.strip(), write_change(content("faces.json")["runs"], faces.CHANGES[0]))
+    for path, texts in tables().items():
+        page = (ROOT / path).read_text(encoding="utf-8")
+        found |= {mark: (between(page, *marks(mark)), text) for mark, text in texts.items()}
     return found
+
+
+def write_tables() -> None:
+    """Bring the tables between marks up to date."""
+    for path, texts in tables().items():
+        page = (ROOT / path).read_text(encoding="utf-8")
+        for mark, text in texts.items():
+            start, end = marks(mark)
+            if start not in page:
+                raise ValueError(f"{path} has no line <!-- {mark} -->")
+            before, _, rest = page.partition(start)
+            page = f"{before}{start}{text}\n{end}{rest.partition(end)[2]}"
+        (ROOT / path).write_text(page, encoding="utf-8")
 
 
 def translated_tasks() -> str:
@@ -2172,8 +2173,10 @@ def translated_tasks() -> str:
     return "\n".join(lines)
 
 
-def main() -> int:
+def main(words: Sequence[str]) -> int:
     """Print what does not hold; the number of problems."""
+    if "--write" in words:
+        write_tables()
     everything = claims()
     found = [problem for claim in everything for problem in problems(claim)]
     found += [
@@ -2190,4 +2193,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main() > 0)
+    sys.exit(main(sys.argv[1:]) > 0)

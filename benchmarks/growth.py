@@ -14,7 +14,7 @@ ticks, as a process does in its first ten seconds, and "exact" begins after them
     python benchmarks/growth.py --backend milvus --sizes 100000x64,1000000x64
     python benchmarks/growth.py --out FILE --folder FOLDER --again exact,approximate,faiss_hnsw
     python benchmarks/growth.py --slopes FILE FILE                                     tables of the docs
-    python benchmarks/growth.py --milvus FILE
+    python benchmarks/growth.py --backend milvus --table FILE
 
 What is in --out already is kept, step by step, so a run that was stopped resumes. With --folder, galleries and indexes
 are kept there, and --again measures steps once more without filling and building. "mapped" opens a gallery with its
@@ -81,6 +81,7 @@ SETTLED = (
     11.0  # seconds after which a process that did not write no longer waits for Milvus's time ticks
 )
 WORKSPACE_WIDTH = 64  # of the smallest backbone
+LARGE = 200_000_000  # components: an index of more is not built in 1 GB, what PostgreSQL is given
 FILTERS: dict[str, dict[str, Any]] = {
     "filter_1": {"shop": 7},
     "filter_50": {"shop": {"lt": SHOPS // 2}},
@@ -189,7 +190,9 @@ class Size:
     def url(self) -> str:
         """Of the gallery: a new one if it is on a server."""
         if self.backend == "postgres":
-            return str(support("postgres_server").fresh_url())
+            room = "&options=-c%20maintenance_work_mem%3D4GB"  # as the docs advise for so many
+            large = self.count * self.width > LARGE
+            return str(support("postgres_server").fresh_url()) + (room if large else "")
         if self.backend == "milvus":
             return self._milvus_url("FLAT")
         return str(self.file)
@@ -591,7 +594,7 @@ def shown(figure: float) -> str:
     return f"{figure:.1f}"
 
 
-MILVUS = {
+SERVED = {
     "inserting; backfill, vectors per second": ("fill", "insert_per_second", "backfill_per_second"),
     "the server's memory, MB": ("fill", "server_mb"),
     "a new process: first search, s; memory, MB": ("open", "seconds", "memory_mb"),
@@ -602,7 +605,9 @@ MILVUS = {
         "filter_1_single_ms",
         "filter_50_single_ms",
     ),
+    "bare pgvector, exact scan, ms": ("pgvector", "single_ms"),
     "exact question with a map: the first; others, ms": ("translated", "first_ms", "single_ms"),
+    "64 of them at once, questions per second": ("translated", "batch_qps"),
     "deploy a version with a space of its own; roll back, ms": (
         "deploy",
         "translated_ms",
@@ -616,18 +621,30 @@ MILVUS = {
         "single_ms",
         "batch_qps",
     ),
+    "one query with HNSW, filter that leaves 1 %; 50 %, ms": (
+        "approximate",
+        "filter_1_single_ms",
+        "filter_50_single_ms",
+    ),
     "recall of that": ("approximate", "recall"),
+    "question with a map, HNSW, ms; 64 at once, questions per second": (
+        "translated",
+        "approximate_single_ms",
+        "approximate_batch_qps",
+    ),
 }
 
 
-def milvus_table(rows: list[Row]) -> str:
-    """The table of the docs: what a gallery in Milvus costs, by size."""
+def server_table(rows: list[Row], backend: str) -> str:
+    """The table of the docs: what a gallery on a server costs, by size; without lines that nothing was measured for."""
+    rows = [row for row in rows if row["backend"] == backend]
     rows = sorted(rows, key=lambda row: (row["width"], row["vectors"]))
     head = " | ".join(f"{row['vectors']:,} x {row['width']}" for row in rows)
     lines = [f"| | {head} |", "|---|" + "---:|" * len(rows)]
-    for label, (step, *names) in MILVUS.items():
-        cells = " | ".join(pair(row, step, *names) for row in rows)
-        lines.append(f"| {label} | {cells} |")
+    for label, (step, *names) in SERVED.items():
+        cells = [pair(row, step, *names) for row in rows]
+        if any(set(cell) - set("-; ") for cell in cells):
+            lines.append(f"| {label} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -675,12 +692,12 @@ def main() -> None:
         "--slopes", type=Path, nargs="+", metavar="JSON", help="only print the table of the docs"
     )
     parser.add_argument(
-        "--milvus", type=Path, metavar="JSON", help="only print the table of the docs for Milvus"
+        "--table", type=Path, metavar="JSON", help="only print the table of the docs for a server"
     )
     parser.add_argument("--open", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.milvus:
-        print(milvus_table(json.loads(options.milvus.read_text())["rows"]))
+    if options.table:
+        print(server_table(json.loads(options.table.read_text())["rows"], options.backend))
         return
     if options.slopes:
         print(slopes(*(json.loads(file.read_text())["rows"] for file in options.slopes)))

@@ -335,6 +335,8 @@ def test_a_plan_translates_what_is_asked_for_and_free_methods() -> None:
     folders = Folders(Path(), Path(), Path())
     assert "--translate --weight 0.7" in " ".join(_command(asked, folders, "cpu"))
     assert "--no-translate" in _command(declined, folders, "cpu")
+    assert "--fitters" not in _command(asked, folders, "cpu")
+    assert "--fitters 2 --no-mps" in " ".join(_command(asked, folders, "cpu", fitters=2))
     assert setting_of(asked)["translated"] == 0.7
     assert "translated" not in setting_of(declined)
 

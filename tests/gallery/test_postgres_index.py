@@ -87,9 +87,8 @@ def test_the_index_follows_writes_and_filters_and_is_rebuilt(
     rare = {"n": {"in": [5, 700, 1400]}}
     assert len(gallery.search("v1", rows[:1], where=rare, exact=False)[0]) == 3
     assert len(gallery.search("v1", rows[:1], k=5000, exact=False)[0]) == 1500
-    monkeypatch.setattr(
-        "fixstar.gallery.postgres._FEW", 2
-    )  # as if three were many: the index finds them too
+    monkeypatch.setattr("fixstar.gallery.postgres._FEW", 2)  # as if three were many
+    monkeypatch.setattr("fixstar.gallery.postgres._FEW_OF", 0)  # the index finds them too
     assert len(gallery.search("v1", rows[:1], where=rare, exact=False)[0]) == 3
     gallery.build_index("v1")
     schema = gallery.address.schema
@@ -99,9 +98,13 @@ def test_the_index_follows_writes_and_filters_and_is_rebuilt(
     assert len(names) == 1
 
 
+@pytest.mark.parametrize("few", [(100, 0), (3, 100 / 300**0.5)], ids=["as such", "of all"])
 @pytest.mark.parametrize("passing", [99, 100, 101])
 def test_few_items_that_pass_a_filter_are_compared_without_the_index(
-    gallery: PostgresGallery, monkeypatch: pytest.MonkeyPatch, passing: int
+    gallery: PostgresGallery,
+    monkeypatch: pytest.MonkeyPatch,
+    passing: int,
+    few: tuple[int, float],
 ) -> None:
     asked: list[bool] = []
 
@@ -114,7 +117,9 @@ def test_few_items_that_pass_a_filter_are_compared_without_the_index(
         "v1", [f"{i:04}" for i in range(300)], rows, [{"few": i < passing} for i in range(300)]
     )
     gallery.build_index("v1")
-    monkeypatch.setattr("fixstar.gallery.postgres._FEW", 100)
+    least, of_root = few
+    monkeypatch.setattr("fixstar.gallery.postgres._FEW", least)
+    monkeypatch.setattr("fixstar.gallery.postgres._FEW_OF", of_root)
     monkeypatch.setattr("fixstar.gallery.postgres.candidates_query", recorded)
     (hits,) = gallery.search("v1", rows[:1], where={"few": True}, versions=["v1"], exact=False)
     assert hits[0].id == "0000"
