@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -240,28 +241,59 @@ def test_fitted_beside_the_training_the_figures_are_the_same(
     assert beside.protocols == held[0].protocols
     assert all("seconds_translating" in version for version in beside.versions)
     names = [path.relative_to(held[1]) for path in (held[1] / "translations").rglob("*.npz")]
+    assert len(names) == 3
     for name in names:
         mine, theirs = np.load(tmp_path / run.name / name), np.load(held[1] / name)
         assert all(np.array_equal(mine[key], theirs[key]) for key in theirs.files)
 
 
 @pytest.mark.usefixtures("known_everywhere")
-def test_what_fails_beside_the_training_fails_the_run(data: Path, tmp_path: Path) -> None:
+def test_what_fails_beside_the_training_fails_the_run_and_the_next_one_resumes(
+    held: tuple[RunResult, Path], data: Path, tmp_path: Path
+) -> None:
     run = run_of("hoc", translate=True)
     (tmp_path / run.name).mkdir()
     (tmp_path / run.name / "translations").write_text("not a folder")
     with pytest.raises(OSError, match="translations"):
         run_benchmark(run, data, tmp_path, "cpu", progress=False, fitters=1)
+    (tmp_path / run.name / "translations").unlink()
+    resumed = run_benchmark(run, data, tmp_path, "cpu", progress=False, fitters=1)
+    assert resumed.protocols == held[0].protocols
+    assert resumed.restarts == 1
 
 
 def leave(part: tuple[int, int]) -> float:
     os._exit(part[0] + 1)
 
 
-def test_a_fitter_that_is_ended_says_what_to_do() -> None:
-    with refuses(CheckpointError), Fitters(1) as beside:
+@pytest.mark.parametrize("notices", ["waiting", "looking", "beginning"])
+def test_a_fitter_that_dies_says_what_to_do(notices: str) -> None:
+    with Fitters(1) as beside:
         beside.begin(2, leave)
-        beside.seconds()
+        (task,) = beside._tasks[2]
+        if notices != "waiting":
+            assert task.exception(timeout=60) is not None
+        with refuses(CheckpointError):
+            if notices == "beginning":
+                beside.begin(3, leave)
+            beside.seconds(wait=notices == "waiting")
+
+
+def wait_for(file: Path, part: tuple[int, int]) -> float:
+    eventually(file.exists)
+    return part[0] + 1
+
+
+def test_seconds_are_those_of_finished_versions_or_of_all(tmp_path: Path) -> None:
+    with Fitters(2) as beside:
+        assert beside.seconds(wait=True) == {}
+        (tmp_path / "v2").touch()
+        beside.begin(2, partial(wait_for, tmp_path / "v2"))
+        assert beside.seconds(wait=True) == {2: 3}
+        beside.begin(3, partial(wait_for, tmp_path / "v3"))
+        assert beside.seconds(wait=False) == {2: 3}
+        (tmp_path / "v3").touch()
+        assert beside.seconds(wait=True) == {2: 3, 3: 3}
 
 
 PARENT = """
@@ -281,6 +313,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are looked up in /proc")
 def test_fitters_end_with_a_killed_run(tmp_path: Path) -> None:
     script = tmp_path / "parent.py"
     script.write_text(PARENT)
@@ -296,7 +329,7 @@ def test_fitters_end_with_a_killed_run(tmp_path: Path) -> None:
 
 
 def runs(pid: str) -> bool:
-    """Whether a process has not ended, nor waits for somebody to ask how."""
+    """Whether a process runs; one that ended and that nobody has asked how does not."""
     try:
         state = Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -337,6 +370,7 @@ def test_a_plan_translates_what_is_asked_for_and_free_methods() -> None:
     assert "--no-translate" in _command(declined, folders, "cpu")
     assert "--fitters" not in _command(asked, folders, "cpu")
     assert "--fitters 2 --no-mps" in " ".join(_command(asked, folders, "cpu", fitters=2))
+    assert "--fitters" not in _command(declined, folders, "cpu", fitters=2)
     assert setting_of(asked)["translated"] == 0.7
     assert "translated" not in setting_of(declined)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import signal
 import sys
@@ -220,7 +219,7 @@ def run(
         int,
         typer.Option(
             min=0,
-            help="Processes of each run that fit its translations while it trains on; 0 fits them in between.",
+            help="Processes per run that fit translations while the next version trains; 0 fits them between versions.",
         ),
     ] = 0,
     work: Annotated[Path, typer.Option(help="Folder for unfinished runs.")] = Path("bench-work"),
@@ -245,7 +244,7 @@ def run(
 ) -> None:
     """Run a benchmark. Finished runs are skipped; the same command resumes after an interruption."""
     from fixstar.research.benchmarks import benchmark
-    from fixstar.research.benchmarks.jobs import Folders
+    from fixstar.research.benchmarks.jobs import Folders, complete
     from fixstar.research.benchmarks.ledger import default_path, warnings_of
     from fixstar.research.benchmarks.plan import plan
     from fixstar.translation.translation import USUAL
@@ -281,24 +280,26 @@ def run(
             say(
                 f"{one.name} is done, but without {', '.join(lacking)}, which was added later: {again}"
             )
-    if len(runs) == 1:
-        _run_here(runs[0], folders, device=device, mps=mps, fitters=fitters, as_json=as_json)
-    else:
-        _run_jobs(
-            runs, folders, jobs=jobs, device=device, mps=mps, fitters=fitters, as_json=as_json
+    if fitters and not any(one.translated for one in runs):
+        say("none of these runs fits translations, so --fitters changes nothing")
+        fitters = 0
+    unfinished = [one for one in runs if not folders.result(one).exists()]
+    sharing = mps and device != "cpu" and bool(unfinished) and (jobs > 1 or fitters > 0)
+    # A process that uses the GPU cannot end its sharing, so a single run may be a job as well.
+    if len(runs) > 1 or (sharing and fitters > 0):
+        finished = _run_jobs(
+            runs, folders, jobs=jobs, device=device, sharing=sharing, fitters=fitters
         )
+        _report_jobs(finished, folders, as_json=as_json and len(runs) > 1)
+    if len(runs) == 1:
+        complete(runs[0], folders, device, progress=not as_json, fitters=fitters)
+        _report(runs[0], folders, before=not unfinished, as_json=as_json)
 
 
-def _run_here(
-    one: Run, folders: Folders, *, device: str, mps: bool, fitters: int, as_json: bool
-) -> None:
-    from fixstar.research.benchmarks.jobs import complete, shared_gpu
+def _report(one: Run, folders: Folders, *, before: bool, as_json: bool) -> None:
+    from fixstar.research.benchmarks.result import RunResult
 
-    before = folders.result(one).exists()
-    with contextlib.ExitStack() as stack:
-        if mps and fitters and device != "cpu" and not before:
-            os.environ.update(stack.enter_context(shared_gpu(say)))
-        result = complete(one, folders, device, progress=not as_json, fitters=fitters)
+    result = RunResult.load(folders.result(one))
     if as_json:
         print_json(asdict(result))
         return
@@ -323,32 +324,36 @@ def _run_jobs(
     *,
     jobs: int,
     device: str,
-    mps: bool,
+    sharing: bool,
     fitters: int,
-    as_json: bool,
-) -> None:
+) -> list[QueuedRun]:
     from fixstar.research.benchmarks.jobs import live_board, run_jobs, shared_gpu
 
     signal.signal(
         signal.SIGTERM, lambda *_: sys.exit(143)
     )  # as with Ctrl-C, no job is left running
-    sharing = (
-        mps
-        and (jobs > 1 or fitters > 0)
-        and device != "cpu"
-        and any(not folders.result(one).exists() for one in runs)
-    )
     with contextlib.ExitStack() as stack:
         environment: Mapping[str, str] = {}
         if sharing:
             environment = stack.enter_context(shared_gpu(say))
         shown = stack.enter_context(live_board())
         command = partial(_command, folders=folders, device=device, fitters=fitters)
-        finished = run_jobs(runs, folders, command, jobs=jobs, shown=shown, environment=environment)
+        return run_jobs(
+            runs,
+            folders,
+            command,
+            jobs=jobs,
+            processes=1 + fitters,
+            shown=shown,
+            environment=environment,
+        )
+
+
+def _report_jobs(finished: list[QueuedRun], folders: Folders, *, as_json: bool) -> None:
     failed = [job for job in finished if job.state == "failed"]
     if as_json:
         print_json([_job_json(job, folders) for job in finished])
-    else:
+    elif len(finished) > 1:
         print(f"{len(finished) - len(failed)} of {len(finished)} runs are in {folders.results}")
     for job in failed:
         say(
@@ -391,7 +396,7 @@ def _command(one: Run, folders: Folders, device: str, fitters: int = 0) -> list[
         "--method",
         one.method,
     ]
-    if fitters:
+    if fitters and one.translated:
         words += ["--fitters", str(fitters), "--no-mps"]  # the GPU is shared already
     return [*begin, *words, "--jobs", "1", "--device", device]
 

@@ -100,10 +100,14 @@ def run_jobs(
     folders: Folders,
     command: Callable[[Run], list[str]],
     jobs: int = 1,
+    processes: int = 1,
     shown: Shown = lambda *_: None,
     environment: Mapping[str, str] | None = None,
 ) -> list[QueuedRun]:
-    """Run unfinished runs, ``jobs`` at a time, each by its ``command``; report how each ended."""
+    """Run unfinished runs, ``jobs`` at a time, each by its ``command``; report how each ended.
+
+    The cores are divided among the ``processes`` of each run.
+    """
     all_jobs = [QueuedRun(run) for run in runs]
     for job in all_jobs:
         if folders.result(job.run).exists():
@@ -113,8 +117,9 @@ def run_jobs(
             shown(all_jobs, job)
     waiting = [job for job in all_jobs if job.state == "waiting"]
     running: list[QueuedRun] = []
-    threads = str(max(1, (os.cpu_count() or 1) // max(1, min(jobs, len(waiting)))))
-    inherited = {"OMP_NUM_THREADS": threads, **os.environ, **(environment or {})}
+    at_once = max(1, min(jobs, len(waiting))) * processes
+    threads = max(1, (os.cpu_count() or 1) // at_once)
+    inherited = {"OMP_NUM_THREADS": str(threads), **os.environ, **(environment or {})}
     try:
         while waiting or running:
             while waiting and len(running) < jobs:

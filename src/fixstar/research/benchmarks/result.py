@@ -26,7 +26,8 @@ class RunResult:
     """The record of a run.
 
     ``protocols`` holds the ``matrix`` (lower-triangular fractions), AC, AA, ACA, BC and FC of each protocol. The
-    seconds leave out work that was lost in a kill; those of evaluation count embedding, translating and measuring.
+    seconds leave out work that was lost in a kill; those of evaluation count embedding, translating (of all
+    processes together) and measuring.
     """
 
     benchmark: str

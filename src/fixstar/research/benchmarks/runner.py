@@ -56,6 +56,7 @@ from fixstar.research.benchmarks.translations import (
     Fitters,
     embedded,
     fit_translations,
+    missing_sources,
     read_translation,
 )
 from fixstar.research.fused_resnets import fused_program
@@ -481,13 +482,13 @@ def _run(
             state.save(f"translating to {version.name}")
             if beside.count:
                 beside.begin(version.number, fit)
+                _note_translating(state, beside.seconds(wait=False))
             else:
                 record.setdefault("seconds_translating", round(fit((0, 1)), 2))
         if version.number < len(stream):
             state.save(f"training v{version.number + 1}")
         else:
-            for number, took in beside.seconds().items():
-                state.versions[number - 1].setdefault("seconds_translating", round(took, 2))
+            _note_translating(state, beside.seconds(wait=True))
             state.save("measuring")
     started = time.monotonic()
     found_on = None
@@ -518,11 +519,19 @@ def _run(
     return result
 
 
+def _note_translating(state: Progress, seconds: dict[int, float]) -> None:
+    for number, took in seconds.items():
+        state.versions[number - 1].setdefault("seconds_translating", round(took, 2))
+
+
 def fit_part(
     run: Run, data: Path, folder: Path, device: str, number: int, part: tuple[int, int]
 ) -> float:
     """Fit a part (i, n) of the translations to a finished version, in any process; the seconds that it took."""
     started = time.monotonic()
+    missing = missing_sources(folder, number, part)
+    if not missing:
+        return 0.0
     settings = run.settings(device)
     encoder = Encoder.load(RunDirectory(folder / "run").version(number), settings.torch_device())
     fit_translations(
@@ -533,7 +542,7 @@ def fit_part(
         lifelong=_is_lifelong(run),
         shared=run.create().shares_space,
         weight=run.weight,
-        part=part,
+        sources=missing,
     )
     return time.monotonic() - started
 

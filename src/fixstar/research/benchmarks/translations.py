@@ -15,10 +15,13 @@ from __future__ import annotations
 import math
 import multiprocessing
 import os
+import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -69,6 +72,12 @@ def read_translation(folder: Path, source: int, target: int) -> Translation:
     return load_translation(translation_file(folder, source, target))
 
 
+def missing_sources(folder: Path, number: int, part: tuple[int, int] = (0, 1)) -> list[int]:
+    """Older versions without a translation to this one; of ``part`` (i, n) every n-th from the i-th on."""
+    mine = range(1, number)[part[0] :: part[1]]
+    return [k for k in mine if not translation_file(folder, k, number).exists()]
+
+
 def fit_translations(
     version: Version,
     stream: TaskStream,
@@ -78,25 +87,20 @@ def fit_translations(
     lifelong: bool,
     shared: bool,
     weight: float,
-    part: tuple[int, int] = (0, 1),
+    sources: Sequence[int],
 ) -> None:
-    """Fit the translations from all older versions to this one, except existing ones.
+    """Fit the translations from some older versions to this one.
 
-    With ``shared`` the versions have one space: then the newest version's queries are carried, not mapped back. Of
-    ``part`` (i, n) every n-th older version from the i-th on is fitted.
+    With ``shared`` the versions have one space: then the newest version's queries are carried, not mapped back.
     """
     number = version.number
-    mine = range(1, number)[part[0] :: part[1]]
-    missing = [k for k in mine if not translation_file(folder, k, number).exists()]
-    if not missing:
-        return
     directory = RunDirectory(folder / "run")
     images = images_at_hand(version, stream, settings, directory if lifelong else None)
     pixels = views_of(images, settings.augmentation, seed=number)
     labels = np.tile(images.labels, 1 + VIEWS)
     new = embedded(version.encoder, pixels)
     device = settings.torch_device()
-    for k in missing:
+    for k in sources:
         older = Encoder.load(directory.version(k), device)
         pairs = Pairs.checked(embedded(older, pixels), new, groups=labels, seed=settings.seed)
         way = fitted(
@@ -170,16 +174,13 @@ def fitted(
 class Fitters:
     """Processes that fit translations while a run trains on; each has its own copy of what it works with.
 
-    They end with the process that started them, even if that one is killed.
+    They end with the process that started them, even if that one is killed. If it fails, it waits for what they are
+    fitting: nobody else may do the same, and a process that is ended can disturb others on its GPU.
     """
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self._pool = ProcessPoolExecutor(
-            max(1, count),
-            mp_context=multiprocessing.get_context("spawn"),  # a GPU is lost to a forked process
-            initializer=_end_with_parent,
-        )
+        self._pool: ProcessPoolExecutor | None = None  # until there is something to fit
         self._tasks: dict[int, list[Future[float]]] = {}
 
     def __enter__(self) -> Self:
@@ -191,41 +192,51 @@ class Fitters:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._pool.shutdown(wait=kind is None, cancel_futures=True)
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
 
     def begin(self, number: int, task: Callable[[tuple[int, int]], float]) -> None:
         """Start ``task`` for version ``number``, once for each process with its part (i, n); it returns its seconds."""
-        self._tasks[number] = [
-            self._pool.submit(task, (part, self.count)) for part in range(self.count)
-        ]
-        self.raise_failures()
+        if self._pool is None:
+            started = multiprocessing.get_context("spawn")  # a GPU is lost to a forked process
+            self._pool = ProcessPoolExecutor(
+                self.count, mp_context=started, initializer=_end_with_parent
+            )
+        with _deaths_explained():
+            self._tasks[number] = [
+                self._pool.submit(task, (part, self.count)) for part in range(self.count)
+            ]
 
-    def raise_failures(self) -> None:
-        """Raise the error of a task that has failed, if one has."""
-        for tasks in self._tasks.values():
-            for task in tasks:
+    def seconds(self, wait: bool) -> dict[int, float]:
+        """The seconds that each version took, of all its processes together; of finished ones only, or of all.
+
+        Raises the error of a task that has failed.
+        """
+        with _deaths_explained():
+            for task in chain.from_iterable(self._tasks.values()):
                 if task.done():
-                    _result(task)
+                    task.result()
+            return {
+                number: sum(task.result() for task in tasks)
+                for number, tasks in self._tasks.items()
+                if wait or all(task.done() for task in tasks)
+            }
 
-    def seconds(self) -> dict[int, float]:
-        """Wait for all tasks; the seconds that each version took, of all processes together."""
-        return {
-            number: sum(_result(task) for task in tasks) for number, tasks in self._tasks.items()
-        }
 
-
-def _result(task: Future[float]) -> float:
+@contextmanager
+def _deaths_explained() -> Iterator[None]:
     try:
-        return task.result()
-    except BrokenProcessPool:
+        yield
+    except BrokenProcessPool as error:
         raise CheckpointError(
-            "a process that fitted translations was ended, perhaps for want of memory. What is done is kept: give "
-            "the same command again, with fewer --fitters"
-        ) from None
+            "a process that fitted translations died, perhaps out of memory. Finished translations are kept: run it "
+            "again with fewer fitters"
+        ) from error
 
 
 def _end_with_parent() -> None:
-    """End this process when the one that started it has ended."""
+    """End this process with the one that started it, and without a word when a user interrupts both."""
+    signal.signal(signal.SIGINT, lambda *_: os._exit(1))
     parent = multiprocessing.parent_process()
     assert parent is not None, "only a started process has a parent"
 
