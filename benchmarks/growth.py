@@ -8,13 +8,12 @@ table with an exact scan. With Milvus the items are in SQLite, and the server is
 it has one index per gallery, so "index" sends the same items again, to a second one. "open" waits for the server's time
 ticks, as a process does in its first ten seconds, and "exact" begins after them.
 
-    python benchmarks/growth.py --out benchmarks/results/growth_cpu.json --picture docs/pictures/growth.png
+    python benchmarks/growth.py --out benchmarks/results/growth_cpu.json
     python benchmarks/growth.py --sizes 100000x64,10000000x64 --steps fill,open,exact,faiss_flat
     python benchmarks/growth.py --backend postgres --sizes 10000x64,100000x64
     python benchmarks/growth.py --backend milvus --sizes 100000x64,1000000x64
     python benchmarks/growth.py --out FILE --folder FOLDER --again exact,approximate,faiss_hnsw
-    python benchmarks/growth.py --slopes FILE FILE                                     tables of the docs
-    python benchmarks/growth.py --backend milvus --table FILE
+    python benchmarks/growth.py --picture docs/pictures/growth.png benchmarks/results/growth*_cpu.json
 
 What is in --out already is kept, step by step, so a run that was stopped resumes. With --folder, galleries and indexes
 are kept there, and --again measures steps once more without filling and building. "mapped" opens a gallery with its
@@ -35,13 +34,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, closing
 from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 from urllib.parse import quote
 
 import numpy as np
@@ -56,6 +56,7 @@ from fixstar.gallery import (
     SqliteGallery,
     measured_recall,
     open_gallery,
+    postgres,
     verify_gallery,
 )
 from fixstar.gallery.hnsw import BREADTH_BUILDING, LINKS
@@ -81,7 +82,10 @@ SETTLED = (
     11.0  # seconds after which a process that did not write no longer waits for Milvus's time ticks
 )
 WORKSPACE_WIDTH = 64  # of the smallest backbone
-LARGE = 200_000_000  # components: an index of more is not built in 1 GB, what PostgreSQL is given
+LINKED = (
+    1_200  # bytes that pgvector needs for a vector of an index that it builds, beside the vector
+)
+PERCENT = (1, 2, 4, 8, 16, 50)
 FILTERS: dict[str, dict[str, Any]] = {
     "filter_1": {"shop": 7},
     "filter_50": {"shop": {"lt": SHOPS // 2}},
@@ -190,9 +194,9 @@ class Size:
     def url(self) -> str:
         """Of the gallery: a new one if it is on a server."""
         if self.backend == "postgres":
-            room = "&options=-c%20maintenance_work_mem%3D4GB"  # as the docs advise for so many
-            large = self.count * self.width > LARGE
-            return str(support("postgres_server").fresh_url()) + (room if large else "")
+            room = math.ceil(self.count * (4 * self.width + LINKED) / 1e9)  # as the docs advise
+            given = f"&options=-c%20maintenance_work_mem%3D{room}GB" if room > 1 else ""
+            return str(support("postgres_server").fresh_url()) + given
         if self.backend == "milvus":
             return self._milvus_url("FLAT")
         return str(self.file)
@@ -240,6 +244,17 @@ class Size:
         self.__dict__.pop("gallery", None)
         self.__dict__.pop("indexed", None)
 
+    def stored_on_server(self) -> int:
+        """Bytes per vector of a gallery in PostgreSQL, with its indexes."""
+        with open_gallery(self.url) as gallery:
+            assert isinstance(gallery, PostgresGallery)
+            schema = gallery.address.schema
+        size = "SELECT sum(pg_total_relation_size(oid)) FROM pg_class WHERE relkind = 'r' AND relnamespace = "
+        ((found,),) = (
+            support("postgres_server").shared_server().execute(f"{size}'{schema}'::regnamespace")
+        )
+        return int(found) // self.count
+
     def server_memory(self) -> Row:
         """Megabytes that a server of Milvus holds."""
         if self.backend != "milvus":
@@ -277,7 +292,7 @@ class Size:
             "backfill_per_second": round(len(items) / moved),
         }
         if self.backend == "postgres":
-            return row
+            return row | {"bytes_per_vector": self.stored_on_server()}
         row["bytes_per_vector"] = self.file.stat().st_size // self.count
         return row | self.server_memory()
 
@@ -307,6 +322,8 @@ class Size:
         if self.backend == "milvus":
             row["sent_seconds"] = round(seconds(self.indexed.flush), 1)
         row["seconds"] = round(seconds(lambda: self.indexed.build_index("v1")), 1)
+        if self.backend == "postgres":
+            row["bytes_per_vector"] = self.stored_on_server()
         return row | self.server_memory()
 
     def approximate(self) -> Row:
@@ -317,6 +334,24 @@ class Size:
         return gallery_searched(self.indexed, self.queries, exact=False) | {
             "recall": round(found, 4)
         }
+
+    def filters(self) -> Row:
+        """One query to PostgreSQL by the percentage that a filter leaves: compared, by the index, and as chosen.
+
+        "equal" leaves 1 %, but the server has an index for it.
+        """
+        row: Row = {}
+        filters: dict[str, dict[str, Any]] = {"equal": {"shop": 7}}
+        filters |= {str(percent): {"shop": {"lt": percent}} for percent in PERCENT}
+        for name, where in filters.items():
+            ask = lambda n, where=where: self.gallery.search(  # noqa: E731
+                "v1", self.queries[n][None], k=K, where=where, exact=False
+            )
+            for way, few in (("compared", True), ("index", False)):
+                with patch.object(postgres, "_leaves_few", lambda *_, few=few, **__: few):
+                    row[f"{name}_{way}_ms"] = milliseconds(ask)
+            row[f"{name}_chosen_ms"] = milliseconds(ask)
+        return row
 
     def translated(self) -> Row:
         """Questions with a map: the first exact one, how long mapping takes, and searches from then on."""
@@ -464,7 +499,7 @@ def steps_of(size: Size) -> list[str]:
     """In the order in which they are measured."""
     in_workspace = ["deploy"] if size.has_workspace else []
     if size.backend == "postgres":
-        searches = ["exact", "pgvector", "index", "approximate", "translated"]
+        searches = ["exact", "pgvector", "index", "approximate", "filters", "translated"]
         return ["fill", *searches, *in_workspace, "verify"]
     if size.backend == "milvus":
         return ["fill", "open", "exact", "translated", *in_workspace, "index", "approximate"]
@@ -511,6 +546,14 @@ def run(head: Row, folder: Path, steps: list[str], content: Row, out: Path | Non
             replace_json(out, content)
     size.close()
     return content
+
+
+def merged(results: Iterable[list[Row]]) -> list[Row]:
+    """One row for each size of a store, with the steps of all results; a later one has the last word."""
+    found: dict[tuple[str, int, int], Row] = {}
+    for row in (row for rows in results for row in rows):
+        found.setdefault((row["backend"], row["vectors"], row["width"]), {}).update(row)
+    return list(found.values())
 
 
 def draw_picture(rows: list[Row], path: Path) -> None:
@@ -597,6 +640,7 @@ def shown(figure: float) -> str:
 SERVED = {
     "inserting; backfill, vectors per second": ("fill", "insert_per_second", "backfill_per_second"),
     "the server's memory, MB": ("fill", "server_mb"),
+    "on disk, bytes per vector": ("fill", "bytes_per_vector"),
     "a new process: first search, s; memory, MB": ("open", "seconds", "memory_mb"),
     "one exact query in its first ten seconds, ms": ("open", "exact_ms"),
     "one exact query, ms; 64 at once, queries per second": ("exact", "single_ms", "batch_qps"),
@@ -614,8 +658,10 @@ SERVED = {
         "translated_rollback_ms",
     ),
     "first search after deploying it, ms": ("deploy", "translated_first_search_ms"),
-    "sending everything again; then building HNSW, s": ("index", "sent_seconds", "seconds"),
+    "sending everything again, s": ("index", "sent_seconds"),
+    "building HNSW, s": ("index", "seconds"),
     "the server's memory with both, MB": ("index", "server_mb"),
+    "on disk with HNSW, bytes per vector": ("index", "bytes_per_vector"),
     "one query with HNSW, ms; 64 at once, queries per second": (
         "approximate",
         "single_ms",
@@ -648,6 +694,20 @@ def server_table(rows: list[Row], backend: str) -> str:
     return "\n".join(lines)
 
 
+def filters_table(rows: list[Row]) -> str:
+    """The table of the docs: one query to PostgreSQL by what a filter leaves, three ways."""
+    rows = [row for row in rows if "filters" in row]
+    rows = sorted(rows, key=lambda row: (row["width"], row["vectors"]))
+    head = " | ".join(f"{row['vectors']:,} x {row['width']}" for row in rows)
+    lines = [f"| a filter leaves | {head} |", "|---|" + "---:|" * len(rows)]
+    labels = {"equal": "1 %, by equality"} | {str(one): f"{one} %" for one in PERCENT}
+    for name, label in labels.items():
+        ways = [f"{name}_{way}_ms" for way in ("compared", "index", "chosen")]
+        cells = " | ".join(pair(row, "filters", *ways) for row in rows)
+        lines.append(f"| {label} | {cells} |")
+    return "\n".join(lines)
+
+
 def slope(before: tuple[float, float], after: tuple[float, float]) -> float:
     """Between two points (size, cost) on axes by powers of ten: 1 if cost grows in step with the size.
 
@@ -659,16 +719,17 @@ def slope(before: tuple[float, float], after: tuple[float, float]) -> float:
 
 def slopes(*results: list[Row]) -> str:
     """The table of the docs: how steeply each cost of a 64-wide SQLite gallery grows from each size to the next."""
-    merged: dict[int, Row] = {}
-    for row in (row for rows in results for row in rows):
-        if (row["backend"], row["width"]) == ("sqlite", WORKSPACE_WIDTH):
-            merged.setdefault(row["vectors"], {}).update(row)
-    sizes = sorted(merged)
+    by_size = {
+        row["vectors"]: row
+        for row in merged(results)
+        if (row["backend"], row["width"]) == ("sqlite", WORKSPACE_WIDTH)
+    }
+    sizes = sorted(by_size)
     steps = list(pairwise(sizes))
     head = " | ".join(f"{before:,} to {after:,}" for before, after in steps)
     lines = [f"| slope of | {head} |", "|---|" + "---:|" * len(steps)]
     for label, cost in COSTS.items():
-        points = [(size, cost(merged[size])) for size in sizes]
+        points = [(size, cost(by_size[size])) for size in sizes]
         cells = " | ".join(f"{slope(before, after):.2f}" for before, after in pairwise(points))
         lines.append(f"| {label} | {cells} |")
     return "\n".join(lines)
@@ -687,20 +748,15 @@ def main() -> None:
     )
     parser.add_argument("--folder", type=Path, help="keep galleries and indexes here")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--picture", type=Path)
-    parser.add_argument(
-        "--slopes", type=Path, nargs="+", metavar="JSON", help="only print the table of the docs"
-    )
-    parser.add_argument(
-        "--table", type=Path, metavar="JSON", help="only print the table of the docs for a server"
-    )
+    parser.add_argument("--picture", type=Path, metavar="PNG", help="only draw what is in RESULTS")
+    parser.add_argument("results", type=Path, nargs="*", metavar="RESULTS")
     parser.add_argument("--open", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.table:
-        print(server_table(json.loads(options.table.read_text())["rows"], options.backend))
-        return
-    if options.slopes:
-        print(slopes(*(json.loads(file.read_text())["rows"] for file in options.slopes)))
+    if bool(options.picture) != bool(options.results):
+        parser.error("give --picture together with the files of results")
+    if options.picture:
+        results = [json.loads(file.read_text())["rows"] for file in options.results]
+        draw_picture(merged(results), options.picture)
         return
     if options.open:
         print(json.dumps(opened(options.open)))
@@ -727,8 +783,6 @@ def main() -> None:
                 1, multiprocessing.get_context("spawn")
             ) as pool:  # ends with its servers
                 content = pool.submit(run, head, folder, wanted, content, options.out).result()
-    if options.picture:
-        draw_picture(content["rows"], options.picture)
 
 
 if __name__ == "__main__":

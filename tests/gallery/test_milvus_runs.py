@@ -506,26 +506,32 @@ def test_a_server_that_does_not_say_since_when_it_runs_is_not_searched(
 
 
 @pytest.mark.parametrize("told", [[0], [20, 20, 20, 10, 10, 10, 0]])
+@pytest.mark.parametrize("slow", ["not_indexed", "not_searched"])
 def test_building_an_index_waits_while_the_server_gets_further(
-    server: ServerInMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: list[int]
+    server: ServerInMemory,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    slow: str,
+    told: list[int],
 ) -> None:
     monkeypatch.setattr(milvus, "_INDEXING", 0.05)
     monkeypatch.setattr(milvus, "_INDEXED_WITHIN", 0.2)  # four looks; all together are more
-    server.not_indexed = told
+    setattr(server, slow, told)
     with opened(tmp_path, index="HNSW") as gallery:
         gallery.create_version("v1", WIDTH)
         gallery.upsert("v1", [f"{i}" for i in range(20)], vectors(20))
         (state,) = gallery.build_index("v1")
     assert (state.version, state.items) == ("v1", 20)
-    assert server.not_indexed == [0]
+    assert getattr(server, slow) == [0]
 
 
-def test_an_index_that_the_server_does_not_build_is_told(
-    server: ServerInMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("slow", ["not_indexed", "not_searched"])
+def test_an_index_that_the_server_does_not_build_or_use_is_told(
+    server: ServerInMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: str
 ) -> None:
     monkeypatch.setattr(milvus, "_INDEXING", 0.01)
     monkeypatch.setattr(milvus, "_INDEXED_WITHIN", 0.1)
-    server.not_indexed = [20]
+    setattr(server, slow, [20])
     with opened(tmp_path, index="HNSW") as gallery:
         gallery.create_version("v1", WIDTH)
         gallery.upsert("v1", [f"{i}" for i in range(20)], vectors(20))

@@ -88,7 +88,7 @@ def test_the_index_follows_writes_and_filters_and_is_rebuilt(
     assert len(gallery.search("v1", rows[:1], where=rare, exact=False)[0]) == 3
     assert len(gallery.search("v1", rows[:1], k=5000, exact=False)[0]) == 1500
     monkeypatch.setattr("fixstar.gallery.postgres._FEW", 2)  # as if three were many
-    monkeypatch.setattr("fixstar.gallery.postgres._FEW_OF", 0)  # the index finds them too
+    monkeypatch.setattr("fixstar.gallery.postgres._VISIT", 0)  # the index finds them too
     assert len(gallery.search("v1", rows[:1], where=rare, exact=False)[0]) == 3
     gallery.build_index("v1")
     schema = gallery.address.schema
@@ -98,32 +98,60 @@ def test_the_index_follows_writes_and_filters_and_is_rebuilt(
     assert len(names) == 1
 
 
-@pytest.mark.parametrize("few", [(100, 0), (3, 100 / 300**0.5)], ids=["as such", "of all"])
-@pytest.mark.parametrize("passing", [99, 100, 101])
-def test_few_items_that_pass_a_filter_are_compared_without_the_index(
-    gallery: PostgresGallery,
-    monkeypatch: pytest.MonkeyPatch,
-    passing: int,
-    few: tuple[int, float],
-) -> None:
+@pytest.fixture
+def by_index(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether each search used the index."""
     asked: list[bool] = []
 
     def recorded(number: int, **given: Any) -> str:
         asked.append(given["approximate"])
         return candidates_query(number, **given)
 
+    monkeypatch.setattr("fixstar.gallery.postgres.candidates_query", recorded)
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("where", "cost"), [({"few": True}, 100), ({"few": {"in": [True]}}, 115)], ids=["equal", "read"]
+)
+@pytest.mark.parametrize("passing", [99, 100, 101])
+def test_few_items_that_pass_a_filter_are_compared_without_the_index(
+    gallery: PostgresGallery,
+    by_index: list[bool],
+    monkeypatch: pytest.MonkeyPatch,
+    passing: int,
+    where: dict[str, Any],
+    cost: int,
+) -> None:
+    """Comparing 100 of 300 costs as much as 100 or, if all 300 are read, 115; so do the index's 26 times 3 visits."""
     rows = vectors(300, 8)
     gallery.upsert(
         "v1", [f"{i:04}" for i in range(300)], rows, [{"few": i < passing} for i in range(300)]
     )
     gallery.build_index("v1")
-    least, of_root = few
-    monkeypatch.setattr("fixstar.gallery.postgres._FEW", least)
-    monkeypatch.setattr("fixstar.gallery.postgres._FEW_OF", of_root)
-    monkeypatch.setattr("fixstar.gallery.postgres.candidates_query", recorded)
-    (hits,) = gallery.search("v1", rows[:1], where={"few": True}, versions=["v1"], exact=False)
+    by_index.clear()
+    monkeypatch.setattr("fixstar.gallery.postgres._FEW", 299)
+    monkeypatch.setattr("fixstar.gallery.postgres._VISIT", cost / (26 * 3))
+    (hits,) = gallery.search("v1", rows[:1], where=where, versions=["v1"], exact=False)
     assert hits[0].id == "0000"
-    assert asked[0] is (passing > 100)
+    assert by_index[0] is (passing > 100)
+
+
+def test_a_small_version_is_compared_and_so_is_one_that_no_sample_shows(
+    gallery: PostgresGallery, by_index: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = vectors(300, 8)
+    gallery.upsert("v1", [f"{i:04}" for i in range(300)], rows, [{"n": i} for i in range(300)])
+    gallery.build_index("v1")
+    by_index.clear()
+    every = {"n": {"ge": 0}}
+    gallery.search("v1", rows[:1], where=every, versions=["v1"], exact=False)
+    monkeypatch.setattr("fixstar.gallery.postgres._FEW", 299)
+    gallery.search("v1", rows[:1], where=every, versions=["v1"], exact=False)
+    monkeypatch.setattr("fixstar.gallery.postgres._SAMPLED_AT_MOST", 0)
+    gallery.search("v1", rows[:1], where=every, versions=["v1"], exact=False)
+    gallery.search("v1", rows[:1], versions=["v1"], exact=False)
+    assert by_index == [False, True, False, True]
 
 
 def test_one_builds_an_index_at_a_time(gallery: PostgresGallery) -> None:

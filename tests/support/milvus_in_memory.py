@@ -33,6 +33,7 @@ class Held:
     rows: dict[int, dict[str, Any]] = field(default_factory=dict)
     left_out: set[int] = field(default_factory=set)
     indexed: bool = False
+    loaded: bool = False
 
 
 class ServerInMemory:
@@ -46,7 +47,8 @@ class ServerInMemory:
         self.looks = 0
         self.sent: list[int] = []
         self.levels: list[str] = []  # of consistency, of the searches
-        self.not_indexed: list[int] = []  # how many vectors, at each look
+        self.not_indexed = [0]  # how many vectors, at each look
+        self.not_searched = [0]  # by their index
         self.before: Callable[[str], None] = nothing
 
     def restart(self, leave_out: Iterable[str] = ()) -> None:
@@ -135,14 +137,28 @@ class ClientInMemory:
             self.server.not_indexed.pop(0)
         return {"total_rows": total, "indexed_rows": total - left, "pending_index_rows": total}
 
+    def list_loaded_segments(self, name: str) -> list[SimpleNamespace]:
+        """Two parts, one of which is still in memory, until there is one part that is searched by its index."""
+        self.server.answer("list parts")
+        assert self.server.held(name).loaded, "only a loaded collection has parts"
+        total = len(self.server.held(name).rows)
+        left = self.server.not_searched[0]
+        if len(self.server.not_searched) > 1:
+            self.server.not_searched.pop(0)
+        sealed = SimpleNamespace(segment_id=1, num_rows=total - left, state=3)
+        growing = SimpleNamespace(segment_id=2, num_rows=left, state=2)
+        return [sealed, sealed, growing]  # one of them has a replica
+
     def flush(self, name: str) -> None:
         self.server.answer("flush")
         self.server.held(name)
 
     def load_collection(self, name: str, **_: Any) -> None:
         self.server.answer("load")
-        if not self.server.held(name).indexed:
+        held = self.server.held(name)
+        if not held.indexed:
             raise FailedCallError("there is no index")
+        held.loaded = True
 
     def drop_collection(self, name: str) -> None:
         self.server.answer("drop")

@@ -518,12 +518,16 @@ _GROWTH = 4
 _QUERIES = 64  # per statement
 _NUMBERS = 1 << 22  # components per answer: 16 MiB
 _EF_MOST = 1000
-_FEW = 2000  # if at most this many items pass a filter, they are compared one by one, without the index
-_FEW_OF = 13  # or this many times the root of all items: comparing takes 14 us an item, a visit by the index 0.1 ms
+_FEW = 2000  # a version of at most this many items is not worth a look at how many pass a filter
+_SAMPLED = 2000  # items of a version, about, that such a look reads
+_SAMPLED_AT_MOST = 20_000  # items of all versions that it reads
+_READ = 0.05  # what reading an item for a filter takes: this part of comparing its vector, which takes 14 us
+_VISIT = 6  # what a visit by the index takes: as long as comparing so many vectors
 _BUILDING = 0x66787369  # "fxsi": the lock of an index build, with the table's oid
 _SAMPLE = 100
 _INDEXES = (
-    "SELECT v.number, v.name, v.items, x.recall, i.indexrelid::regclass::text, i.indisvalid FROM versions v "
+    "SELECT v.number, v.name, v.items, x.recall, i.indexrelid::regclass::text, i.indisvalid, "
+    "(SELECT sum(items) FROM versions)::bigint FROM versions v "
     "JOIN pg_index i ON i.indrelid = to_regclass('vectors_' || v.number) JOIN pg_class c ON c.oid = i.indexrelid "
     "JOIN pg_am a ON a.oid = c.relam LEFT JOIN indexes x ON x.version = v.number "
     "WHERE a.amname = 'hnsw' ORDER BY v.number"
@@ -535,6 +539,8 @@ Row = tuple[str, str, Floats | None, str, int]  # id, version, vector if it exis
 class Narrowing(NamedTuple):
     """An SQL condition on ``fields`` (jsonb), and its parameters; empty if it excludes nothing.
 
+    If it is ``indexed``, the server finds what passes without reading all items.
+
     Rows that pass are tested again in Python, so the condition may only be too weak. Values that PostgreSQL compares
     differently are left to Python: numbers of 2^53 and more (1e23 is not 10^23 in Python), objects (where Python treats
     1 and true as equal) and strings that ``fields`` may not store unchanged.
@@ -542,22 +548,25 @@ class Narrowing(NamedTuple):
 
     text: str
     values: list[Any]
+    indexed: bool = False
 
 
 def narrowing(where: Where | None) -> Narrowing:
     """The part of a valid filter that PostgreSQL can decide.
 
     >>> narrowing({"shop": "paris"})
-    Narrowing(text='fields @@ %s::jsonpath', values=['strict $."shop" == "paris"'])
+    Narrowing(text='fields @@ %s::jsonpath', values=['strict $."shop" == "paris"'], indexed=True)
     """
     texts: list[str] = []
     values: list[Any] = []
+    indexed = False
     for name, operation, operand in conditions(where or {}):
         if _is_plain(name) and _is_plain(operand):
             text, more = _condition(name, operation, operand)
             texts.append(text)
             values += more
-    return Narrowing(" AND ".join(texts), values)
+            indexed |= operation == "eq" and not isinstance(operand, (list, tuple))
+    return Narrowing(" AND ".join(texts), values, indexed)
 
 
 def _condition(name: str, operation: str, operand: Any) -> tuple[str, list[Any]]:
@@ -720,33 +729,48 @@ def _answers(
     if request.exact:
         indexed = {}
     else:
-        indexed = {row[0]: row[2] for row in db.execute(_INDEXES) if row[5]}
+        indexed = {row[0]: (row[2], row[6]) for row in db.execute(_INDEXES) if row[5]}
     found: list[Candidate] = []
     for one in asked:
         number = one.version.number
-        by_index = number in indexed and not _leaves_few(
-            db, number=number, items=indexed[number], narrowed=where.narrowing
-        )
+        by_index = number in indexed
+        if by_index:
+            items, stored = indexed[number]
+            by_index = not _leaves_few(
+                db,
+                number,
+                where.narrowing,
+                items=items,
+                stored=stored,
+                limit=one.k + _MORE,
+            )
         found += _nearest(db, asked=one, where=where, approximate=by_index)
     return best_hits(
         found, queries=queries, request=request, payload=lambda candidate: parsed(candidate.source)
     )
 
 
-def _leaves_few(db: Database, number: int, items: int, narrowed: Narrowing) -> bool:
-    """Whether so few of a version's items pass a filter that comparing them is faster than an index search.
+def _leaves_few(
+    db: Database, number: int, narrowed: Narrowing, *, items: int, stored: int, limit: int
+) -> bool:
+    """Whether comparing all items of a version that pass a filter is faster than a search by the index.
 
-    If s N of N items pass, comparing takes a time proportional to s N, and an index search, which visits 1 / s items
-    for each that passes, one proportional to 1 / s. They are equal where s N is proportional to the root of N.
+    ``items`` are the version's, ``stored`` those of all versions; the index would return ``limit`` items. How many pass
+    is estimated from a sample of pages: counting them can take longer than the search. If n of N items pass, they are
+    compared; without an index for the filter, all N are read. The index visits N / n items for each that passes.
     """
     if not narrowed.text:
         return False
-    few = max(_FEW, round(_FEW_OF * items**0.5))
-    passing = f"SELECT FROM items WHERE version = {number} AND {narrowed.text} LIMIT {few + 1}"
-    ((count,),) = db.execute(
-        f"SELECT count(*) FROM ({passing}) passing", narrowed.values
+    if items <= _FEW:
+        return True
+    percent = 100 * min(1.0, _SAMPLED / items, _SAMPLED_AT_MOST / stored)
+    sample = f"items TABLESAMPLE SYSTEM ({percent}) REPEATABLE (0) WHERE version = {number}"
+    ((passed, seen),) = db.execute(
+        f"SELECT count(*) FILTER (WHERE {narrowed.text}), count(*) FROM {sample}", narrowed.values
     ).fetchall()
-    return bool(count <= few)
+    passing = items * passed / max(1, seen)
+    read = 0.0 if narrowed.indexed else items * _READ
+    return bool(passing * (passing + read) <= _VISIT * limit * items)
 
 
 def candidates_query(
@@ -1157,7 +1181,7 @@ class PostgresGallery(Gallery):
             rows = {row[0]: row for row in db.execute(_INDEXES) if row[5]}
         return [
             IndexState(version=name, kind="pgvector HNSW", items=items, recall=recall)
-            for _, name, items, recall, _, _ in rows.values()
+            for _, name, items, recall, *_ in rows.values()
         ]
 
     def _iterate(self, version: str | None, after: str) -> Iterator[Item]:
