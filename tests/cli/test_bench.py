@@ -108,10 +108,29 @@ def test_jobs_run_apart_and_one_that_fails_stops_no_other(
     alone = [*words[:2], *words[4:], *places(data, tmp_path)]
     second = bench(*alone)
     assert second.exit_code == 0, second.output
-    third = bench(*words, *places(data, tmp_path))
+    third = bench(*words, *places(data, tmp_path), "--fitters", "2")
     assert third.output.count("done already") == 2
+    assert "--fitters changes nothing" in third.stderr
     check_wording(third.output)
     assert result.read_bytes() == written
+
+
+@pytest.mark.long
+def test_one_run_with_fitters_is_a_job_where_a_gpu_may_be_shared(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = small_benchmark.site(tmp_path / "site")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), str(SOURCE)]))
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    words = ["run", "small/3", "--method", "hoc", "--order", "1", "--epochs", "1", "--translate"]
+    where = [*places(data, tmp_path)[:-1], "auto"]
+    done = bench(*words, *where, "--fitters", "1", "--json")
+    assert done.exit_code == 0, done.output
+    assert "translating to v3" in done.stderr
+    assert "image, translated" in json.loads(done.stdout)["protocols"]
+    again = bench(*words, *where, "--fitters", "1")
+    assert "already exists" in again.output
+    assert "image, translated" in again.output
 
 
 def killed_bench(*words: str) -> None:
