@@ -525,6 +525,20 @@ def test_building_an_index_waits_while_the_server_gets_further(
     assert getattr(server, slow) == [0]
 
 
+def test_building_an_index_waits_until_large_parts_are_searched_by_it(
+    server: ServerInMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(milvus, "_INDEXED_FROM", 10)
+    monkeypatch.setattr(milvus, "_INDEXING", 0.01)
+    server.late = {"state": 3, "index_name": ""}
+    server.not_searched = [12, 12, 9]
+    with opened(tmp_path, index="HNSW") as gallery:
+        gallery.create_version("v1", WIDTH)
+        gallery.upsert("v1", [f"{i}" for i in range(20)], vectors(20))
+        gallery.build_index("v1")
+    assert server.not_searched == [9]
+
+
 @pytest.mark.parametrize("slow", ["not_indexed", "not_searched"])
 def test_an_index_that_the_server_does_not_build_or_use_is_told(
     server: ServerInMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: str

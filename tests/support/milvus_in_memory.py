@@ -49,6 +49,7 @@ class ServerInMemory:
         self.levels: list[str] = []  # of consistency, of the searches
         self.not_indexed = [0]  # how many vectors, at each look
         self.not_searched = [0]  # by their index
+        self.late = {"state": 2, "index_name": ""}  # a part that is not searched by its index
         self.before: Callable[[str], None] = nothing
 
     def restart(self, leave_out: Iterable[str] = ()) -> None:
@@ -138,16 +139,17 @@ class ClientInMemory:
         return {"total_rows": total, "indexed_rows": total - left, "pending_index_rows": total}
 
     def list_loaded_segments(self, name: str) -> list[SimpleNamespace]:
-        """Two parts, one of which is still in memory, until there is one part that is searched by its index."""
+        """A small part without an index, one with an index, and one that is not searched by its index yet."""
         self.server.answer("list parts")
         assert self.server.held(name).loaded, "only a loaded collection has parts"
         total = len(self.server.held(name).rows)
         left = self.server.not_searched[0]
         if len(self.server.not_searched) > 1:
             self.server.not_searched.pop(0)
-        sealed = SimpleNamespace(segment_id=1, num_rows=total - left, state=3)
-        growing = SimpleNamespace(segment_id=2, num_rows=left, state=2)
-        return [sealed, sealed, growing]  # one of them has a replica
+        small = SimpleNamespace(segment_id=1, num_rows=5, state=3, index_name="")
+        large = SimpleNamespace(segment_id=2, num_rows=total - left - 5, state=3, index_name="i")
+        late = SimpleNamespace(segment_id=3, num_rows=left, **self.server.late)
+        return [small, small, large, late]  # one of them has a replica
 
     def flush(self, name: str) -> None:
         self.server.answer("flush")

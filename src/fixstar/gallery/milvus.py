@@ -98,7 +98,8 @@ _BREAK = 0.01
 _BOUNDED = (
     10.0  # seconds after which a bounded search sees everything; in Milvus gracefulTime is 5 s
 )
-_SEALED = 3  # the state of a part that is searched by its index
+_SEALED = 3  # the state of a part that gets no more vectors
+_INDEXED_FROM = 1024  # vectors of a part; smaller ones have no index
 _INDEXING = 0.2  # seconds between two looks whether an index is finished
 _INDEXED_WITHIN = 1800.0  # seconds for the next part, of up to a million vectors
 _COORDINATORS = (
@@ -446,8 +447,12 @@ class _Server:
         with self._translated("nothing was changed"):
             told = self._client.describe_index(name, "vector")
             parts = self._client.list_loaded_segments(name)
-        sealed = {part.segment_id: int(part.num_rows) for part in parts if part.state == _SEALED}
-        ready = min(int(told.get("indexed_rows", 0)), sum(sealed.values()))
+        searched = {
+            part.segment_id: int(part.num_rows)
+            for part in parts
+            if part.state == _SEALED and (part.index_name or part.num_rows < _INDEXED_FROM)
+        }
+        ready = min(int(told.get("indexed_rows", 0)), sum(searched.values()))
         return max(0, int(told.get("total_rows", 0)) - ready)
 
     def remove_others(self, run: str) -> None:
