@@ -148,7 +148,7 @@ def run(
         folder = Path(temporary)
         for version in run_scenario(stream, method, made, folder / "run", progress=False):
             features.append(version_features(version.name, version.encoder, queries, gallery))
-            if variant.endswith("(translated)"):
+            if variant.endswith("(translated)") and version.number > 1:
                 fit_translations(
                     version,
                     stream,
@@ -157,6 +157,7 @@ def run(
                     lifelong=True,
                     shared=method.shares_space,
                     weight=USUAL,
+                    sources=range(1, version.number),
                 )
         matrices = {variant: plain_matrices(features, queries, gallery)}
         if variant.endswith("(translated)"):
