@@ -134,7 +134,7 @@ def polaris(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
     """Polaris on CIFAR-100 in 7 tasks; its "training" gives the result of class order 4 at once."""
     known = RunResult.load(POLARIS)
     monkeypatch.setattr(
-        jobs, "run_benchmark", lambda run, *_: replace(known, class_order=run.class_order)
+        jobs, "run_benchmark", lambda run, *_, **__: replace(known, class_order=run.class_order)
     )
     return lambda order, **words: Run(
         benchmark("cifar100-10/7"), "polaris", order, 0, 40, 10_000, **words
