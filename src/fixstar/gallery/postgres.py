@@ -736,13 +736,10 @@ def _answers(
         by_index = number in indexed
         if by_index:
             items, stored = indexed[number]
+            narrowed = where.narrowing
+            limit = one.k + _MORE
             by_index = not _leaves_few(
-                db,
-                number,
-                where.narrowing,
-                items=items,
-                stored=stored,
-                limit=one.k + _MORE,
+                db, number, narrowed, items=items, stored=stored, limit=limit
             )
         found += _nearest(db, asked=one, where=where, approximate=by_index)
     return best_hits(
