@@ -1594,7 +1594,7 @@ def engines_page() -> Iterator[Claim | Quote]:
         for name in ("translated_ms", "translated_rollback_ms")
     ]
     text = "| deploy a version with a space of its own; roll back, ms | {}; {} | {}; {} | {}; {} |"
-    yield Claim(GALLERY, text, moves)
+    yield Claim(GALLERY, f"{text}\n    | deploy a version of the same space", moves)
     grown = [
         large["exact"]["single"]["question"] / small["exact"]["single"]["question"],
         large["mapped_seconds"] / small["mapped_seconds"],
@@ -1605,7 +1605,20 @@ def engines_page() -> Iterator[Claim | Quote]:
 
 
 def postgres_page() -> Iterator[Claim | Quote]:
-    """What filters in PostgreSQL took while what passes was counted."""
+    """What ten million vectors in PostgreSQL cost, and what filters took while what passes was counted."""
+    (most,) = (
+        row for row in content("growth_postgres_cpu.json")["rows"] if row["vectors"] == 10_000_000
+    )
+    asked = [most["translated"][f"{which}_ms"] / 1000 for which in ("first", "single")]
+    yield Claim(GALLERY, "components take {} to {} s a question", asked)
+    yield Claim(
+        GALLERY,
+        "space of its own takes {} ms, and the first search after it {} s,",
+        [
+            most["deploy"]["translated_ms"],
+            most["deploy"]["translated_first_search_ms"] / 1000,
+        ],
+    )
     rows = content("postgres_filters_counted_cpu.json")["rows"]
     (row,) = (row for row in rows if row["vectors"] == 1_000_000)
     took = [row["filters"][f"1_{way}_ms"] for way in ("chosen", "index")]
@@ -2185,6 +2198,7 @@ def tables() -> dict[str, dict[str, str]]:
             "engines": engines.markdown(content("engines_cpu.json")),
             "growth slopes": growth.slopes(grown, mapped),
             "postgres": growth.server_table(on_postgres, "postgres"),
+            "postgres breadths": growth.breadths_table(on_postgres),
             "postgres filters": growth.filters_table(on_postgres),
             "milvus": growth.server_table(on_milvus, "milvus"),
             "translated galleries": gallery.translated_table([content(one) for one in TRANSLATED]),

@@ -86,6 +86,7 @@ LINKED = (
     1_200  # bytes that pgvector needs for a vector of an index that it builds, beside the vector
 )
 PERCENT = (1, 2, 4, 8, 16, 50)
+EF_SEARCH = (100, 200, 400, 800)  # of searches by the index of PostgreSQL
 FILTERS: dict[str, dict[str, Any]] = {
     "filter_1": {"shop": 7},
     "filter_50": {"shop": {"lt": SHOPS // 2}},
@@ -353,6 +354,21 @@ class Size:
             row[f"{name}_chosen_ms"] = milliseconds(ask)
         return row
 
+    def breadths(self) -> Row:
+        """One query by PostgreSQL's index and its recall, for each hnsw.ef_search that an address may ask for."""
+        self.close()
+        row: Row = {}
+        for breadth in EF_SEARCH:
+            url = self.url + ("%20" if "&options=" in self.url else "&options=")
+            with open_gallery(f"{url}-c%20hnsw.ef_search%3D{breadth}") as gallery:
+                ask = lambda n, it=gallery: it.search(  # noqa: E731
+                    "v1", self.queries[n][None], k=K, exact=False
+                )
+                row[f"{breadth}_ms"] = milliseconds(ask)
+                found = measured_recall(gallery, "v1", self.queries, k=K)
+                row[f"{breadth}_recall"] = round(found, 4)
+        return row
+
     def translated(self) -> Row:
         """Questions with a map: the first exact one, how long mapping takes, and searches from then on."""
         gallery = self.gallery
@@ -499,8 +515,8 @@ def steps_of(size: Size) -> list[str]:
     """In the order in which they are measured."""
     in_workspace = ["deploy"] if size.has_workspace else []
     if size.backend == "postgres":
-        searches = ["exact", "pgvector", "index", "approximate", "filters", "translated"]
-        return ["fill", *searches, *in_workspace, "verify"]
+        searches = ["exact", "pgvector", "index", "approximate", "breadths", "filters"]
+        return ["fill", *searches, "translated", *in_workspace, "verify"]
     if size.backend == "milvus":
         return ["fill", "open", "exact", "translated", *in_workspace, "index", "approximate"]
     engines = ["faiss_flat", "faiss_ivfpq", "faiss_hnsw"]
@@ -705,6 +721,18 @@ def filters_table(rows: list[Row]) -> str:
         ways = [f"{name}_{way}_ms" for way in ("compared", "index", "chosen")]
         cells = " | ".join(pair(row, "filters", *ways) for row in rows)
         lines.append(f"| {label} | {cells} |")
+    return "\n".join(lines)
+
+
+def breadths_table(rows: list[Row]) -> str:
+    """The table of the docs: one query by PostgreSQL's index, and its recall, by breadth."""
+    rows = [row for row in rows if "breadths" in row]
+    rows = sorted(rows, key=lambda row: (row["width"], row["vectors"]))
+    head = " | ".join(f"{row['vectors']:,} x {row['width']}" for row in rows)
+    lines = [f"| `hnsw.ef_search` | {head} |", "|---:|" + "---:|" * len(rows)]
+    for breadth in EF_SEARCH:
+        cells = [pair(row, "breadths", f"{breadth}_ms", f"{breadth}_recall") for row in rows]
+        lines.append(f"| {breadth} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -10,6 +10,7 @@ from test_gallery_contract import vectors
 from test_postgres import gallery, url
 
 from fixstar.errors import GalleryError, GalleryUnavailableError
+from fixstar.gallery import postgres
 from fixstar.gallery.postgres import READ, WRITE, PostgresGallery, candidates_query, vector_text
 
 __all__ = ["gallery", "url"]  # fixtures
@@ -216,3 +217,48 @@ def test_an_index_that_finds_the_disk_full_twice_is_not_built(
         gallery.build_index("v1")
     assert len(found) == 2
     assert gallery.indexes() == []
+
+
+@pytest.mark.parametrize(
+    ("given", "k", "visited"),
+    [
+        ("", 5, 100),
+        ("", 200, 216),
+        ("300", 5, 300),
+        ("300", 200, 300),
+        ("300", 400, 416),
+        ("50", 5, 100),
+    ],
+)
+def test_a_search_is_as_broad_as_the_address_asks_for(
+    gallery: PostgresGallery,
+    url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    given: str,
+    k: int,
+    visited: int,
+) -> None:
+    gallery.upsert("v1", [f"{i:04}" for i in range(600)], vectors(600, 8))
+    gallery.build_index("v1")
+    found: set[str] = set()
+    fetch = postgres._fetch
+
+    def recorded(db: Any, *given: Any, **options: Any) -> Any:
+        found.add(db.execute("SHOW hnsw.ef_search").fetchone()[0])
+        return fetch(db, *given, **options)
+
+    monkeypatch.setattr(postgres, "_fetch", recorded)
+    monkeypatch.setattr(postgres, "_leaves_few", lambda *_, **__: False)
+    option = f"&options=-c%20hnsw.ef_search%3D{given}" if given else ""
+    with PostgresGallery(url + option) as asked:
+        for _ in range(2):  # pgvector is loaded by the first search
+            (hits,) = asked.search("v1", vectors(1, 8), k=k, versions=["v1"], exact=False)
+    assert len(hits) == k
+    assert found == {str(visited)}
+
+
+@pytest.mark.usefixtures("gallery")
+@pytest.mark.parametrize("given", ["many", "0", "1001", "-5", "1.5"])
+def test_a_breadth_that_pgvector_does_not_take_is_refused(url: str, given: str) -> None:
+    with pytest.raises(GalleryError, match=f"hnsw.ef_search is '{given}'.*from 1 to 1000"):
+        PostgresGallery(f"{url}&options=-c%20hnsw.ef_search%3D{given}")

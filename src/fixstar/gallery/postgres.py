@@ -90,7 +90,8 @@ WRITE = (
 )
 _STARTING = ("starting up", "recovery mode", "not yet accepting connections", "shutting down")
 _PAUSE = 0.1
-_EF_SEARCH = 100  # vectors that an index search visits per scan
+_EF_SEARCH = 100  # vectors that an index search visits per scan, if hnsw.ef_search asks for no more
+_EF_MOST = 1000  # pgvector takes no more
 _WIDEST = 16_000  # maximum number of components of pgvector's vector
 _LONGEST_ID = 2_600  # bytes: an entry of PostgreSQL's index holds 2,704, with its header and the version beside the id
 _IN_ROW = 2_000  # components that fit in a page of 8 KiB; wider vectors are kept beside the table
@@ -167,11 +168,13 @@ def _setup(db: Database, schema: str, wait: float, read_only: bool) -> list[str]
 
     They apply only to this transaction: behind a pooler the next one may run in another session. Tables are looked up
     in the gallery's schema, types in pgvector's. Index scans continue until enough rows pass the filter; they are
-    sorted here. Commits wait for the disk, even if that is not the server's default.
+    sorted here. Commits wait for the disk, even if that is not the server's default. A search by the index is as broad
+    as the address, the role or the database asks for, and never narrower than ours.
     """
-    ((path, commit),) = db.execute(
+    ((path, commit, breadth),) = db.execute(
         "SELECT concat_ws(', ', quote_ident(%s), (SELECT quote_ident(nspname) FROM pg_extension "
-        "JOIN pg_namespace n ON n.oid = extnamespace WHERE extname = 'vector')), current_setting('synchronous_commit')",
+        "JOIN pg_namespace n ON n.oid = extnamespace WHERE extname = 'vector')), "
+        "current_setting('synchronous_commit'), current_setting('hnsw.ef_search', true)",
         (schema,),
     )
     return [
@@ -179,10 +182,22 @@ def _setup(db: Database, schema: str, wait: float, read_only: bool) -> list[str]
         f"SET LOCAL lock_timeout TO '{int(wait * 1000)}ms'",
         "SET LOCAL jit TO off",
         "SET LOCAL hnsw.iterative_scan TO relaxed_order",
-        f"SET LOCAL hnsw.ef_search TO {_EF_SEARCH}",
+        f"SET LOCAL hnsw.ef_search TO {max(_EF_SEARCH, _breadth(breadth))}",
         *(["SET LOCAL synchronous_commit TO on"] if commit == "off" else []),
         *(["SET TRANSACTION READ ONLY"] if read_only else []),
     ]
+
+
+def _breadth(setting: str | None) -> int:
+    """The session's ``hnsw.ef_search``; 0 if nobody set it. The server does not check it before it loads pgvector."""
+    if not setting:
+        return 0
+    if not setting.isdecimal() or not 1 <= int(setting) <= _EF_MOST:
+        raise GalleryError(
+            f"hnsw.ef_search is {setting!r}; pgvector takes whole numbers from 1 to {_EF_MOST}. Change it where it is "
+            "set: in the address (options=-c%20hnsw.ef_search%3D200), for the role or for the database"
+        )
+    return int(setting)
 
 
 def _check_place(db: Database, address: PostgresAddress) -> None:
@@ -517,7 +532,6 @@ _MORE = 16  # vectors requested beyond k
 _GROWTH = 4
 _QUERIES = 64  # per statement
 _NUMBERS = 1 << 22  # components per answer: 16 MiB
-_EF_MOST = 1000
 _FEW = 2000  # a version of at most this many items is not worth a look at how many pass a filter
 _SAMPLED = 2000  # items of a version, about, that such a look reads
 _SAMPLED_AT_MOST = 20_000  # items of all versions that it reads
@@ -632,7 +646,9 @@ def _nearest(
     while pending:
         if approximate and limit > _EF_SEARCH:
             db.execute(
-                "SELECT set_config('hnsw.ef_search', %s, true)", (str(min(limit, _EF_MOST)),)
+                "SELECT set_config('hnsw.ef_search', "
+                "greatest(%s, current_setting('hnsw.ef_search')::integer)::text, true)",
+                (min(limit, _EF_MOST),),
             )
         block = max(1, min(_QUERIES, _NUMBERS // (limit * asked.version.space.width)))
         incomplete: list[int] = []
