@@ -1638,10 +1638,13 @@ def milvus_page() -> Iterator[Claim | Quote]:
     created = [way["created_seconds"] for way in ways]
     text = "one query took {} instead of {} ms, and creating the collections {} instead of {} s"
     yield Claim(STORES, text, figures[4:] + created)
-    filled = {row["width"]: row for row in content("growth_milvus_cpu.json")["rows"]}  # the largest
-    minutes = [10_000_000 / filled[width]["fill"]["insert_per_second"] / 60 for width in (64, 384)]
-    text = "filling alone takes {} minutes with 64 components and {} with 384."
-    yield Claim(GALLERY, text, minutes)
+    filled = next(
+        row
+        for row in content("growth_milvus_cpu.json")["rows"]
+        if (row["vectors"], row["width"]) == (1_000_000, 64)
+    )
+    minutes = 10_000_000 / filled["fill"]["insert_per_second"] / 60
+    yield Claim(GALLERY, "filling alone takes {} minutes with 64 components.", [minutes])
     (early,) = content("milvus_index_early_cpu.json")["rows"]
     text = "for\n  that, and found {} of the nearest of 100,000"
     yield Claim(GALLERY, text, [early["approximate"]["recall"]])
