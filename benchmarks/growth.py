@@ -697,12 +697,26 @@ SERVED = {
 }
 
 
+def in_order(rows: Iterable[Row]) -> list[Row]:
+    """The narrow vectors first, of each width the fewest first."""
+    return sorted(rows, key=lambda row: (row["width"], row["vectors"]))
+
+
+def heading(first: str, rows: list[Row]) -> list[str]:
+    """The two lines above a table with one column per size.
+
+    >>> heading("what", [{"vectors": 1000, "width": 64}])
+    ['| what | 1,000 x 64 |', '|---|---:|']
+    """
+    sizes = " | ".join(f"{row['vectors']:,} x {row['width']}" for row in rows)
+    start = f"| {first} |" if first else "| |"
+    return [f"{start} {sizes} |", "|---|" + "---:|" * len(rows)]
+
+
 def server_table(rows: list[Row], backend: str) -> str:
     """The table of the docs: what a gallery on a server costs, by size; without lines that nothing was measured for."""
-    rows = [row for row in rows if row["backend"] == backend]
-    rows = sorted(rows, key=lambda row: (row["width"], row["vectors"]))
-    head = " | ".join(f"{row['vectors']:,} x {row['width']}" for row in rows)
-    lines = [f"| | {head} |", "|---|" + "---:|" * len(rows)]
+    rows = in_order(row for row in rows if row["backend"] == backend)
+    lines = heading("", rows)
     for label, (step, *names) in SERVED.items():
         cells = [pair(row, step, *names) for row in rows]
         if any(set(cell) - set("-; ") for cell in cells):
@@ -712,10 +726,8 @@ def server_table(rows: list[Row], backend: str) -> str:
 
 def filters_table(rows: list[Row]) -> str:
     """The table of the docs: one query to PostgreSQL by what a filter leaves, three ways."""
-    rows = [row for row in rows if "filters" in row]
-    rows = sorted(rows, key=lambda row: (row["width"], row["vectors"]))
-    head = " | ".join(f"{row['vectors']:,} x {row['width']}" for row in rows)
-    lines = [f"| a filter leaves | {head} |", "|---|" + "---:|" * len(rows)]
+    rows = in_order(row for row in rows if "filters" in row)
+    lines = heading("a filter leaves", rows)
     labels = {"equal": "1 %, by equality"} | {str(one): f"{one} %" for one in PERCENT}
     for name, label in labels.items():
         ways = [f"{name}_{way}_ms" for way in ("compared", "index", "chosen")]
@@ -726,10 +738,8 @@ def filters_table(rows: list[Row]) -> str:
 
 def breadths_table(rows: list[Row]) -> str:
     """The table of the docs: one query by PostgreSQL's index, and its recall, by breadth."""
-    rows = [row for row in rows if "breadths" in row]
-    rows = sorted(rows, key=lambda row: (row["width"], row["vectors"]))
-    head = " | ".join(f"{row['vectors']:,} x {row['width']}" for row in rows)
-    lines = [f"| `hnsw.ef_search` | {head} |", "|---:|" + "---:|" * len(rows)]
+    rows = in_order(row for row in rows if "breadths" in row)
+    lines = heading("`hnsw.ef_search`", rows)
     for breadth in EF_SEARCH:
         cells = [pair(row, "breadths", f"{breadth}_ms", f"{breadth}_recall") for row in rows]
         lines.append(f"| {breadth} | {' | '.join(cells)} |")
