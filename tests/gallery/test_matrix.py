@@ -143,10 +143,50 @@ def test_filtered_search_finds_what_a_loop_finds(
         best = sorted(passing, key=lambda i: (-cosines[i], i))[:k]
         expected.append([(str(i), cosines[i]) for i in best])
     where = {"n": {"lt": share}}
-    together = gallery.search("v1", queries, k=k, where=where)
-    alone = [gallery.search("v1", query[None], k=k, where=where)[0] for query in queries]
-    assert alone == together
-    assert [[(hit.id, hit.score) for hit in hits] for hits in together] == expected
+    for per_copy in (1.0, 2.0, float("inf")):  # all copied, about half of them, none
+        monkeypatch.setattr(matrix, "rows_per_copy", lambda *_, it=per_copy: it)
+        together = gallery.search("v1", queries, k=k, where=where)
+        alone = [gallery.search("v1", query[None], k=k, where=where)[0] for query in queries]
+        assert alone == together
+        assert [[(hit.id, hit.score) for hit in hits] for hits in together] == expected
+
+
+@pytest.mark.parametrize(
+    ("queries", "width", "coded", "expected"),
+    [
+        (1, 64, False, 6.0),
+        (1, 64, True, 10.2),
+        (1, 640, False, 2.0),
+        (1, 640, True, 2.55),
+        (2, 64, True, 2.0),
+    ],
+)
+def test_what_a_copy_costs(queries: int, width: int, coded: bool, expected: float) -> None:
+    assert matrix.rows_per_copy(queries, width, coded) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("queries", "passing", "copied"), [(1, 16, True), (1, 17, False), (2, 49, True), (2, 50, False)]
+)
+def test_few_rows_are_copied_and_of_many_all_are_read(
+    monkeypatch: pytest.MonkeyPatch, queries: int, passing: int, copied: bool
+) -> None:
+    """Of 100 rows of 64 components: one query reads six of them in the time of a copy, several queries two."""
+    gallery = MemoryGallery()
+    gallery.create_version("v1", 64)
+    payloads = [{"n": i} for i in range(100)]
+    gallery.upsert("v1", [str(i) for i in range(100)], vectors(100, 64), payloads)
+    copies: list[int] = []
+    few = Rows._blocks_of_few
+
+    def noted(self: Rows, sides: Any, rows: Any) -> Any:
+        copies.append(len(rows))
+        return few(self, sides, rows)
+
+    monkeypatch.setattr(Rows, "_blocks_of_few", noted)
+    hits = gallery.search("v1", vectors(queries, 64, seed=1), k=100, where={"n": {"lt": passing}})
+    assert [len(one) for one in hits] == [passing] * queries
+    assert copies == ([passing] if copied else [])
 
 
 def test_a_filter_is_looked_up_until_the_rows_change() -> None:

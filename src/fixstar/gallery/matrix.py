@@ -283,7 +283,8 @@ def _find(parts: Sequence[SegmentPart], numbers: Numbers) -> Indices:
 
 
 _JSON = json.JSONDecoder()
-_FEW = 2  # below half of the rows, copying those that pass a filter is cheaper than multiplying all
+_COPIED = 320.0  # components that one query reads in the time of a jump to a row elsewhere
+_CODED = 1.7  # rows that are read as codes in the time of one that is not
 _FEW_ROWS = 128  # up to so many candidates of one query take the short way
 _FEW_MAPPED = 256  # up to this many rows of a segment are mapped by themselves: the whole segment takes seconds, once
 
@@ -332,6 +333,9 @@ class Rows:
         self.folder = folder
         self.end = self.parts[-1].end if self.parts else 0
         self._live = sum(part.live() for part in self.parts)
+        self._read = sum(
+            part.size for part in self.parts
+        )  # removed ones too, and no room that is left
         self._starts = np.array([part.start for part in self.parts], np.intp)
         self._segments = [part.segment for part in self.parts]
         self._allowed: dict[str, Allowed] = {}  # by filter, the last one used last
@@ -466,18 +470,22 @@ class Rows:
     ) -> tuple[Indices, Indices]:
         """Pairs (query, row) that hold the k rows from ``first`` on with the highest sums over all sides."""
         queries = [side.weighed() for side in sides]
-        if allowed is None or allowed.count * _FEW >= self.end:
-            of_one = len(sides) == len(queries[0]) == 1 and k <= MOST_HITS
-            if of_one and self.is_large and any(segment.codes for segment in self._segments):
-                return self._best_by_codes(
-                    sides[0], k, None if allowed is None else allowed.mask, first
-                )
-            blocks = self._blocks(sides, None if allowed is None else allowed.mask, first)
-        else:
+        mask = None if allowed is None else allowed.mask
+        of_one = len(sides) == len(queries[0]) == 1 and k <= MOST_HITS
+        coded = of_one and self.is_large and any(segment.codes for segment in self._segments)
+        if allowed is not None and self._is_few(allowed, len(queries[0]), coded):
             blocks = self._blocks_of_few(
                 sides, allowed.rows[np.searchsorted(allowed.rows, first) :]
             )
+        elif coded:
+            return self._best_by_codes(sides[0], k, mask, first)
+        else:
+            blocks = self._blocks(sides, mask, first)
         return candidates(blocks, queries, k)
+
+    def _is_few(self, allowed: Allowed, queries: int, coded: bool) -> bool:
+        """Whether so few rows pass a filter that it is cheaper to copy them than to read all."""
+        return allowed.count * rows_per_copy(queries, self.width, coded) < self._read
 
     def _blocks(self, sides: Sequence[Side], allowed: Mask | None, first: int) -> Iterator[Block]:
         for part in self.parts:
@@ -551,6 +559,20 @@ class Rows:
             else:
                 mask[part.start : part.start + part.size] = ~part.gone[: part.size]
         return Allowed(mask)
+
+
+def rows_per_copy(queries: int, width: int, coded: bool) -> float:
+    """How many rows a search reads in the time that it takes to copy one row and score the copy.
+
+    Copying costs a jump to each row, which for one query weighs more the narrower the rows are; codes are read faster.
+    Several queries share a copy. Measured on two cores (``python benchmarks/growth.py --steps fill,filters``).
+
+    >>> rows_per_copy(1, 320, coded=False), rows_per_copy(64, 64, coded=False)
+    (2.0, 2.0)
+    """
+    if queries > 1:
+        return 2.0
+    return max(2.0, (1 + _COPIED / width) * (_CODED if coded else 1.0))
 
 
 def parsed(text: str) -> Payload:
