@@ -74,9 +74,12 @@ SEARCHED = {
     ", translated": "translated, one model per query",
     ", translated, two models": "translated, two models",
 }  # by what the name of a protocol ends in
+WAYS = ("template", "image")  # a gallery is searched
 SET_ASIDE = (10, 11, 12)  # class orders
-LENT = (1, 2, 3)  # those on which rivals are given what Polaris has
+LENT = (1, 2, 3, 4, 5, 6)  # those on which rivals are given what Polaris has
 PAIRS = "change_model_pairs.json"
+WIDE = "growth_wide_cpu.json"
+FILTERED = "growth_filters_cpu.json"
 CHANGES = (  # as the README calls them
     "texts, Banking77: WordLlama to MiniLM",
     "texts, CLINC150: WordLlama to MiniLM",
@@ -244,6 +247,9 @@ def readme() -> Iterator[Claim | Quote]:
         ),
         "| 7 | d-Simplex-HOC here (lambda 0.17, K = 3000)": bench(
             "cifar100-10_7__hoc__lam=0.17__K=3000", (1, 2, 3)
+        ),
+        "| 7 | d-Simplex-HOC (lambda 0.1) with Polaris's slots and rotated classes": bench(
+            "cifar100-10_7__hoc__with_rotated=True__K=10000", LENT, "seed0__e40"
         ),
         "| 7 | Polaris, default options (K = 10,000)": polaris(7, range(1, 7)),
     }
@@ -519,19 +525,24 @@ def _lent() -> Iterator[Claim]:
     slots = bench("cifar100-10_7__hoc__K=10000", LENT)
     yield Claim(
         METHODS,
-        "has {} by template, as much as Polaris with {}.",
-        [*rotated.mean("template", "AA"), *polaris(7, LENT).mean("template", "AA")],
+        "has {} by template and {} by nearest image, Polaris {} and {}.",
+        [runs.mean(way, "AA")[0] for runs in (rotated, polaris(7, LENT)) for way in WAYS],
     )
     yield Claim(
         METHODS,
         "AC {} against {}, and by nearest image {} against {}. "
         "With the slots alone HOC keeps AC at {} by template, with {} of AA.",
-        [
-            runs.mean(protocol, "AC")[0]
-            for protocol in ("template", "image")
-            for runs in (polaris(7, LENT), rotated)
-        ]
+        [runs.mean(way, "AC")[0] for way in WAYS for runs in (polaris(7, LENT), rotated)]
         + slots.mean("template", "AC", "AA"),
+    )
+    later = (
+        bench("cifar100-10_7__hoc__with_rotated=True__K=10000", LENT[3:], "seed0__e40"),
+        polaris(7, LENT[3:]),
+    )
+    yield Claim(
+        METHODS,
+        "in orders 4 to 6 it has AC {} and AA {}, and Polaris {} and {}.",
+        [one for runs in later for one in runs.mean("image", "AC", "AA")],
     )
 
 
@@ -553,6 +564,7 @@ def benchmarks_page() -> Iterator[Claim | Quote]:
     )
     yield from _kept_epochs()
     yield from _one_run_each()
+    yield from _baselines()
     yield from _published_loop()
     yield from _published_steps()
 
@@ -744,6 +756,8 @@ def _one_run_each() -> Iterator[Claim | Quote]:
         start = f"| `{name}` | fd | 70 | {{}} ({'1.00' if tasks == 2 else '{}'}) | {{}} | "
         ours = runs.mean("verification", "AC", "AA", "BC", "FC")
         if tasks == 2:
+            for other in ("bct", "lwf"):
+                yield _two_tasks_verified(other)
             end = "C21 {} (67), C22 {} (66), BC {} (.017) |"
             more = [*runs.cells("verification", "21", "22"), ours[2]]
             yield Claim(BENCHMARKS, start + end, [ours[0], ours[1], *more])
@@ -755,6 +769,61 @@ def _one_run_each() -> Iterator[Claim | Quote]:
         )
     yield from _retrained_once()
     yield from _lifelong_once()
+
+
+def _two_tasks_verified(method: str) -> Claim:
+    """The row of a method of CL2R's table 2; BCT's AC is not in that table, but follows from its cells."""
+    runs = bench(f"cifar100-10-verification_2__{method}")
+    stem = f"cifar100-10-verification_2__{method}__order1__seed0.json"
+    drawn = content(stem)["protocols"]["verification"]["over_draws"]["AC"]
+    there = {"bct": ("1.00", 65, 72), "lwf": (".00", 64, 64)}[method]
+    return Claim(
+        BENCHMARKS,
+        f"| `cifar100-10-verification/2` | {method} | 70 | {{}} ({there[0]}), {{}} over 50 draws | {{}} "
+        f"| C21 {{}}, C22 {{}}; as published C21 {{}} ({there[1]}), C22 {{}} ({there[2]}) |",
+        [
+            runs.mean("verification", "AC")[0],
+            drawn,
+            *runs.mean("verification", "AA"),
+            *runs.cells("verification", "21", "22"),
+            *runs.cells("verification-published", "21", "22"),
+        ],
+    )
+
+
+def _baselines() -> Iterator[Claim]:
+    """What is said about the baselines of HOC's table 2 with 2, 16 and 31 tasks."""
+    names = {tasks: f"cifar100-10/{tasks}" for tasks in (2, 16, 31)}
+
+    def ours(tasks: int, method: str, metric: str) -> float:
+        order = 0 if tasks == 2 else 1
+        runs = bench(f"cifar100-10_{tasks}__{method}", (order,))
+        return float(runs.mean("template", metric)[0])
+
+    yield Claim(
+        BENCHMARKS,
+        "with 2, 16 and 31 tasks: AA {}, {} and {}, against {}, {} and {} in print.",
+        [ours(tasks, "cvs", "AA") for tasks in names]
+        + [printed(name, "cvs", "AA")[0] for name in names.values()],
+    )
+    methods = ("bct-er", "lce-er", "advbct-er")
+    beside = {
+        tasks: [
+            one
+            for method in methods
+            for one in (ours(tasks, method, "AA"), *printed(names[tasks], method, "AA"))
+        ]
+        for tasks in (2, 31)
+    }
+    yield Claim(
+        BENCHMARKS,
+        "and AA {} for BCT-ER ({}), {} for LCE-ER ({}) and {} for AdvBCT-ER ({}).",
+        beside[2],
+    )
+    compatible = [ours(31, method, "AC") for method in methods]
+    compatible += [printed(names[31], method, "AC")[0] for method in methods]
+    text = "With 31 tasks AC is {}, {} and {} ({}, {}, {} in print) and AA {} ({}), {} ({}) and {} ({})."
+    yield Claim(BENCHMARKS, text, compatible + beside[31])
 
 
 def _retrained_once() -> Iterator[Claim | Quote]:
@@ -1586,6 +1655,7 @@ def engines_page() -> Iterator[Claim | Quote]:
     ):
         rivals = [idle[kind][name] for name in ("fixstar", "numpy", "faiss")]
         yield Claim(GALLERY, f"\n| {label} | {{}} | {{}} | {{}} |", rivals)
+    yield from _wide()
     by_size = content("growth_translated_cpu.json")["rows"]
     rows = {
         "first question after opening, ms": "first_ms",
@@ -1611,6 +1681,24 @@ def engines_page() -> Iterator[Claim | Quote]:
     ]
     text = "exact questions take {} times as long, one at a time, mapping {} times, and an index {} times"
     yield Claim(GALLERY, text, grown)
+
+
+def _wide() -> Iterator[Claim]:
+    """What is said about ten million vectors of 384 components, and about filters."""
+    row = content(WIDE)["rows"][-1]
+    mapped = row["translated"]
+    text = "ten million take {} GB of memory, and what a map makes of them another {} GB."
+    gigabytes = [row["open"]["memory_mb"] / 1e3, mapped["memory_mb"] / 1e3]
+    yield Claim(GALLERY, text, gigabytes)
+    text = "was answered after {} s, everything was mapped after {} s."
+    yield Claim(GALLERY, text, [mapped["first_ms"] / 1e3, mapped["mapped_seconds"]])
+    text = "they take {} GB of memory, and {} GB more once"
+    yield Claim(SCALE, text, gigabytes)
+    text = "an exact query takes {} ms on\nfour cores, a question with a map {} ms"
+    yield Claim(SCALE, text, [row["open"]["exact_ms"], mapped["single_ms"]])
+    narrow = content(FILTERED)["rows"][0]["filters"]
+    text = "were copied, in {} ms instead of {}."
+    yield Claim(GALLERY, text, [narrow[f"50_{way}_ms"] for way in ("copied", "chosen")])
 
 
 def postgres_page() -> Iterator[Claim | Quote]:
@@ -2236,6 +2324,9 @@ def tables() -> dict[str, dict[str, str]]:
         GALLERY: {
             "engines": engines.markdown(content("engines_cpu.json")),
             "growth slopes": growth.slopes(grown, mapped),
+            "growth wide": growth.wide_table([content(FILTERED), content(WIDE)]),
+            "growth wide slopes": growth.slopes(content(WIDE)["rows"], width=384),
+            "growth filters": growth.filters_table(content(FILTERED)["rows"]),
             "postgres": growth.server_table(on_postgres, "postgres"),
             "postgres breadths": growth.breadths_table(on_postgres),
             "postgres filters": growth.filters_table(on_postgres),
@@ -2331,21 +2422,27 @@ def lent() -> str:
         ", K = 10,000, rotated classes": ("with_rotated=True__K=10000__", "seed0__e40"),
         ", K = 10,000, both": ("with_rotated=True__with_first=True__K=10000__", "seed0__e40"),
     }
-    once = {"FD" + words for words in lendings if words not in ("", ", K = 10,000, both")}
     rows = {}
     for method in ("fd", "hoc"):
         for words, (special, end) in lendings.items():
             stem = f"cifar100-10_7__{method}__{special}".removesuffix("__")
-            label = method.upper() + words
-            rows[label] = bench(stem, (1,) if label in once else LENT, end)
-    rows["Polaris"] = polaris(7, LENT)
+            orders: tuple[int, ...] = LENT
+            if not words:
+                orders = LENT[:3]
+            elif method == "fd" and not words.endswith("both"):
+                orders = LENT[:1]
+            rows[method.upper() + words] = (orders, stem, end)
+    found = {
+        label: (orders, bench(stem, orders, end)) for label, (orders, stem, end) in rows.items()
+    }
+    found["Polaris"] = (LENT, polaris(7, LENT))
     lines = [
-        "| | template: AC by order | AC | AA | ACA | nearest image: AC by order | AC | AA | ACA |",
-        "|---|---|---:|---:|---:|---|---:|---:|---:|",
+        "| | orders | template: AC by order | AC | AA | ACA | nearest image: AC by order | AC | AA | ACA |",
+        "|---|---|---|---:|---:|---:|---|---:|---:|---:|",
     ]
-    for label, runs in rows.items():
-        cells = [label]
-        for protocol in ("template", "image"):
+    for label, (orders, runs) in found.items():
+        cells = [label, f"1 to {orders[-1]}" if len(orders) > 1 else "1"]
+        for protocol in WAYS:
             compatible, accurate, both = runs.mean(protocol, *ALL)
             by_order = ", ".join(f"{one:.2f}" for one in runs.each(protocol, "AC"))
             cells += [by_order, f"{compatible:.2f}", f"{accurate:.1f}", f"{both:.1f}"]

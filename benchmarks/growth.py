@@ -54,6 +54,7 @@ from fixstar.gallery import (
     PostgresGallery,
     Question,
     SqliteGallery,
+    matrix,
     measured_recall,
     open_gallery,
     postgres,
@@ -337,22 +338,53 @@ class Size:
         }
 
     def filters(self) -> Row:
-        """One query to PostgreSQL by the percentage that a filter leaves: compared, by the index, and as chosen.
+        """One query by the percentage that a filter leaves, each way of answering it, and as the store chooses.
 
-        "equal" leaves 1 %, but the server has an index for it.
+        PostgreSQL's ways are to compare what passes, and its index; "equal" leaves 1 %, but the server has an index for
+        it. SQLite's are to copy what passes, and to read everything: first the vectors, then their codes.
         """
-        row: Row = {}
+        if self.backend == "sqlite":
+            self.close()  # and with it codes that were made, or are being made
+            with patch.object(matrix, "CODED_AFTER", 1 << 60):
+                row = self._ways_to_filter("")
+            self._code()
+            return row | self._ways_to_filter("coded_")
+        row = {}
         filters: dict[str, dict[str, Any]] = {"equal": {"shop": 7}}
         filters |= {str(percent): {"shop": {"lt": percent}} for percent in PERCENT}
         for name, where in filters.items():
-            ask = lambda n, where=where: self.gallery.search(  # noqa: E731
-                "v1", self.queries[n][None], k=K, where=where, exact=False
-            )
+            ask = self._filtered(where)
             for way, few in (("compared", True), ("index", False)):
                 with patch.object(postgres, "_leaves_few", lambda *_, few=few, **__: few):
                     row[f"{name}_{way}_ms"] = milliseconds(ask)
             row[f"{name}_chosen_ms"] = milliseconds(ask)
         return row
+
+    def _filtered(self, where: dict[str, Any]) -> Callable[[int], object]:
+        """Asks the query of a number, by the index if there is one."""
+        return lambda n: self.gallery.search(
+            "v1", self.queries[n][None], k=K, where=where, exact=False
+        )
+
+    def _ways_to_filter(self, start: str) -> Row:
+        """In SQLite; the names of the figures begin with ``start``."""
+        row: Row = {}
+        for percent in PERCENT:
+            ask = self._filtered({"shop": {"lt": percent}})
+            ask(0)  # the payloads are tested once
+            for way, rows in (("copied", 1.0), ("read", math.inf)):
+                with patch.object(matrix, "rows_per_copy", lambda *_, rows=rows: rows):
+                    row[f"{start}{percent}_{way}_ms"] = milliseconds(ask)
+            row[f"{start}{percent}_chosen_ms"] = milliseconds(ask)
+        return row
+
+    def _code(self) -> None:
+        """Ask until a thread makes the codes of a gallery in SQLite, and wait for it."""
+        assert isinstance(self.gallery, SqliteGallery)
+        for n in range(matrix.CODED_AFTER + 1):
+            self.gallery.search("v1", self.queries[n % BATCH][None], k=K)
+        while self.gallery._matrices.exact.rows["v1"].missing_codes():
+            time.sleep(0.2)
 
     def breadths(self) -> Row:
         """One query by PostgreSQL's index and its recall, for each hnsw.ef_search that an address may ask for."""
@@ -520,7 +552,16 @@ def steps_of(size: Size) -> list[str]:
     if size.backend == "milvus":
         return ["fill", "open", "exact", "translated", *in_workspace, "index", "approximate"]
     engines = ["faiss_flat", "faiss_ivfpq", "faiss_hnsw"]
-    searches = ["open", "exact", "index", "approximate", "translated", "mapped", "verify"]
+    searches = [
+        "open",
+        "exact",
+        "filters",
+        "index",
+        "approximate",
+        "translated",
+        "mapped",
+        "verify",
+    ]
     return ["fill", *searches, *(["deploy", "snapshot"] if size.has_workspace else []), *engines]
 
 
@@ -658,7 +699,7 @@ SERVED = {
     "the server's memory, MB": ("fill", "server_mb"),
     "on disk, bytes per vector": ("fill", "bytes_per_vector"),
     "a new process: first search, s; memory, MB": ("open", "seconds", "memory_mb"),
-    "one exact query in its first ten seconds, ms": ("open", "exact_ms"),
+    "one exact query of a new process, ms": ("open", "exact_ms"),
     "one exact query, ms; 64 at once, queries per second": ("exact", "single_ms", "batch_qps"),
     "one exact query, filter that leaves 1 %; 50 %, ms": (
         "exact",
@@ -724,13 +765,38 @@ def server_table(rows: list[Row], backend: str) -> str:
     return "\n".join(lines)
 
 
+MAPPED = {"all mapped, s; memory for that, MB": ("translated", "mapped_seconds", "memory_mb")}
+
+
+def wide_table(results: Iterable[Row]) -> str:
+    """The table of the docs: what a gallery in SQLite costs by size and cores; each result is the content of a file."""
+    columns = [
+        (row, f"{row['vectors']:,} x {row['width']}, {result['cores']} cores")
+        for result in results
+        for row in in_order(result["rows"])
+        if "fill" in row
+    ]
+    lines = [f"| | {' | '.join(name for _, name in columns)} |", "|---|" + "---:|" * len(columns)]
+    for label, (step, *names) in (SERVED | MAPPED).items():
+        cells = [pair(row, step, *names) for row, _ in columns]
+        if any(set(cell) - set("-; ") for cell in cells):
+            lines.append(f"| {label} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def filters_table(rows: list[Row]) -> str:
-    """The table of the docs: one query to PostgreSQL by what a filter leaves, three ways."""
+    """The table of the docs: one query by what a filter leaves, three ways; of SQLite also those with codes."""
     rows = in_order(row for row in rows if "filters" in row)
     lines = heading("a filter leaves", rows)
-    labels = {"equal": "1 %, by equality"} | {str(one): f"{one} %" for one in PERCENT}
+    if rows[0]["backend"] == "sqlite":
+        names = ("copied", "read", "chosen")
+        labels = {str(one): f"{one} %" for one in PERCENT}
+        labels |= {f"coded_{one}": f"{one} %, with codes" for one in PERCENT}
+    else:
+        names = ("compared", "index", "chosen")
+        labels = {"equal": "1 %, by equality"} | {str(one): f"{one} %" for one in PERCENT}
     for name, label in labels.items():
-        ways = [f"{name}_{way}_ms" for way in ("compared", "index", "chosen")]
+        ways = [f"{name}_{way}_ms" for way in names]
         cells = " | ".join(pair(row, "filters", *ways) for row in rows)
         lines.append(f"| {label} | {cells} |")
     return "\n".join(lines)
@@ -755,19 +821,25 @@ def slope(before: tuple[float, float], after: tuple[float, float]) -> float:
     return math.log(after[1] / before[1]) / math.log(after[0] / before[0])
 
 
-def slopes(*results: list[Row]) -> str:
-    """The table of the docs: how steeply each cost of a 64-wide SQLite gallery grows from each size to the next."""
+def slopes(*results: list[Row], width: int = WORKSPACE_WIDTH) -> str:
+    """The table of the docs: how steeply each cost of an SQLite gallery grows from each size to the next.
+
+    Without lines that a size was not measured for.
+    """
     by_size = {
         row["vectors"]: row
         for row in merged(results)
-        if (row["backend"], row["width"]) == ("sqlite", WORKSPACE_WIDTH)
+        if (row["backend"], row["width"]) == ("sqlite", width)
     }
     sizes = sorted(by_size)
     steps = list(pairwise(sizes))
     head = " | ".join(f"{before:,} to {after:,}" for before, after in steps)
     lines = [f"| slope of | {head} |", "|---|" + "---:|" * len(steps)]
     for label, cost in COSTS.items():
-        points = [(size, cost(by_size[size])) for size in sizes]
+        try:
+            points = [(size, cost(by_size[size])) for size in sizes]
+        except KeyError:
+            continue
         cells = " | ".join(f"{slope(before, after):.2f}" for before, after in pairwise(points))
         lines.append(f"| {label} | {cells} |")
     return "\n".join(lines)
