@@ -1,12 +1,15 @@
 """The authors' loop of d-Simplex-FD and ours, side by side; single steps of FD and of CoReS, theirs and ours.
 
 The public code of CL2R is run as it is, from a checkout. Only what it is given is replaced: images come from memory,
-calls that move to a GPU do nothing, its network is less deep, and its own evaluation is left out. Both loops start from
-the same weights, and one evaluator judges both. The new and the replayed half of each batch are recorded apart.
+its network may be less deep, and its own evaluation is left out; with --device cpu, calls that move to a GPU do
+nothing. Both loops start from the same weights, and one evaluator judges both. The new and the replayed half of each
+batch are recorded apart.
 
     python benchmarks/authors_loops.py authors --checkout CL2R --data DATA --seed 0 --out FILE
     python benchmarks/authors_loops.py authors --checkout CL2R_2023 --data DATA --seed 0 --out FILE
     python benchmarks/authors_loops.py ours --checkout CL2R --data DATA --seed 0 --out FILE
+    python benchmarks/authors_loops.py authors --checkout CL2R --data DATA --device cuda --depth 32 --first 50 \\
+        --second 50 --images 450 --held-out 50 --batch-size 128 --workers 3 --out FILE
     python benchmarks/authors_loops.py fd-steps --checkout CL2R --data DATA --out FILE
     python benchmarks/authors_loops.py cores-steps --checkout CORES --data DATA --out FILE
 
@@ -141,12 +144,14 @@ def their_network(authors: dict[str, Any]) -> nn.Module:
     return network
 
 
-def patches(authors: dict[str, Any], scale: Scale) -> list[Any]:
-    """No GPU, and fewer layers."""
+def patches(authors: dict[str, Any], scale: Scale, device: str) -> list[Any]:
+    """As many layers as are asked for, and no GPU unless it is."""
     gpu = [
         mock.patch.object(torch.Tensor, "cuda", on_cpu),
         mock.patch.object(nn.Module, "cuda", on_cpu),
     ]
+    if device != "cpu":
+        gpu = []
     if not hasattr(authors["model"], "CifarResNet"):
         return gpu
     network = authors["model"].CifarResNet
@@ -164,6 +169,7 @@ def their_versions(
     start: State,
     images: tuple[ImageSet, ImageSet],
     seed: int,
+    workers: int,
 ) -> tuple[list[State], list[list[dict[str, float]]]]:
     """Their ``main`` from the weights ``start``: the weights of each version, and its epochs."""
     in_memory = importlib.import_module("continuum.datasets").InMemoryDataset
@@ -193,7 +199,7 @@ def their_versions(
 
     def accuracy(output: Tensor, target: Tensor, topk: tuple[int, ...] = (1,)) -> Any:
         if output.requires_grad:  # not their validation
-            replay = torch.zeros(len(target), dtype=torch.bool)
+            replay = torch.zeros(len(target), dtype=torch.bool, device=target.device)
             if "fd" in seen:
                 replay[: scale.batch_size // 2] = True
             followed[-1].add(output, target, replay, seen.get("fd"))
@@ -218,7 +224,7 @@ def their_versions(
         config = Path(folder) / "config.yml"
         config.write_text(
             f"root_folder: {folder}\nepochs: {scale.epochs}\nstages: {list(scale.milestones)}\n"
-            f"batch_size: {scale.batch_size}\nnum_workers: 0\nstart: {scale.first}\n"
+            f"batch_size: {scale.batch_size}\nnum_workers: {workers}\nstart: {scale.first}\n"
             f"increment: {scale.second}\ncriterion_weight_base: {scale.base}\n"
             f"rehearsal: {scale.replayed}\n"
         )
@@ -245,7 +251,7 @@ def their_versions(
         ):
             main.main()
         for file in sorted(Path(folder).glob("checkpoints*/ckpt_*.pt")):
-            states.append(torch.load(file))
+            states.append(torch.load(file, map_location="cpu"))
     return states, [one.epochs for one in followed]
 
 
@@ -312,7 +318,7 @@ def followed_method(method: Method, followed: list[Halves], per_epoch: list[int]
 
 
 def our_versions(
-    scale: Scale, start: State, images: ImageSet, seed: int
+    scale: Scale, start: State, images: ImageSet, *, seed: int, device: str
 ) -> tuple[list[Encoder], list[list[dict[str, float]]]]:
     """The versions of our loop from the weights ``start``, and their epochs."""
     parts = [images.classes[: scale.first], images.classes[scale.first :]]
@@ -333,7 +339,7 @@ def our_versions(
         recipe=recipe,
         replay_per_class=scale.replayed,
         seed=seed,
-        device="cpu",
+        device=device,
     )
     versions = run_scenario(
         TaskStream.of(sets, images.classes),
@@ -342,7 +348,7 @@ def our_versions(
         pretrained=encoder_of(start, scale),
         progress=False,
     )
-    encoders = [version.encoder for version in versions]
+    encoders = [version.encoder.to("cpu") for version in versions]
     return encoders, [one.epochs for one in followed]
 
 
@@ -586,7 +592,7 @@ def run_steps(arguments: argparse.Namespace, scale: Scale) -> dict[str, Any]:
         package = "cl2r"
     authors = import_authors(package, arguments.checkout, names)
     with contextlib.ExitStack() as stack:
-        for patch in patches(authors, scale):
+        for patch in patches(authors, scale, "cpu"):
             stack.enter_context(patch)
         stack.enter_context(in_double())
         if package == "cl2r":
@@ -609,27 +615,34 @@ def run_loop(arguments: argparse.Namespace, scale: Scale) -> dict[str, Any]:
     names = ("eval", "main", "model", "train", "utils")
     authors = import_authors("cl2r", arguments.checkout, names)
     began = time.process_time()
+    begun = time.monotonic()
     with contextlib.ExitStack() as stack:
-        for patch in patches(authors, scale):
+        for patch in patches(authors, scale, arguments.device):
             stack.enter_context(patch)
         torch.manual_seed(arguments.seed)
         first = their_network(authors).state_dict()
         start = {name: value.clone() for name, value in first.items()}
         if arguments.side == "authors":
-            states, epochs = their_versions(authors, scale, start, images, arguments.seed)
+            states, epochs = their_versions(
+                authors, scale, start, images, seed=arguments.seed, workers=arguments.workers
+            )
             encoders = [encoder_of(state, scale, classes) for state in states]
         else:
-            encoders, epochs = our_versions(scale, start, images[0], arguments.seed)
+            encoders, epochs = our_versions(
+                scale, start, images[0], seed=arguments.seed, device=arguments.device
+            )
     return {
         "scale": asdict(scale),
         "seed": arguments.seed,
         "side": arguments.side,
+        "device": arguments.device,
         "torch": torch.__version__,
         "epochs": epochs,
         "classified": [classified(encoder, images[1], scale) for encoder in encoders],
         "measured": judged(encoders, arguments.data, scale),
         "measured by CIFAR-10's constants": judged(encoders, arguments.data, scale, CIFAR10),
         "cpu seconds": round(time.process_time() - began),
+        "seconds": round(time.monotonic() - begun),
     }
 
 
@@ -641,6 +654,8 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--workers", type=int, default=0, help="that load the authors' batches")
     for name, value in asdict(Scale()).items():
         if name == "milestones":
             parser.add_argument("--milestones", type=int, nargs=2, default=value)
