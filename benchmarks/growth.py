@@ -54,6 +54,7 @@ from fixstar.gallery import (
     PostgresGallery,
     Question,
     SqliteGallery,
+    coded,
     matrix,
     measured_recall,
     open_gallery,
@@ -347,8 +348,7 @@ class Size:
             self.close()  # and with it codes that were made, or are being made
             with patch.object(matrix, "CODED_AFTER", 1 << 60):
                 row = self._ways_to_filter("")
-            self._code()
-            return row | self._ways_to_filter("coded_")
+            return row | (self._ways_to_filter("coded_") if self._is_coded() else {})
         row = {}
         filters: dict[str, dict[str, Any]] = {"equal": {"shop": 7}}
         filters |= {str(percent): {"shop": {"lt": percent}} for percent in PERCENT}
@@ -360,31 +360,43 @@ class Size:
             row[f"{name}_chosen_ms"] = milliseconds(ask)
         return row
 
-    def _filtered(self, where: dict[str, Any]) -> Callable[[int], object]:
-        """Asks the query of a number, by the index if there is one."""
+    def _filtered(self, where: dict[str, Any], exact: bool = False) -> Callable[[int], object]:
+        """Asks the query of a number."""
         return lambda n: self.gallery.search(
-            "v1", self.queries[n][None], k=K, where=where, exact=False
+            "v1", self.queries[n][None], k=K, where=where, exact=exact
         )
 
     def _ways_to_filter(self, start: str) -> Row:
-        """In SQLite; the names of the figures begin with ``start``."""
+        """In SQLite, one query and 64 at once; the names of the figures begin with ``start``."""
         row: Row = {}
         for percent in PERCENT:
-            ask = self._filtered({"shop": {"lt": percent}})
+            where = {"shop": {"lt": percent}}
+            ask = self._filtered(where, exact=True)
             ask(0)  # the payloads are tested once
+            together = lambda _, where=where: self.gallery.search(  # noqa: E731
+                "v1", self.queries, k=K, where=where
+            )
             for way, rows in (("copied", 1.0), ("read", math.inf)):
                 with patch.object(matrix, "rows_per_copy", lambda *_, rows=rows: rows):
                     row[f"{start}{percent}_{way}_ms"] = milliseconds(ask)
+                    if not start:
+                        row[f"batch_{percent}_{way}_ms"] = milliseconds(together, 3)
             row[f"{start}{percent}_chosen_ms"] = milliseconds(ask)
+            if not start:
+                row[f"batch_{percent}_chosen_ms"] = milliseconds(together, 3)
         return row
 
-    def _code(self) -> None:
-        """Ask until a thread makes the codes of a gallery in SQLite, and wait for it."""
+    def _is_coded(self) -> bool:
+        """Ask until a thread makes the codes of a gallery in SQLite, and wait for it; False if there will be none."""
         assert isinstance(self.gallery, SqliteGallery)
         for n in range(matrix.CODED_AFTER + 1):
             self.gallery.search("v1", self.queries[n % BATCH][None], k=K)
-        while self.gallery._matrices.exact.rows["v1"].missing_codes():
+        rows = self.gallery._matrices.exact.rows["v1"]
+        if not (coded.are_available() and rows.is_large):
+            return False
+        while rows.missing_codes():
             time.sleep(0.2)
+        return True
 
     def breadths(self) -> Row:
         """One query by PostgreSQL's index and its recall, for each hnsw.ef_search that an address may ask for."""
@@ -774,7 +786,7 @@ def wide_table(results: Iterable[Row]) -> str:
         (row, f"{row['vectors']:,} x {row['width']}, {result['cores']} cores")
         for result in results
         for row in in_order(result["rows"])
-        if "fill" in row
+        if row["width"] > WORKSPACE_WIDTH
     ]
     lines = [f"| | {' | '.join(name for _, name in columns)} |", "|---|" + "---:|" * len(columns)]
     for label, (step, *names) in (SERVED | MAPPED).items():
@@ -792,6 +804,7 @@ def filters_table(rows: list[Row]) -> str:
         names = ("copied", "read", "chosen")
         labels = {str(one): f"{one} %" for one in PERCENT}
         labels |= {f"coded_{one}": f"{one} %, with codes" for one in PERCENT}
+        labels |= {f"batch_{one}": f"{one} %, 64 at once" for one in PERCENT}
     else:
         names = ("compared", "index", "chosen")
         labels = {"equal": "1 %, by equality"} | {str(one): f"{one} %" for one in PERCENT}
@@ -821,10 +834,10 @@ def slope(before: tuple[float, float], after: tuple[float, float]) -> float:
     return math.log(after[1] / before[1]) / math.log(after[0] / before[0])
 
 
-def slopes(*results: list[Row], width: int = WORKSPACE_WIDTH) -> str:
+def slopes(*results: list[Row], width: int = WORKSPACE_WIDTH, without: tuple[str, ...] = ()) -> str:
     """The table of the docs: how steeply each cost of an SQLite gallery grows from each size to the next.
 
-    Without lines that a size was not measured for.
+    ``without`` names the lines that were not measured.
     """
     by_size = {
         row["vectors"]: row
@@ -836,10 +849,9 @@ def slopes(*results: list[Row], width: int = WORKSPACE_WIDTH) -> str:
     head = " | ".join(f"{before:,} to {after:,}" for before, after in steps)
     lines = [f"| slope of | {head} |", "|---|" + "---:|" * len(steps)]
     for label, cost in COSTS.items():
-        try:
-            points = [(size, cost(by_size[size])) for size in sizes]
-        except KeyError:
+        if label in without:
             continue
+        points = [(size, cost(by_size[size])) for size in sizes]
         cells = " | ".join(f"{slope(before, after):.2f}" for before, after in pairwise(points))
         lines.append(f"| {label} | {cells} |")
     return "\n".join(lines)

@@ -17,7 +17,14 @@ from test_gallery_contract import vectors
 from wording import refuses
 
 from fixstar.errors import GalleryError, GalleryUnavailableError
-from fixstar.gallery import MemoryGallery, SqliteGallery, matrix, open_gallery, ranking
+from fixstar.gallery import (
+    MemoryGallery,
+    Question,
+    SqliteGallery,
+    matrix,
+    open_gallery,
+    ranking,
+)
 from fixstar.gallery.matrix import Draft, ExactSearch, Rows
 
 Content = dict[int, tuple[str, str, tuple[float, ...]]]  # number -> id, payload, vector
@@ -165,27 +172,64 @@ def test_what_a_copy_costs(queries: int, width: int, coded: bool, expected: floa
     assert matrix.rows_per_copy(queries, width, coded) == pytest.approx(expected)
 
 
+@pytest.fixture
+def copies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many rows each search copied."""
+    found: list[int] = []
+    few = Rows._blocks_of_few
+
+    def noted(self: Rows, sides: Any, rows: Any) -> Any:
+        found.append(len(rows))
+        return few(self, sides, rows)
+
+    monkeypatch.setattr(Rows, "_blocks_of_few", noted)
+    return found
+
+
+def numbered(width: int = 64) -> MemoryGallery:
+    """100 rows with their numbers."""
+    gallery = MemoryGallery()
+    gallery.create_version("v1", width)
+    payloads = [{"n": i} for i in range(100)]
+    gallery.upsert("v1", [str(i) for i in range(100)], vectors(100, width), payloads)
+    return gallery
+
+
 @pytest.mark.parametrize(
     ("queries", "passing", "copied"), [(1, 16, True), (1, 17, False), (2, 49, True), (2, 50, False)]
 )
 def test_few_rows_are_copied_and_of_many_all_are_read(
-    monkeypatch: pytest.MonkeyPatch, queries: int, passing: int, copied: bool
+    copies: list[int], queries: int, passing: int, copied: bool
 ) -> None:
     """Of 100 rows of 64 components: one query reads six of them in the time of a copy, several queries two."""
-    gallery = MemoryGallery()
-    gallery.create_version("v1", 64)
-    payloads = [{"n": i} for i in range(100)]
-    gallery.upsert("v1", [str(i) for i in range(100)], vectors(100, 64), payloads)
-    copies: list[int] = []
-    few = Rows._blocks_of_few
-
-    def noted(self: Rows, sides: Any, rows: Any) -> Any:
-        copies.append(len(rows))
-        return few(self, sides, rows)
-
-    monkeypatch.setattr(Rows, "_blocks_of_few", noted)
-    hits = gallery.search("v1", vectors(queries, 64, seed=1), k=100, where={"n": {"lt": passing}})
+    asked = vectors(queries, 64, seed=1)
+    hits = numbered().search("v1", asked, k=100, where={"n": {"lt": passing}})
     assert [len(one) for one in hits] == [passing] * queries
+    assert copies == ([passing] if copied else [])
+
+
+@pytest.mark.parametrize(("passing", "copied"), [(26, True), (27, False)])
+def test_removed_rows_are_read_too(copies: list[int], passing: int, copied: bool) -> None:
+    """All 100 are read, of which 10 were removed: what passes are 16 and 17 of the other 90."""
+    gallery = numbered()
+    gallery.delete([str(i) for i in range(10)])
+    hits = gallery.search("v1", vectors(1, 64), k=100, where={"n": {"lt": passing}})
+    assert len(hits[0]) == passing - 10
+    assert copies == ([passing - 10] if copied else [])
+
+
+@pytest.mark.parametrize(("passing", "copied"), [(28, True), (29, False)])
+def test_a_question_of_two_sides_jumps_to_both(
+    copies: list[int], passing: int, copied: bool
+) -> None:
+    """64 and 192 components are 128 in the mean: 3.5 rows are read in the time of a copy."""
+
+    def forward(rows: Any) -> Any:
+        return np.tile(rows, (1, 3)) / np.float32(np.sqrt(3))
+
+    asked = Question("v1", vectors(1, 64), vectors(1, 192, seed=1), forward, "tiled", weight=0.5)
+    hits = numbered().ask([asked], k=100, where={"n": {"lt": passing}})
+    assert len(hits[0]) == passing
     assert copies == ([passing] if copied else [])
 
 

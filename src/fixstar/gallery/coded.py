@@ -9,7 +9,7 @@ the score of a row is no further than |query| E from the score of its code. That
 The k-th highest ``low`` is a lower bound of the k-th best score, so only rows whose ``high`` reaches it can be among
 the best. They are scored again from the vectors themselves, and answers stay exact. A block tells its nearest few by
 codes; if even the last of them could be among the best, others could be too, and the whole block is scored as without
-codes.
+codes. With a filter the codes of what does not pass are skipped: a filter that goes against the query raises no doubt.
 
 FAISS makes the codes and scans them. Without it there are none.
 """
@@ -54,7 +54,7 @@ def rows_per_block(width: int) -> int:
 class Nearest(NamedTuple):
     """The nearest ``places`` of a block by codes, how far their scores may be from ``scores``, and the same of others.
 
-    No other row of the block scores more than ``highest_other``.
+    No other row of the block that passes scores more than ``highest_other``; if there is no other, that is -inf.
     """
 
     places: NDArray[np.int64]
@@ -101,20 +101,28 @@ class CodedBlock:
         """Whether its codes save time; they do not if many vectors are nearly equal."""
         return self._in_doubt < _USELESS
 
-    def nearest(self, query: Floats, k: int) -> Nearest:
-        """What the codes say about a query [width] for k hits."""
+    def nearest(self, query: Floats, k: int, allowed: NDArray[np.bool_] | None = None) -> Nearest:
+        """What the codes say about a query [width] for k hits among the ``allowed`` rows [n]; None allows all."""
         wide = query.astype(np.float64)
-        count = min(self._index.ntotal, max(_NEAREST, _PER_HIT * k))
+        passing = self._index.ntotal if allowed is None else int(np.count_nonzero(allowed))
+        count = min(passing, max(_NEAREST, _PER_HIT * k))
+        if not count:
+            return Nearest(np.empty(0, np.int64), np.empty(0), doubt=0.0, highest_other=-np.inf)
+        if allowed is None:
+            selected = {}
+        else:
+            bits = np.packbits(allowed, bitorder="little")
+            selector = self._faiss.IDSelectorBitmap(bits)
+            selected = {"params": self._faiss.SearchParameters(sel=selector)}
         threads = self._faiss.omp_get_max_threads()
         self._faiss.omp_set_num_threads(1)  # other threads scan other blocks
-        found, places = self._index.search(query[None], count)
+        found, places = self._index.search(query[None], count, **selected)
         self._faiss.omp_set_num_threads(threads)
         scores = found[0].astype(np.float64) + wide @ self._mean
         length = float(np.sqrt(wide @ wide))
         doubt = length * self.error + max(1.0, length) * self._rounding
-        return Nearest(
-            places=places[0], scores=scores, doubt=doubt, highest_other=float(scores[-1]) + doubt
-        )
+        highest_other = float(scores[-1]) + doubt if count < passing else -np.inf
+        return Nearest(places=places[0], scores=scores, doubt=doubt, highest_other=highest_other)
 
     def note(self, in_doubt: bool) -> None:
         """Take in whether a search was in doubt about this block."""
@@ -127,25 +135,19 @@ def candidates_by_codes(
     """See ``ranking.candidates``: for one query [1, width] and blocks with codes, and others without."""
     used = [(codes, block) for codes, block in coded if codes.helps]
     left = [*others, *(block for codes, block in coded if not codes.helps)]
-    told = on_threads(lambda one: one[0].nearest(query[0], k), used, ranking.THREADS)
-    found: list[
-        tuple[Indices, NDArray[np.float64]]
-    ] = []  # of each block, rows that may be found, and their scores
-    for (_, block), one in zip(used, told, strict=True):
-        may_be_found = slice(None) if block.allowed is None else block.allowed[one.places]
-        found.append((block.rows(one.places[may_be_found]), one.scores[may_be_found]))
-    low = np.concatenate(
-        [scores - one.doubt for (_, scores), one in zip(found, told, strict=True)] or [np.empty(0)]
+    told = on_threads(
+        lambda one: one[0].nearest(query[0], k, one[1].allowed), used, ranking.THREADS
     )
+    low = np.concatenate([one.scores - one.doubt for one in told] or [np.empty(0)])
     least = np.partition(low, -k)[-k] if len(low) >= k else -np.inf  # k rows reach it
     rows: list[Indices] = []
-    for (codes, block), one, (row, scores) in zip(used, told, found, strict=True):
-        in_doubt = one.highest_other >= least and len(one.places) < block.size
+    for (codes, block), one in zip(used, told, strict=True):
+        in_doubt = one.highest_other >= least and one.highest_other > -np.inf
         codes.note(in_doubt)
         if in_doubt:
             left.append(block)
         else:
-            rows.append(row[scores + one.doubt >= least])
+            rows.append(block.rows(one.places[one.scores + one.doubt >= least]))
     rows.append(candidates(left, [query], k)[1])
     row = np.concatenate(rows)
     return np.zeros(len(row), np.intp), row

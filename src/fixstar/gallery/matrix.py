@@ -473,7 +473,9 @@ class Rows:
         mask = None if allowed is None else allowed.mask
         of_one = len(sides) == len(queries[0]) == 1 and k <= MOST_HITS
         coded = of_one and self.is_large and any(segment.codes for segment in self._segments)
-        if allowed is not None and self._is_few(allowed, len(queries[0]), coded):
+        if allowed is not None and self._is_few(
+            allowed, len(queries[0]), sum(one.shape[1] for one in queries) / len(queries), coded
+        ):
             blocks = self._blocks_of_few(
                 sides, allowed.rows[np.searchsorted(allowed.rows, first) :]
             )
@@ -483,9 +485,9 @@ class Rows:
             blocks = self._blocks(sides, mask, first)
         return candidates(blocks, queries, k)
 
-    def _is_few(self, allowed: Allowed, queries: int, coded: bool) -> bool:
+    def _is_few(self, allowed: Allowed, queries: int, width: float, coded: bool) -> bool:
         """Whether so few rows pass a filter that it is cheaper to copy them than to read all."""
-        return allowed.count * rows_per_copy(queries, self.width, coded) < self._read
+        return allowed.count * rows_per_copy(queries, width, coded) < self._read
 
     def _blocks(self, sides: Sequence[Side], allowed: Mask | None, first: int) -> Iterator[Block]:
         for part in self.parts:
@@ -561,11 +563,12 @@ class Rows:
         return Allowed(mask)
 
 
-def rows_per_copy(queries: int, width: int, coded: bool) -> float:
-    """How many rows a search reads in the time that it takes to copy one row and score the copy.
+def rows_per_copy(queries: int, width: float, coded: bool) -> float:
+    """How many rows a search reads in the time that it takes to copy one row and score the copy, at least 2.
 
     Copying costs a jump to each row, which for one query weighs more the narrower the rows are; codes are read faster.
-    Several queries share a copy. Measured on two cores (``python benchmarks/growth.py --steps fill,filters``).
+    Several queries share a copy. A question of two sides jumps to both: ``width`` is the mean of theirs. Measured on
+    two cores (``python benchmarks/growth.py --steps fill,filters``).
 
     >>> rows_per_copy(1, 320, coded=False), rows_per_copy(64, 64, coded=False)
     (2.0, 2.0)
