@@ -162,9 +162,9 @@ def test_filtered_search_finds_what_a_loop_finds(
     ("queries", "width", "coded", "expected"),
     [
         (1, 64, False, 6.0),
-        (1, 64, True, 10.2),
+        (1, 64, True, 21.0),
         (1, 640, False, 2.0),
-        (1, 640, True, 2.55),
+        (1, 640, True, 5.25),
         (2, 64, True, 2.0),
     ],
 )

@@ -284,7 +284,7 @@ def _find(parts: Sequence[SegmentPart], numbers: Numbers) -> Indices:
 
 _JSON = json.JSONDecoder()
 _COPIED = 320.0  # components that one query reads in the time of a jump to a row elsewhere
-_CODED = 1.7  # rows that are read as codes in the time of one that is not
+_CODED = 3.5  # rows that are read as codes, if they pass a filter, in the time of one that is not
 _FEW_ROWS = 128  # up to so many candidates of one query take the short way
 _FEW_MAPPED = 256  # up to this many rows of a segment are mapped by themselves: the whole segment takes seconds, once
 
