@@ -202,7 +202,7 @@ def test_a_set_that_was_looked_at_with_another_setting_is_named_before_the_run(
         in again
     )
     assert "A result on it confirms nothing" in again
-    assert told("--method", "hoc", "--order", "4") == ""  # no other method was chosen by it
+    assert told("--method", "er", "--order", "4") == ""  # a method that never saw it
     assert told("--method", "polaris", "--order", "1") == ""  # never set aside
     assert told("--method", "polaris", "--order", "13") == ""  # fresh
     note(
