@@ -333,9 +333,8 @@ class Rows:
         self.folder = folder
         self.end = self.parts[-1].end if self.parts else 0
         self._live = sum(part.live() for part in self.parts)
-        self._read = sum(
-            part.size for part in self.parts
-        )  # removed ones too, and no room that is left
+        # what a search reads: removed rows too, but not the room that is left
+        self._read = sum(part.size for part in self.parts)
         self._starts = np.array([part.start for part in self.parts], np.intp)
         self._segments = [part.segment for part in self.parts]
         self._allowed: dict[str, Allowed] = {}  # by filter, the last one used last
