@@ -171,10 +171,10 @@ def busy_cores(count: int) -> Iterator[None]:
             process.wait()
 
 
-def seconds_to_code(gallery: SqliteGallery, query: Array) -> float:
-    """Ask single queries until all large versions have codes."""
+def seconds_to_code(gallery: SqliteGallery, query: Array, version: str | None = None) -> float:
+    """Ask single queries of a version, or of the last one, until all large versions have codes."""
     start = time.perf_counter()
-    version = gallery.versions()[-1].name
+    version = version or gallery.versions()[-1].name
     for _ in range(matrix.CODED_AFTER + 1):  # since the last time
         gallery.search(version, query, k=K)
     rows = gallery._matrices.exact.rows.values()

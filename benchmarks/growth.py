@@ -54,7 +54,6 @@ from fixstar.gallery import (
     PostgresGallery,
     Question,
     SqliteGallery,
-    coded,
     matrix,
     measured_recall,
     open_gallery,
@@ -70,7 +69,14 @@ from fixstar.workspace import Workspace
 from fixstar.workspace.items import ensure_version
 from fixstar.workspace.snapshot import take_snapshot
 from fixstar.workspace.translations import OWN_SPACE
-from gallery import BREADTHS, make_vectors, recall, residual_map, still_mapping
+from gallery import (
+    BREADTHS,
+    make_vectors,
+    recall,
+    residual_map,
+    seconds_to_code,
+    still_mapping,
+)
 
 Array = NDArray[np.float32]
 Row = dict[str, Any]
@@ -387,16 +393,11 @@ class Size:
         return row
 
     def _is_coded(self) -> bool:
-        """Ask until a thread makes the codes of a gallery in SQLite, and wait for it; False if there will be none."""
+        """Have a gallery in SQLite coded; False if it is too small for codes, or FAISS is missing."""
         assert isinstance(self.gallery, SqliteGallery)
-        for n in range(matrix.CODED_AFTER + 1):
-            self.gallery.search("v1", self.queries[n % BATCH][None], k=K)
-        rows = self.gallery._matrices.exact.rows["v1"]
-        if not (coded.are_available() and rows.is_large):
-            return False
-        while rows.missing_codes():
-            time.sleep(0.2)
-        return True
+        seconds_to_code(self.gallery, self.queries[:1], "v1")
+        parts = self.gallery._matrices.exact.rows["v1"].parts
+        return any(part.segment.codes for part in parts)
 
     def breadths(self) -> Row:
         """One query by PostgreSQL's index and its recall, for each hnsw.ef_search that an address may ask for."""

@@ -472,9 +472,7 @@ class Rows:
         mask = None if allowed is None else allowed.mask
         of_one = len(sides) == len(queries[0]) == 1 and k <= MOST_HITS
         coded = of_one and self.is_large and any(segment.codes for segment in self._segments)
-        if allowed is not None and self._is_few(
-            allowed, len(queries[0]), sum(one.shape[1] for one in queries) / len(queries), coded
-        ):
+        if allowed is not None and self._is_few(allowed, queries, coded):
             blocks = self._blocks_of_few(
                 sides, allowed.rows[np.searchsorted(allowed.rows, first) :]
             )
@@ -484,9 +482,10 @@ class Rows:
             blocks = self._blocks(sides, mask, first)
         return candidates(blocks, queries, k)
 
-    def _is_few(self, allowed: Allowed, queries: int, width: float, coded: bool) -> bool:
+    def _is_few(self, allowed: Allowed, queries: Sequence[Floats], coded: bool) -> bool:
         """Whether so few rows pass a filter that it is cheaper to copy them than to read all."""
-        return allowed.count * rows_per_copy(queries, width, coded) < self._read
+        width = sum(one.shape[1] for one in queries) / len(queries)
+        return allowed.count * rows_per_copy(len(queries[0]), width, coded) < self._read
 
     def _blocks(self, sides: Sequence[Side], allowed: Mask | None, first: int) -> Iterator[Block]:
         for part in self.parts:
