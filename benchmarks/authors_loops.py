@@ -139,8 +139,9 @@ def on_cpu(thing: Any, *_: Any, **__: Any) -> Any:
 
 
 def their_network(authors: dict[str, Any]) -> nn.Module:
-    """Their network, with random weights."""
-    network: nn.Module = authors["model"].ResNet32Cifar(None, 100, 99, torch.device("cpu"))
+    """Their network, with random weights, on the CPU."""
+    with mock.patch.object(nn.Module, "cuda", on_cpu):
+        network: nn.Module = authors["model"].ResNet32Cifar(None, 100, 99, torch.device("cpu"))
     return network
 
 
@@ -351,7 +352,7 @@ def our_versions(
             pretrained=encoder_of(start, scale),
             progress=False,
         )
-        encoders = [version.encoder.to("cpu") for version in versions]
+        encoders = [version.encoder for version in versions]
     return encoders, [one.epochs for one in followed]
 
 
@@ -381,8 +382,8 @@ def judged(
 def classified(encoder: Encoder, images: ImageSet, scale: Scale) -> dict[str, float]:
     """The share of held-out images whose own prototype has the highest output, of old and of new classes."""
     with torch.no_grad():
-        z = torch.from_numpy(encoder.encode(images.images, form="raw"))
-        answers = encoder.classifier(z).argmax(dim=1).numpy()
+        z = torch.from_numpy(encoder.encode(images.images, form="raw")).to(encoder.device)
+        answers = encoder.classifier(z).argmax(dim=1).cpu().numpy()
     right = answers == images.labels
     old = images.labels < scale.first
     return {"old": float(right[old].mean()), "new": float(right[~old].mean())}
@@ -629,7 +630,7 @@ def run_loop(arguments: argparse.Namespace, scale: Scale) -> dict[str, Any]:
             states, epochs = their_versions(
                 authors, scale, start, images, seed=arguments.seed, workers=arguments.workers
             )
-            encoders = [encoder_of(state, scale, classes) for state in states]
+            encoders = [encoder_of(state, scale, classes).to(arguments.device) for state in states]
         else:
             encoders, epochs = our_versions(
                 scale, start, images[0], seed=arguments.seed, device=arguments.device

@@ -72,23 +72,28 @@ SWEEP = (16, 20, 24, 32, 40, 64, 96)  # breadths
 RECALLS = (0.95, 0.97, 0.98, 0.99, 0.995)
 PAUSE = 0.05  # seconds between searches: a build yields to them, and would hardly advance without a pause
 HIDDEN = 512  # units of the map
-BLOCK = 100_000  # vectors that are made at a time
+AT_ONCE = 10_000  # vectors that are drawn together
+BLOCK = 100_000  # of a gallery with translations, made at a time
 STORES = ("sqlite", "postgres", "milvus", "milvus-hnsw")
 BREADTHS = (16, 18, 20, 22, 24, 26, 28, 30, 32, 36, 48, 64, 128, 256, 512)
 
 
-def make_vectors(count: int, width: int, seed: int) -> Array:
-    """Unit vectors around 1,000 centres, made in blocks."""
+def vector_blocks(count: int, width: int, seed: int) -> Iterator[Array]:
+    """Unit vectors around 1,000 centres, in blocks of at most AT_ONCE rows."""
     rng = np.random.default_rng(0)
     centres = rng.standard_normal((1000, width), dtype=np.float32)
     rng = np.random.default_rng(seed)
+    for start in range(0, count, AT_ONCE):
+        rows = min(AT_ONCE, count - start)
+        around = centres[rng.integers(1000, size=rows)]
+        yield unit(around + rng.standard_normal((rows, width), dtype=np.float32))
+
+
+def make_vectors(count: int, width: int, seed: int) -> Array:
+    """The same in one array."""
     out = np.empty((count, width), np.float32)
-    for start in range(0, count, 10_000):
-        rows = out[start : start + 10_000]
-        rows[:] = unit(
-            centres[rng.integers(1000, size=len(rows))]
-            + rng.standard_normal(rows.shape, dtype=np.float32)
-        )
+    for number, block in enumerate(vector_blocks(count, width, seed)):
+        out[number * AT_ONCE : number * AT_ONCE + len(block)] = block
     return out
 
 
