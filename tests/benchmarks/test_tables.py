@@ -240,6 +240,32 @@ def test_settings_of_a_method_stand_in_one_sentence() -> None:
     )
 
 
+def test_a_setting_that_the_paper_varies_stands_beside_its_own_figures() -> None:
+    sixteen = benchmark("cifar100-10/16")
+    runs = [
+        Run(sixteen, "hoc", 1),
+        Run(sixteen, "hoc", 1, capacity=1000),
+        Run(sixteen, "hoc", 1, options={"lam": 0.25, "rho": 5.0}),
+        Run(sixteen, "hoc", 1, capacity=3000),  # not in table 8
+    ]
+    comparison = compare(sixteen, [invented(run, 0.3) for run in runs])
+    printed = {
+        entry.label: str(entry.printed.values["AA"])
+        for entry in comparison.lines
+        if entry.runs and entry.printed
+    }
+    assert printed == {
+        "hoc": "47.56",
+        "hoc K=1000": "46.44",
+        "hoc lam=0.25": "48.63",
+        "hoc K=3000": "47.56",
+    }
+    differs = what_differs(comparison)
+    assert "hoc: K=1000 as in HOC, table 8a, whose figures stand beside it." in differs
+    assert "hoc: lam=0.25 as in HOC, table 8b, whose figures stand beside it." in differs
+    assert "hoc: K=3000 instead of the paper's." in differs
+
+
 def test_commands_of_the_text_plan_the_same_runs(seven: Comparison) -> None:
     from typer.testing import CliRunner
 

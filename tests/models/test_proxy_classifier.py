@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fixstar.errors import InputError
+from fixstar.losses import neighbourhood_components
 from fixstar.models import Encoder, ProxyClassifier, create_classifier
 
 
@@ -50,6 +51,33 @@ def test_logits_equal_the_slow_loop(targets: list[int] | None) -> None:
     torch.testing.assert_close(
         logits, torch.tensor(slow_logits(classifier, z, targets)), atol=1e-5, rtol=1e-4
     )
+
+
+def test_the_margin_does_not_pull_at_the_scale() -> None:
+    classifier, z = head(proxies=1), torch.randn(1, 5)
+    cosine = classifier(z)[0, 2].item() / 2.5
+    own = classifier(z, torch.tensor([2]))[0, 2]
+    assert own.item() == pytest.approx(2.5 * (cosine - 0.6), abs=1e-6)
+    own.backward()
+    assert classifier.scale.grad is not None
+    assert classifier.scale.grad.item() == pytest.approx(cosine, abs=1e-6)  # and not cosine - 0.6
+
+
+def test_with_a_margin_the_classes_are_learnt() -> None:
+    """A scale below zero would bring the loss to zero as well, with every image of another class."""
+    generator = torch.Generator().manual_seed(0)
+    targets = torch.arange(20).repeat(5)
+    centres = torch.randn(20, 16, generator=generator)
+    z = centres[targets] + 0.1 * torch.randn(100, 16, generator=generator)
+    torch.manual_seed(0)
+    classifier = ProxyClassifier(16, 20, proxies=2)
+    optimiser = torch.optim.SGD(classifier.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(200):
+        optimiser.zero_grad()
+        neighbourhood_components(classifier(z, targets), targets).backward()
+        optimiser.step()
+    assert classifier.scale.item() > 1
+    assert (classifier(z).argmax(dim=1) == targets).float().mean() > 0.95
 
 
 def test_one_proxy_is_a_plain_cosine() -> None:

@@ -156,6 +156,9 @@ class ProxyClassifier(TrainableClassifier):
 
     The logit is scale * sum_k s_k cos_k, s = softmax over the class's proxies of their cosines (eq. 6); the scale is
     learnt, ``margin`` is subtracted from the target's cosine in training.
+
+    The margin does not pull at the scale. If it did, the scale would soon be negative, and the NCA loss zero although
+    nothing was learnt. In the public code the margin is subtracted from all classes, so it changes nothing there.
     """
 
     kind = "proxy"
@@ -187,12 +190,11 @@ class ProxyClassifier(TrainableClassifier):
         cosines = functional.linear(functional.normalize(z), prototypes).view(
             -1, self.outputs, self.proxies
         )
-        similarity: Tensor = (cosines.softmax(dim=2) * cosines).sum(dim=2)  # [B, C]
+        logits: Tensor = (cosines.softmax(dim=2) * cosines).sum(dim=2) * self.scale  # [B, C]
         if targets is not None and self.margin > 0:
-            similarity = similarity - self.margin * functional.one_hot(targets, self.outputs).to(
-                similarity.dtype
-            )
-        return similarity * self.scale
+            own = functional.one_hot(targets, self.outputs).to(logits.dtype)
+            logits = logits - self.scale.detach() * self.margin * own
+        return logits
 
 
 class FixedClassifier(Classifier, ABC):

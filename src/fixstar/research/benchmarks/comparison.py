@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
 
@@ -32,12 +32,16 @@ _OLD_AND_NEW = {"phi_old": 1, "phi_new": 2}
 
 @dataclass(frozen=True)
 class Printed:
-    """What a paper prints, by column; ``uncertain`` is doubtful, ``counted`` if AC is counted from printed marks."""
+    """What a paper prints, by column; ``uncertain`` is doubtful, ``counted`` if AC is counted from printed marks.
+
+    ``ablation`` is true of figures for a setting that the paper varies.
+    """
 
     source: str
     values: Mapping[str, Figure]
     uncertain: frozenset[str] = frozenset()
     counted: bool = False
+    ablation: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,7 +131,7 @@ def compare(benchmark: Benchmark, results: Sequence[RunResult]) -> Comparison:
         name: place for place, name in enumerate([*theirs, *benchmark.methods, *benchmark.ours])
     }
     lines = [
-        _line(*key, runs, theirs.get(key[0]), columns)
+        _line(*key, runs, _printed_for(benchmark, runs[0], theirs), columns)
         for key, runs in sorted(
             groups.items(), key=lambda item: (order.get(item[0][0], len(order)), item[0])
         )
@@ -242,6 +246,20 @@ def _printed(benchmark: Benchmark) -> dict[str, Printed]:
         if values:
             found[method] = Printed(first[0].source, values, uncertain & values.keys(), counted)
     return found
+
+
+def _printed_for(
+    benchmark: Benchmark, result: RunResult, theirs: Mapping[str, Printed]
+) -> Printed | None:
+    """The published figures that a run stands beside: those of an ablation, if it has just its settings."""
+    if _special(benchmark, result):
+        for ablation, values in benchmark.ablations.items():
+            for value in values:
+                variant = benchmark.variant({ablation: value})
+                if result.method in variant.methods and not _special(variant, result):
+                    found = _printed(variant).get(result.method)
+                    return found and replace(found, ablation=True)
+    return theirs.get(result.method)
 
 
 def _columns(row: Row) -> dict[str, Figure]:

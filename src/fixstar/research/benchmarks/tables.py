@@ -164,16 +164,17 @@ def what_differs(comparison: Comparison) -> list[str]:
 
 
 def _settings(lines: Sequence[Line]) -> list[str]:
-    """What was set instead of the paper's values, one sentence per method."""
-    by_method: dict[str, list[str]] = {}
+    """What was set instead of the paper's values, and which of it the paper varies too: a sentence each per method."""
+    sentences: dict[tuple[str, str], list[str]] = {}
     for line in lines:
-        words = by_method.setdefault(line.method, [])
+        end = "instead of the paper's"
+        if line.printed and line.printed.ablation:
+            end = f"as in {line.printed.source}, whose figures stand beside it"
+        words = sentences.setdefault((line.method, end), [])
         if line.special and (asked := ", ".join(line.special)) not in words:
             words.append(asked)
     return [
-        f"{method}: {'; '.join(words)} instead of the paper's."
-        for method, words in by_method.items()
-        if words
+        f"{method}: {'; '.join(words)} {end}." for (method, end), words in sentences.items() if words
     ]
 
 
