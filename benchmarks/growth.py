@@ -165,7 +165,9 @@ def searched(search: Callable[..., object], queries: Array) -> Row:
     search(queries[:1])
     return {
         "single_ms": milliseconds(lambda n: search(queries[n][None])),
-        "batch_qps": round(1e3 * BATCH / milliseconds(lambda _: search(queries[:BATCH]), 3), 1),
+        "batch_qps": float(
+            f"{1e3 * BATCH / milliseconds(lambda _: search(queries[:BATCH]), 3):.4g}"
+        ),
     }
 
 
