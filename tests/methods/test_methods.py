@@ -12,7 +12,7 @@ from torch.nn import functional
 from wording import refuses
 
 from fixstar.data import ImageSet, from_arrays
-from fixstar.errors import InputError, ModelError, UnknownNameError
+from fixstar.errors import InputError, UnknownNameError
 from fixstar.losses import cross_entropy, feature_distillation, info_nce, knowledge_distillation
 from fixstar.methods import METHODS, Method, OldVectors, Step, Terms, Upgrade, create_method
 from fixstar.methods.method import above, at_least, one_of, require, whole
@@ -230,9 +230,15 @@ def test_old_and_new_heads_may_differ() -> None:
     torch.testing.assert_close(values["influence"], expected)
 
 
-def test_a_narrower_feature_cannot_share_the_old_components() -> None:
-    with pytest.raises(ModelError, match="first 6 components"):
-        terms(create_method("bct"), wider=5)
+@pytest.mark.parametrize("head", ["softmax", "norm-softmax"])
+def test_a_narrower_feature_is_zero_in_the_old_components_that_it_lacks(head: str) -> None:
+    values, upgrade, step = terms(create_method("bct", head=head), wider=4)
+    assert upgrade.teacher is not None
+    z = torch.zeros(12, 6)
+    z[:, :4] = step.new.z[:12]  # of old classes
+    answers = upgrade.teacher.classifier(z, step.targets[:12])
+    expected = functional.cross_entropy(answers, step.targets[:12])
+    torch.testing.assert_close(values["influence"], expected)
 
 
 def test_mistakes_are_told_with_what_is_allowed() -> None:

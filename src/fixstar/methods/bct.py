@@ -4,7 +4,7 @@ L = L(new classifier, new features) + lam L(old classifier, new features): the s
 The old classifier knows old classes only. For images of new classes the influence loss is left out, or follows the old
 model's answers (knowledge distillation), or uses prototypes synthesised from its features (section 2.5).
 
-A new feature that is wider than the old one shares its first components with it.
+Features of different widths share their first components. A narrower new feature has zeros in the others.
 """
 
 from __future__ import annotations
@@ -106,11 +106,6 @@ def _judged_by_vectors(upgrade: Upgrade, lam: float, scale: float) -> Objective:
     if stored is None or not set(known) & set(encoder.slots.classes):
         raise ModelError(_nothing_in_common(upgrade, known))
     width = stored.vectors.shape[1]
-    if encoder.feature_dim < width:
-        raise ModelError(
-            f"the stored vectors have {width} components, the new features only {encoder.feature_dim}. "
-            "Choose a wider backbone"
-        )
     means = np.stack(
         [stored.vectors[stored.labels == stored.classes.index(name)].mean(axis=0) for name in known]
     )
@@ -125,7 +120,8 @@ def _judged_by_vectors(upgrade: Upgrade, lam: float, scale: float) -> Objective:
             rows[encoder.slots.of([name])[0]] = row
 
     def terms(step: Step) -> Terms:
-        answers = scale * functional.normalize(step.new.z[:, :width].float()) @ prototypes.T
+        shared = _first_components(step.new.z, width)
+        answers = scale * functional.normalize(shared.float()) @ prototypes.T
         own = rows[step.targets]
         return {
             "ce": step.new.cross_entropy(step.targets),
@@ -183,11 +179,6 @@ def _influenced(upgrade: Upgrade, lam: float, new_classes: str) -> Objective:
         return Objective(plain_terms)
     teacher = upgrade.teacher
     width = upgrade.teacher.feature_dim
-    if upgrade.encoder.feature_dim < width:
-        raise ModelError(
-            f"BCT compares the first {width} components with the old features; "
-            f"the new ones have only {upgrade.encoder.feature_dim}. Choose a backbone at least as wide"
-        )
     if new_classes == "synthesised":
         judge = _synthesised(upgrade, teacher)
         judged = judge.outputs
@@ -196,7 +187,7 @@ def _influenced(upgrade: Upgrade, lam: float, new_classes: str) -> Objective:
         judged = upgrade.old_outputs
 
     def terms(step: Step) -> Terms:
-        shared = step.new.z[:, :width]
+        shared = _first_components(step.new.z, width)
         known = step.targets < judged  # slots are assigned in the order of appearance
         answers = judge(shared, step.targets.where(known, 0))
         influence = cross_entropy(answers, step.targets, known)
@@ -207,6 +198,11 @@ def _influenced(upgrade: Upgrade, lam: float, new_classes: str) -> Objective:
         return {"ce": step.new.cross_entropy(step.targets), "influence": lam * influence}
 
     return Objective(terms)
+
+
+def _first_components(z: Tensor, width: int) -> Tensor:
+    """[B, d] -> [B, width]. A narrower feature counts as zero in the components it lacks, as it does in a search."""
+    return functional.pad(z[:, :width], (0, max(0, width - z.shape[1])))
 
 
 def _synthesised(upgrade: Upgrade, teacher: FrozenEncoder) -> Classifier:

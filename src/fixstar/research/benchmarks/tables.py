@@ -174,7 +174,9 @@ def _settings(lines: Sequence[Line]) -> list[str]:
         if line.special and (asked := ", ".join(line.special)) not in words:
             words.append(asked)
     return [
-        f"{method}: {'; '.join(words)} {end}." for (method, end), words in sentences.items() if words
+        f"{method}: {'; '.join(words)} {end}."
+        for (method, end), words in sentences.items()
+        if words
     ]
 
 
