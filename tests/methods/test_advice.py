@@ -52,7 +52,7 @@ def test_where_all_images_remain_without_the_old_model_they_are_to_be_embedded_a
         advice = advise(parse_needs(have), ALL)
         assert "cores" in advice.possible
         assert "embed them again" in advice.reason
-        assert "0 to .67 of the pairs" in advice.reason
+        assert "0 to .33 of the pairs" in advice.reason
 
 
 @pytest.mark.parametrize("have", ["old-vectors", "old-classifier,replay"])

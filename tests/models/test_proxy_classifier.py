@@ -64,13 +64,13 @@ def test_the_margin_does_not_pull_at_the_scale() -> None:
 
 
 def test_with_a_margin_the_classes_are_learnt() -> None:
-    """A scale below zero would bring the loss to zero as well, with every image of another class."""
+    """A scale below zero would bring the loss to zero before the classes are learnt."""
     generator = torch.Generator().manual_seed(0)
-    targets = torch.arange(20).repeat(5)
-    centres = torch.randn(20, 16, generator=generator)
-    z = centres[targets] + 0.1 * torch.randn(100, 16, generator=generator)
+    targets = torch.arange(50).repeat(5)
+    centres = torch.randn(50, 16, generator=generator)
+    z = centres[targets] + 0.5 * torch.randn(250, 16, generator=generator)
     torch.manual_seed(0)
-    classifier = ProxyClassifier(16, 20, proxies=2)
+    classifier = ProxyClassifier(16, 50, proxies=10)
     optimiser = torch.optim.SGD(classifier.parameters(), lr=0.1, momentum=0.9)
     for _ in range(200):
         optimiser.zero_grad()

@@ -298,7 +298,7 @@ def test_a_simplex_stays_comparable_while_the_backbone_changes(tmp_path: Path) -
 
 @pytest.mark.parametrize("more", [(4, 9), (-8, 4)])
 def test_bct_chains_three_models_of_different_width(more: tuple[int, int]) -> None:
-    """Each is judged by its predecessor's classifier on the components that both have."""
+    """Each is judged by its predecessor's classifier; a narrower one is zero in what it lacks."""
     base = widths(list(run_scenario(stream(), create_method("itm"), STILL, progress=False)))[0]
     later = {2: wider(base + more[0]), 3: wider(base + more[1])}
     versions = list(

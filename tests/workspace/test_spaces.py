@@ -14,6 +14,7 @@ from wording import check_wording
 
 from fixstar.gallery import VersionSpace
 from fixstar.geometry import unit
+from fixstar.methods import create_method
 from fixstar.models import Encoder
 from fixstar.workspace import Check, Workspace, catalogue
 from fixstar.workspace.checks import save_check
@@ -170,6 +171,33 @@ def test_versions_of_other_widths_are_met_only_where_one_has_grown_from_the_othe
     }
     assert sharing_space(registry, "v3", spaces) == {"v2", "v3"}
     assert sharing_space(registry, "v1", spaces[:1]) == {"v1"}  # another gallery, another answer
+
+
+def test_bct_holds_the_first_components_of_any_width_together(tmp_path: Path) -> None:
+    """v3 is narrower than v4 and all before: v4's other components were held to v3 alone, which lacks them."""
+    trained = {
+        "v1": (64, "itm"),
+        "v2": (96, "bct"),
+        "v3": (32, "bct-er"),
+        "v4": (80, "bct"),
+        "v5": (40, "er"),  # holds them to nothing
+    }
+    for number, (name, (width, method)) in enumerate(trained.items()):
+        encoder = Encoder.create(
+            "tiny", "linear", classes=["a"], backbone_options={"feature_dim": width}
+        )
+        parent = f"v{number}" if number else None
+        made = create_method(method)
+        about = {"name": method, "options": {}, "shared_components": made.shared_components}
+        encoder.about = card(version=name, parent=parent, method=about)
+        encoder.save(tmp_path / "versions" / name)
+    spaces = [VersionSpace(name, width, width) for name, (width, _) in trained.items()]
+    registry = Registry(tmp_path)
+    assert sharing_space(registry, "v1", spaces) == {"v1", "v2", "v3"}
+    assert sharing_space(registry, "v2", spaces) == {"v1", "v2", "v3"}
+    assert sharing_space(registry, "v3", spaces) == {"v1", "v2", "v3", "v4"}
+    assert sharing_space(registry, "v4", spaces) == {"v3", "v4"}
+    assert sharing_space(registry, "v5", spaces) == {"v5"}
 
 
 def test_a_version_that_was_trained_freely_begins_a_space_of_its_own(tmp_path: Path) -> None:

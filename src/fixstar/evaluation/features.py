@@ -179,7 +179,10 @@ def version_features(
     progress: bool = False,
     made: Callable[[Encoder, Any], Any] | None = None,
 ) -> VersionFeatures:
-    """A version's short forms of images; ``made`` gives the features of a frozen backbone, if it is frozen."""
+    """A version's short forms of images; ``made`` gives the features of a frozen backbone, if it is frozen.
+
+    Its card says whether it is compared with versions of another width over the first components.
+    """
     sets: list[tuple[ImageSet, Role]] = [(queries, "query")]
     if queries is not gallery or encoder.reads == "texts":
         sets.append((gallery, "item"))
@@ -197,6 +200,7 @@ def version_features(
         projection=projection,
         adapt=adapt,
         parts=parts,
+        shared_components=bool(encoder.about.get("method", {}).get("shared_components")),
     )
 
 

@@ -45,7 +45,7 @@ _TRAINABLE = {
 _EMBED_AGAIN = (
     "all images are there, so embed them again with the new model. Without the old model no way to keep old vectors "
     "useful was shown: retraining against the same prototypes (cores) "
-    "was compatible in 0 to .67 of the pairs of CIFAR-100 and in .00 of Omniglot's"
+    "was compatible in 0 to .33 of the pairs of CIFAR-100 and in .00 of Omniglot's"
 )
 
 

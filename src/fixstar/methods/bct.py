@@ -92,6 +92,7 @@ def bct_vectors(lam: float = 1.0, scale: float = 32.0, head: Head = "norm-softma
         initialisation="fresh",
         needs=frozenset({"old vectors"}),
         options=given,
+        shared_components=True,
     )
 
 
@@ -171,6 +172,7 @@ def _method(
         needs=frozenset[Need]({"old classifier", "replay" if lifelong else "all images"})
         | (frozenset[Need]({"old model"}) if new_classes != "none" else frozenset()),
         options=given,
+        shared_components=True,
     )
 
 

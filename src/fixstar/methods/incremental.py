@@ -246,7 +246,8 @@ def podnet(
     """PODNet (Douillard et al. 2020): NCA loss + spatial * POD of the maps + flat * (1 - cos) of the features.
 
     Both weights are multiplied by sqrt(all classes / new classes), as published for CIFAR-100. The maps are those after
-    each stage, ReLU included. The classifier's balanced fine-tuning is left out: features do not depend on it.
+    each stage, ReLU included. The classifier's balanced fine-tuning is left out: features do not depend on it. The
+    margin of eq. 9 does not pull at the learnt scale, which it would make negative (``ProxyClassifier``).
     """
     options = {"spatial": spatial, "flat": flat, "proxies": proxies, "margin": margin}
     require("podnet", options, spatial=at_least(0), flat=at_least(0), proxies=whole(1))

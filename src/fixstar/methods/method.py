@@ -138,7 +138,8 @@ class Method:
     "retraining" starts from ``initialisation`` on all images so far. ``first_vectors`` asks for the vectors that
     remembered images had when their class was learnt, ``views`` for that many crops of each image, the second
     ``rotated``, ``hold_out`` for a share of each class that is not trained on. A method with its ``own_space`` does not
-    keep the space of older versions: their vectors are translated.
+    keep the space of older versions: their vectors are translated. With ``shared_components`` a version of another
+    width than the one before is compared with it over the first components.
     """
 
     name: str
@@ -160,6 +161,7 @@ class Method:
     hold_out: float = 0.0
     extra_passes: float = 0.0
     own_space: bool = False
+    shared_components: bool = False
 
     @property
     def shares_space(self) -> bool:

@@ -159,6 +159,7 @@ def train_version(
     objective = method.objective(upgrade)
     select = None
     if validation is not None and predecessor is not None:
+        encoder.about = plan.about([])  # says how versions of different widths are compared
         select = validation.select(predecessor, features)
     run = Training(
         encoder=encoder,
@@ -417,6 +418,7 @@ class VersionPlan:
                 "options": dict(method.options),
                 "initialisation": method.initialisation,
                 "source": method.source,
+                "shared_components": method.shared_components,
             },
             "replacement": None
             if context.replacement is None

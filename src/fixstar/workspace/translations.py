@@ -421,8 +421,8 @@ def sharing_space(
 
     Versions trained here share a space as long as each was trained to be compatible with the one before. A version
     that was trained freely starts a new space, and so does an added model unless it was declared compatible. Full
-    widths must be equal, or one grown from the other. Vectors that a version was trained to agree with
-    (``bct-vectors``) share its space if their width is right.
+    widths must be equal, or one grown from the other, or BCT held their first components together. Vectors that a
+    version was trained to agree with (``bct-vectors``) share its space if their width is right.
     """
     known = registry.known()
     card = cache(registry.card)
@@ -444,8 +444,13 @@ def _is_shared(
         mine = widths.get(one, theirs)  # not in the gallery before its encoder is first used
         if space_root(card, my_home) != space_root(card, their_home):
             return False
-        return mine == theirs or _is_grown(
-            card(my_home), width=mine, other=card(their_home), other_width=theirs
+        return (
+            mine == theirs
+            or _is_grown(card(my_home), width=mine, other=card(their_home), other_width=theirs)
+            or (
+                (my_home, their_home) == (one, other)
+                and _share_first_components(card, one, other, widths)
+            )
         )
     if my_home is not None:
         return _agrees(card, my_home, widths[other])
@@ -472,6 +477,21 @@ def _is_grown(
     shared = min(len(first), len(second))
     whole = sum(first) == width and sum(second) == other_width
     return shared > 0 and whole and first[:shared] == second[:shared]
+
+
+def _share_first_components(card: Card, one: str, other: str, widths: Mapping[str, int]) -> bool:
+    """Whether every version after the older one, up to the newer, was held to its predecessor's first components.
+
+    No version in between may be narrower than both: what lies beyond its components was held to nothing older.
+    """
+    line = max(lineage(card, one), lineage(card, other), key=len)
+    if one not in line or other not in line:
+        return False
+    first, last = sorted((line.index(one), line.index(other)))
+    later = line[first + 1 : last + 1]
+    between = [widths[name] for name in later if name in widths]
+    held = all(card(name)["about"].get("method", {}).get("shared_components") for name in later)
+    return held and min(between) >= min(widths[one], widths[other])
 
 
 def _simplex_widths(card: Mapping[str, Any]) -> tuple[int, ...]:

@@ -252,13 +252,16 @@ def _printed_for(
     benchmark: Benchmark, result: RunResult, theirs: Mapping[str, Printed]
 ) -> Printed | None:
     """The published figures that a run stands beside: those of an ablation, if it has just its settings."""
+    variants = (
+        benchmark.variant({ablation: value})
+        for ablation, values in benchmark.ablations.items()
+        for value in values
+    )
     if _special(benchmark, result):
-        for ablation, values in benchmark.ablations.items():
-            for value in values:
-                variant = benchmark.variant({ablation: value})
-                if result.method in variant.methods and not _special(variant, result):
-                    found = _printed(variant).get(result.method)
-                    return found and replace(found, ablation=True)
+        for variant in variants:
+            same = result.method in variant.methods and not _special(variant, result)
+            if same and (found := _printed(variant).get(result.method)):
+                return replace(found, ablation=True)
     return theirs.get(result.method)
 
 

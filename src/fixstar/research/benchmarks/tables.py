@@ -169,7 +169,7 @@ def _settings(lines: Sequence[Line]) -> list[str]:
     for line in lines:
         end = "instead of the paper's"
         if line.printed and line.printed.ablation:
-            end = f"as in {line.printed.source}, whose figures stand beside it"
+            end = f"as in {line.printed.source}, whose figures are those printed here"
         words = sentences.setdefault((line.method, end), [])
         if line.special and (asked := ", ".join(line.special)) not in words:
             words.append(asked)
@@ -218,7 +218,11 @@ def _means_over(lines: Sequence[Line]) -> str:
 
 
 def _about_figures(comparison: Comparison) -> list[str]:
-    printed = {line.method: line.printed for line in comparison.lines if line.printed}
+    printed = {
+        line.label if line.printed.ablation else line.method: line.printed
+        for line in comparison.lines
+        if line.printed
+    }
     doubtful = [
         f"{method} {name}" for method, entry in printed.items() for name in sorted(entry.uncertain)
     ]
@@ -247,7 +251,7 @@ def _caption(comparison: Comparison, runs: Sequence[RunResult]) -> str:
         entry.sources
     )
     words = [
-        f"Paper: {', '.join(sources)}. AA, ACA and single cells in percent; the best of every column is bold."
+        f"Paper: {'; '.join(sources)}. AA, ACA and single cells in percent; the best of every column is bold."
     ]
     if runs:
         seconds = sum(run.seconds for run in runs) / len(runs)
