@@ -74,7 +74,7 @@ def test_with_a_margin_the_classes_are_learnt() -> None:
     optimiser = torch.optim.SGD(classifier.parameters(), lr=0.1, momentum=0.9)
     for _ in range(200):
         optimiser.zero_grad()
-        neighbourhood_components(classifier(z, targets), targets).backward()
+        torch.autograd.backward(neighbourhood_components(classifier(z, targets), targets))
         optimiser.step()
     assert classifier.scale.item() > 1
     assert (classifier(z).argmax(dim=1) == targets).float().mean() > 0.95
