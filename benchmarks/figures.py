@@ -1719,14 +1719,18 @@ def _wide() -> Iterator[Claim]:
     yield Claim(GALLERY, text, [narrow[f"50_{way}_ms"] for way in ("copied", "chosen")])
 
 
+def growth_of(file: str, vectors: int, width: int) -> dict[str, Any]:
+    """What was measured with a gallery of a size."""
+    (row,) = (
+        row for row in content(file)["rows"] if (row["vectors"], row["width"]) == (vectors, width)
+    )
+    return dict(row)
+
+
 def postgres_page() -> Iterator[Claim | Quote]:
     """What ten million vectors in PostgreSQL cost, and what filters took while what passes was counted."""
     million, most, widest = (
-        next(
-            row
-            for row in content("growth_postgres_cpu.json")["rows"]
-            if (row["vectors"], row["width"]) == size
-        )
+        growth_of("growth_postgres_cpu.json", *size)
         for size in ((1_000_000, 384), (10_000_000, 64), (10_000_000, 384))
     )
     steps = ("exact", "pgvector", "translated")
@@ -1770,12 +1774,7 @@ def milvus_page() -> Iterator[Claim | Quote]:
     text = "one query took {} instead of {} ms, and creating the collections {} instead of {} s"
     yield Claim(STORES, text, figures[4:] + created)
     million, most = (
-        next(
-            row
-            for row in content("growth_milvus_cpu.json")["rows"]
-            if (row["vectors"], row["width"]) == (count, 64)
-        )
-        for count in (1_000_000, 10_000_000)
+        growth_of("growth_milvus_cpu.json", count, 64) for count in (1_000_000, 10_000_000)
     )
     slower = most["exact"]["single_ms"] / million["exact"]["single_ms"]
     yield Claim(GALLERY, "Among ten million it takes {} times as long, and with", [slower])
@@ -1786,12 +1785,7 @@ def milvus_page() -> Iterator[Claim | Quote]:
     )
     yield Claim(GALLERY, text, [minutes, most["deploy"]["translated_ms"]])
     fewer, wide = (
-        next(
-            row
-            for row in content("growth_milvus_cpu.json")["rows"]
-            if (row["vectors"], row["width"]) == (count, 384)
-        )
-        for count in (1_000_000, 10_000_000)
+        growth_of("growth_milvus_cpu.json", count, 384) for count in (1_000_000, 10_000_000)
     )
     each = [wide[step]["single_ms"] for step in ("exact", "translated")]
     before = [fewer[step]["single_ms"] for step in ("exact", "translated")]
