@@ -50,6 +50,14 @@ def test_forward_gives_backbone_feature_projection_and_logits() -> None:
     torch.testing.assert_close(z, h @ encoder.projection.weight.T)
 
 
+def test_an_encoder_of_a_placed_backbone_normalises_pixels_there() -> None:
+    made = Encoder.create("tiny", classes=["a", "b"], capacity=10).to("meta")
+    again = Encoder(made.backbone, made.projection, made.classifier, made.slots)
+    assert again.device == torch.device("meta")
+    shown = torch.zeros(2, 3, 32, 32, dtype=torch.uint8, device="meta")
+    assert again.normalise(shown).device == again.device
+
+
 def test_pixels_are_normalised_as_the_backbone_expects() -> None:
     encoder = tiny()
     image = torch.full((1, 3, 32, 32), 128, dtype=torch.uint8)

@@ -246,7 +246,8 @@ class Encoder(nn.Module):
         self.reads: Reads = "texts" if isinstance(self.inputs, Prompts) else "images"
         self.about: dict[str, Any] = dict(about or {})
         self._canary: tuple[Vectors, Path] | None = None
-        mean, std = _statistics(self.inputs)
+        weights = next(backbone.parameters(), torch.empty(0))
+        mean, std = (one.to(weights.device) for one in _statistics(self.inputs))
         self.register_buffer("_gain", 1 / (255 * std), persistent=False)
         self.register_buffer("_offset", -mean / std, persistent=False)
         self._gain: Tensor
