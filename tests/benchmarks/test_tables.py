@@ -316,6 +316,14 @@ def test_pairs_of_cores_become_cells_and_am_is_aa() -> None:
     assert str(nine.values["AA"]) == "0.60 ± 0.11"
 
 
+def test_settings_stand_in_the_order_of_their_numbers() -> None:
+    runs = [Run(SEVEN, "hoc", 1, capacity=K) for K in (1000, 200, 10_000)]
+    runs += [Run(SEVEN, "hoc", 1, options={"lam": lam}) for lam in (0.25, 0.05)]
+    comparison = compare(SEVEN, [invented(run, 0.3, ("template",)) for run in runs])
+    labels = [line.label for line in comparison.lines if line.method == "hoc"]
+    assert labels == ["hoc K=200", "hoc K=1000", "hoc K=10000", "hoc lam=0.05", "hoc lam=0.25"]
+
+
 def test_pictures_of_every_line_and_the_curves(tmp_path: Path) -> None:
     entry = benchmark("cifar100-10-verification/3")
     runs = [Run(entry, "fd", 1), Run(entry, "fd", 2), Run(entry, "fd", 1, epochs=9)]
@@ -327,6 +335,7 @@ def test_pictures_of_every_line_and_the_curves(tmp_path: Path) -> None:
     ]
     assert stems == ["matrices", "AA", "BC"]
     assert all(Image.open(path).format == "PNG" for path in drawn)
+    assert all(Image.open(path).mode == "P" for path in drawn)  # a palette: a third of the size
     assert draw(compare(entry, []), tmp_path / "none") == []
 
 
@@ -341,7 +350,7 @@ def test_more_curves_than_colours_are_drawn_in_one_panel_per_method(
         for run in (*special, Run(entry, "er", 1), Run(entry, "fan", 1))
     ]
     few, many = tmp_path / "few", tmp_path / "many"
-    monkeypatch.setattr(tables, "side_by_side", lambda *_: None)
+    monkeypatch.setattr(tables, "side_by_side", lambda _, path: Image.new("RGB", (1, 1)).save(path))
     draw(compare(entry, runs), few)
     draw(compare(entry, [*runs, invented(Run(entry, "cvs", 1), 0.3, ("template",))]), many)
     name = "cifar100-10_7__AA__template.png"

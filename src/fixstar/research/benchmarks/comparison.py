@@ -133,7 +133,12 @@ def compare(benchmark: Benchmark, results: Sequence[RunResult]) -> Comparison:
     lines = [
         _line(*key, runs, _printed_for(benchmark, runs[0], theirs), columns)
         for key, runs in sorted(
-            groups.items(), key=lambda item: (order.get(item[0][0], len(order)), item[0])
+            groups.items(),
+            key=lambda item: (
+                order.get(item[0][0], len(order)),
+                [_by_number(setting) for setting in item[0][1]],
+                item[0],
+            ),
         )
     ]
     lines += [
@@ -143,6 +148,15 @@ def compare(benchmark: Benchmark, results: Sequence[RunResult]) -> Comparison:
     ]
     lines.sort(key=lambda line: order.get(line.method, len(order)))
     return Comparison(benchmark, tuple(columns), tuple(lines))
+
+
+def _by_number(setting: str) -> tuple[str, float, str]:
+    """Orders settings such as K=200 and K=1000 by name, then by value."""
+    name, _, value = setting.partition("=")
+    try:
+        return name, float(value), value
+    except ValueError:
+        return name, 0.0, value
 
 
 def _line(

@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from PIL import Image
+
 from fixstar.evaluation import accuracy_panels, side_by_side
 from fixstar.evaluation.compatibility import format_spread
 from fixstar.evaluation.curves import COLOURS, accuracy_curves, metric_curve
@@ -20,6 +22,7 @@ _FRACTIONS = {
     "FC": 3,
 }  # digits; the others are percent, as most tables print them
 _NOTHING = "—"
+_COLOURS = 64  # of a picture
 _TRANSLATED = (
     "Old vectors translated. These rows see more than the tables above: they keep every older model, embed the images "
     "that a version was trained on with each (no other image), and fit a map from its vectors to the newest model's. "
@@ -292,7 +295,16 @@ def draw(comparison: Comparison, folder: str | Path) -> list[Path]:
             path = place / f"{stem}__{metric}__{protocol}.png"
             _draw_curves(means, protocol, metric, path, f"{comparison.benchmark.name}, {protocol}")
             drawn.append(path)
+    for path in drawn:
+        _reduce_colours(path)
     return drawn
+
+
+def _reduce_colours(path: Path) -> None:
+    """Give a picture of text and lines a palette, so that it takes a third of the space in a repository."""
+    with Image.open(path) as picture:
+        reduced = picture.convert("RGB").quantize(_COLOURS, dither=Image.Dither.NONE)
+    reduced.save(path, optimize=True)
 
 
 def _draw_curves(
