@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from test_methods import NEW, OLD, encoder, situation, terms
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 from wording import refuses
 
@@ -158,7 +158,7 @@ def test_lce_without_prototypes_says_so() -> None:
 # AdvBCT
 
 
-def adversarial(**options: float) -> tuple[Terms, Adversary, Upgrade, Step]:
+def adversarial(**options: object) -> tuple[Terms, Adversary, Upgrade, Step]:
     method = create_method("advbct-er", **options)
     upgrade, step = situation(method)
     objective = method.objective(upgrade)
@@ -166,11 +166,29 @@ def adversarial(**options: float) -> tuple[Terms, Adversary, Upgrade, Step]:
     return objective.terms(step), objective.module, upgrade, step
 
 
-def test_the_discriminator_learns_what_the_encoder_unlearns() -> None:
-    values, adversary, upgrade, step = adversarial(reversal=0.5)
+def judged_by(adversary: Adversary, z: Tensor, batch_norm: bool) -> Tensor:
+    """The discriminator's answer for each feature, by its weights."""
+    first, last = adversary.discriminator[0], adversary.discriminator[-1]
+    assert isinstance(first, nn.Linear)
+    assert isinstance(last, nn.Linear)
+    hidden = unit(z) @ first.weight.T + first.bias
+    if batch_norm:
+        norm = adversary.discriminator[1]
+        assert isinstance(norm, nn.BatchNorm1d)
+        hidden = (hidden - hidden.mean(dim=0)) / (hidden.var(dim=0, unbiased=False) + 1e-5).sqrt()
+        hidden = hidden * norm.weight + norm.bias
+    return (hidden.clamp(min=0) @ last.weight.T + last.bias).sigmoid()
+
+
+@pytest.mark.parametrize("batch_norm", [True, False])
+@pytest.mark.parametrize("fade", [True, False])
+def test_the_discriminator_learns_what_the_encoder_unlearns(fade: bool, batch_norm: bool) -> None:
+    values, adversary, upgrade, step = adversarial(reversal=0.5, fade=fade, batch_norm=batch_norm)
     assert step.old is not None
-    new, old = (adversary.discriminator(unit(z)).sigmoid() for z in (step.new.z, step.old.z))
+    new, old = (judged_by(adversary, z, batch_norm) for z in (step.new.z, step.old.z))
     plain = -(1 - new).log().mean() - old.log().mean()  # new features are class 0, old ones class 1
+    if fade:
+        plain = 0.7 * plain  # a situation is at progress 0.3
     torch.testing.assert_close(values["adversarial"], plain)
     judge, weights = (
         list(adversary.discriminator.parameters()),
@@ -178,7 +196,7 @@ def test_the_discriminator_learns_what_the_encoder_unlearns() -> None:
     )
     gradients = torch.autograd.grad(values["adversarial"], judge + weights, retain_graph=True)
     expected = torch.autograd.grad(plain, judge + weights)
-    reversal = 0.5 * (2 / (1 + math.exp(-10 * 0.3)) - 1)  # a situation is at progress 0.3
+    reversal = 0.5 * (2 / (1 + math.exp(-10 * 0.3)) - 1)
     for i, (gradient, forward) in enumerate(zip(gradients, expected, strict=True)):
         torch.testing.assert_close(
             gradient, forward if i < len(judge) else -reversal * forward, atol=1e-6, rtol=1e-3
@@ -198,6 +216,14 @@ def test_at_the_start_the_encoder_unlearns_nothing() -> None:
     learnt, unlearnt = torch.autograd.grad(values["adversarial"], weights)
     assert learnt.any()
     assert not unlearnt.any()
+
+
+def test_at_the_end_the_discriminator_has_faded() -> None:
+    upgrade, step = situation(create_method("advbct-er"))
+    for fade in (True, False):
+        objective = create_method("advbct-er", fade=fade).objective(upgrade)
+        loss = objective.terms(replace(step, progress=1.0))["adversarial"]
+        assert bool(loss == 0) == fade
 
 
 def test_the_boundary_lies_between_the_old_radius_and_the_threshold() -> None:

@@ -154,13 +154,16 @@ def adversarial_replay(
     boundary: float = 1.0,
     threshold: float = 0.5,
     width: int = 100,
+    fade: bool = True,
+    batch_norm: bool = True,
     head: Head = "softmax",
 ) -> Method:
     """AdvBCT-ER (Pan et al. 2023, with replay): CE + adversarial loss + elastic boundary loss.
 
-    The discriminator tells new unit features from old ones; their gradient reaches the encoder multiplied by -reversal,
-    which grows from 0 as in the published code (its loss also fades over the epochs; here it stays). The boundary of a
-    class lies between its old radius and ``threshold``, where a learnt weight puts it. Outliers count for the radius.
+    The discriminator tells new unit features from old ones; their gradient reaches the encoder multiplied by -reversal.
+    As in the published code the reversal grows from 0, the adversarial loss fades to 0 (``fade``), and the
+    discriminator's hidden layer has a batch norm. The boundary of a class lies between its old radius and
+    ``threshold``, where a learnt weight puts it. Outliers count for the radius.
     """
     weights = {
         "adversarial": adversarial,
@@ -168,7 +171,7 @@ def adversarial_replay(
         "boundary": boundary,
         "threshold": threshold,
     }
-    given = {**weights, "width": width, "head": head}
+    given = {**weights, "width": width, "fade": fade, "batch_norm": batch_norm, "head": head}
     not_negative = {name: at_least(0) for name in weights}
     require("advbct-er", given, **not_negative, width=whole(1), head=one_of(HEADS))
     classifier, options = HEADS[head]
@@ -183,6 +186,8 @@ def adversarial_replay(
             boundary=boundary,
             threshold=threshold,
             width=width,
+            fade=fade,
+            batch_norm=batch_norm,
         ),
         classifier=classifier,
         classifier_options=options,
@@ -194,15 +199,19 @@ def adversarial_replay(
 class Adversary(nn.Module):
     """The additional trained parameters: the discriminator, and the stretch of each class's boundary."""
 
-    def __init__(self, centres: OldCentres, width: int, seed: int = 0) -> None:
+    def __init__(
+        self, centres: OldCentres, width: int, *, seed: int = 0, batch_norm: bool = True
+    ) -> None:
         super().__init__()
         classes, feature_dim = centres.means.shape
         self.centres = centres
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)  # the same start whenever a run is repeated or resumed
-            self.discriminator = nn.Sequential(
-                nn.Linear(feature_dim, width), nn.ReLU(), nn.Linear(width, 1)
-            )
+            layers: list[nn.Module] = [nn.Linear(feature_dim, width)]
+            if batch_norm:
+                layers.append(_BatchNorm(width, track_running_stats=False))
+            layers += [nn.ReLU(), nn.Linear(width, 1)]
+            self.discriminator = nn.Sequential(*layers)
         self.elasticity = nn.Parameter(torch.zeros(classes))
 
     def told_apart(self, new: Tensor, old: Tensor, reversal: Tensor | float) -> Tensor:
@@ -218,6 +227,13 @@ class Adversary(nn.Module):
             torch.full_like(self.elasticity, threshold),
             self.elasticity.sigmoid(),
         )
+
+
+class _BatchNorm(nn.BatchNorm1d):
+    """A batch norm that lets a single image pass, which has no statistics."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if len(x) == 1 else super().forward(x)
 
 
 def _ramp(progress: Tensor | float) -> Tensor:
@@ -238,11 +254,14 @@ def _adversarial(
     boundary: float,
     threshold: float,
     width: int,
+    fade: bool,
+    batch_norm: bool,
 ) -> Objective:
     if upgrade.teacher is None:
         return Objective(plain_terms)
     centres = OldCentres.at(upgrade, upgrade.encoder.slots.classes)
-    adversary = Adversary(centres, width, upgrade.seed).to(upgrade.encoder.device)
+    adversary = Adversary(centres, width, seed=upgrade.seed, batch_norm=batch_norm)
+    adversary = adversary.to(upgrade.encoder.device)
 
     def terms(step: Step) -> Terms:
         assert step.old is not None  # the teacher is there
@@ -251,10 +270,11 @@ def _adversarial(
         inside = elastic_boundary(
             step.new.z, centres=centres.means[own], radii=radii[own], chosen=centres.known[own]
         )
+        told_apart = adversary.told_apart(step.new.z, step.old.z, reversal * _ramp(step.progress))
+        weight = adversarial * (1 - step.progress) if fade else adversarial
         return {
             "ce": step.new.cross_entropy(step.targets),
-            "adversarial": adversarial
-            * adversary.told_apart(step.new.z, step.old.z, reversal * _ramp(step.progress)),
+            "adversarial": weight * told_apart,
             "boundary": boundary * inside,
         }
 
