@@ -14,7 +14,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "cl2r-ub": {"base": 5.0},
     "cvs": {"model": 10.0, "data": 1.0, "margin": 0.1, "scale": 20.0, "head": "cosine"},
     "lce-er": {"align": 100.0, "boundary": 1.0, "head": "norm-softmax"},
-    "podnet": {"spatial": 3.0, "flat": 1.0, "proxies": 10, "margin": 0.6},
+    "podnet": {"spatial": 3.0, "flat": 1.0, "proxies": 10, "margin": 0.0},
 }
 CHOSEN: dict[str, dict[str, Any]] = {
     "cl2r-ub": {"base": 2.5},

@@ -241,13 +241,13 @@ def _rebalanced(
 
 
 def podnet(
-    spatial: float = 3.0, flat: float = 1.0, proxies: int = 10, margin: float = 0.6
+    spatial: float = 3.0, flat: float = 1.0, proxies: int = 10, margin: float = 0.0
 ) -> Method:
     """PODNet (Douillard et al. 2020): NCA loss + spatial * POD of the maps + flat * (1 - cos) of the features.
 
     Both weights are multiplied by sqrt(all classes / new classes), as published for CIFAR-100. The maps are those after
-    each stage, ReLU included. The classifier's balanced fine-tuning is left out: features do not depend on it. The
-    margin of eq. 9 does not pull at the learnt scale, which it would make negative (``ProxyClassifier``).
+    each stage, ReLU included. The classifier's balanced fine-tuning is left out: features do not depend on it. Eq. 9
+    has a margin of 0.6. In the public code it cancels, and with it the learnt scale of the logits runs away: it is 0.
     """
     options = {"spatial": spatial, "flat": flat, "proxies": proxies, "margin": margin}
     require("podnet", options, spatial=at_least(0), flat=at_least(0), proxies=whole(1))

@@ -157,14 +157,14 @@ class ProxyClassifier(TrainableClassifier):
     The logit is scale * sum_k s_k cos_k, s = softmax over the class's proxies of their cosines (eq. 6); the scale is
     learnt, ``margin`` is subtracted from the target's cosine in training.
 
-    The margin does not pull at the scale. If it did, the scale would soon be negative, and the NCA loss zero although
-    nothing was learnt. In the public code the margin is subtracted from all classes, so it changes nothing there.
+    In the public code the margin is subtracted from all classes, so it changes nothing there, and it is 0 here. A
+    margin does not pull at the scale: the scale would soon be negative, and the NCA loss zero with nothing learnt.
     """
 
     kind = "proxy"
 
     def __init__(
-        self, feature_dim: int, outputs: int, proxies: int = 10, margin: float = 0.6
+        self, feature_dim: int, outputs: int, proxies: int = 10, margin: float = 0.0
     ) -> None:
         super().__init__()
         if proxies < 1 or not 0 <= margin < 2:
