@@ -55,6 +55,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     },  # whose models share no space: it is translated
     "bct-kd": ("bct", {"new_classes": "kd"}),
     "bct-sys": ("bct", {"new_classes": "synthesised"}),
+    "fd (softmax)": ("fd", {"head": "softmax"}),
+    "fd (softmax on all)": ("fd", {"head": "softmax", "on": "all"}),
     "hoc (lam 0.1)": ("hoc", {"lam": 0.1}),
     "polaris (translated)": ("polaris", {}),
     "vega (translated)": ("vega", {}),

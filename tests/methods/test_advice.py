@@ -72,7 +72,7 @@ def test_a_trainable_classifier_has_its_own_evidence() -> None:
     assert everything.endswith(
         "there is less evidence: on Omniglot lwf was compatible in 1.00 of the pairs"
     )
-    assert "on Omniglot bic was" in advise(parse_needs("old-model,replay"), ALL).reason
+    assert "on Omniglot fd with head=softmax" in advise(parse_needs("old-model,replay"), ALL).reason
     assert (
         "check before you deploy"
         in advise(parse_needs("old-model,replay"), {"polaris": ALL["polaris"]}).reason

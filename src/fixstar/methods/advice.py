@@ -40,7 +40,8 @@ _PREFERENCES: tuple[tuple[str, str], ...] = (
 )
 _TRAINABLE = {
     "lwf": "on Omniglot lwf was compatible in 1.00 of the pairs",
-    "bic": "on Omniglot bic was compatible in 1.00 of the pairs by class template, .67 by nearest image",
+    "fd": "on Omniglot fd with head=softmax and on=all was compatible in 1.00 of the pairs, and on CIFAR-100 in ten "
+    "tasks in .70 of them",
 }
 _EMBED_AGAIN = (
     "all images are there, so embed them again with the new model. Without the old model no way to keep old vectors "
