@@ -109,6 +109,7 @@ def embeddings_server(**options: Any) -> Iterator[FakeServer]:
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True  # else a body waits 40 ms for the other side
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
@@ -143,7 +144,7 @@ def embeddings_server(**options: Any) -> Iterator[FakeServer]:
 
     server = Server(("127.0.0.1", 0), Handler)
     fake = FakeServer(f"http://127.0.0.1:{server.server_port}", **options)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:
         yield fake
