@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import small_benchmark
+from forked import fork_instead_of_spawning
 from small_benchmark import SEARCH, VERIFICATION
 from wording import refuses
 
@@ -225,14 +226,21 @@ def test_a_killed_run_fits_the_others_and_ends_with_the_same_figures(
 
 
 @pytest.fixture
-def known_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes that the test starts know the small benchmark too."""
-    site = small_benchmark.site(tmp_path / "site")
-    known = os.environ.get("PYTHONPATH")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(site), known])))
+def forked_fitters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fitters start at once, and know the small benchmark too; only ``PARENT`` spawns its own."""
+    fork_instead_of_spawning(monkeypatch)
+    monkeypatch.setattr(translations, "_end_with_parent", know_and_end_with_parent)
 
 
-@pytest.mark.usefixtures("known_everywhere")
+END_WITH_PARENT = translations._end_with_parent
+
+
+def know_and_end_with_parent() -> None:
+    small_benchmark.register()
+    END_WITH_PARENT()
+
+
+@pytest.mark.usefixtures("forked_fitters")
 def test_fitted_beside_the_training_the_figures_are_the_same(
     held: tuple[RunResult, Path], data: Path, tmp_path: Path
 ) -> None:
@@ -247,7 +255,7 @@ def test_fitted_beside_the_training_the_figures_are_the_same(
         assert all(np.array_equal(mine[key], theirs[key]) for key in theirs.files)
 
 
-@pytest.mark.usefixtures("known_everywhere")
+@pytest.mark.usefixtures("forked_fitters")
 def test_what_fails_beside_the_training_fails_the_run_and_the_next_one_resumes(
     held: tuple[RunResult, Path], data: Path, tmp_path: Path
 ) -> None:
@@ -266,6 +274,7 @@ def leave(part: tuple[int, int]) -> float:
     os._exit(part[0] + 1)
 
 
+@pytest.mark.usefixtures("forked_fitters")
 @pytest.mark.parametrize("notices", ["waiting", "looking", "beginning"])
 def test_a_fitter_that_dies_says_what_to_do(notices: str) -> None:
     with Fitters(1) as beside:
@@ -284,6 +293,7 @@ def wait_for(file: Path, part: tuple[int, int]) -> float:
     return part[0] + 1
 
 
+@pytest.mark.usefixtures("forked_fitters")
 def test_seconds_are_those_of_finished_versions_or_of_all(tmp_path: Path) -> None:
     with Fitters(2) as beside:
         assert beside.seconds(wait=True) == {}

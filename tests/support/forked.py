@@ -15,6 +15,8 @@ from types import FrameType
 from typing import Any
 from unittest import mock
 
+import pytest
+
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
     [
@@ -33,6 +35,16 @@ def fork(target: Callable[..., Any], *arguments: Any) -> ForkServerProcess:
     process = _CONTEXT.Process(target=target, args=arguments, daemon=True)
     process.start()
     return process
+
+
+def fork_instead_of_spawning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that this test spawns are forked like the others: each saves the seconds that importing torch takes."""
+    contexts = multiprocessing.get_context
+    monkeypatch.setattr(
+        multiprocessing,
+        "get_context",
+        lambda method=None: _CONTEXT if method == "spawn" else contexts(method),
+    )
 
 
 def fork_fixstar(
