@@ -2,6 +2,7 @@
 
 Networks are tiny here, so threads would only wait for one another; sums in one order are also the same everywhere.
 Compiled modules are kept, whatever the environment says: else every process compiles the package and the tests again.
+Tests import scikit-learn, SciPy and Ray in functions: that takes two seconds, and every process collects all tests.
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from sklearn.datasets import load_digits
 from text_models import bert_folder
 from typed import typed
 
@@ -117,6 +116,8 @@ def test_text_index(
 def test_two_versions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    from sklearn.datasets import load_digits
+
     pixels, labels = load_digits(return_X_y=True)
     for part, digits in {"2024": "01", "2025": "0123", "held": "456"}.items():
         for digit in digits:

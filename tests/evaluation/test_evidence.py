@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from scipy import stats
 from wording import refuses
 
 from fixstar import geometry
@@ -50,6 +49,8 @@ def literal_means(cross: Array, old: Array, resamples: int, seed: int) -> Array:
 
 
 def test_three_counts_are_the_same_experiment_as_drawing_rows() -> None:
+    from scipy import stats
+
     cross, old = hits_with(positive=30, negative=20, both=100, neither=50)
     quick = evidence._means_over_queries(
         np.subtract(cross, old, dtype=np.int8), 20_000, np.random.default_rng(1)
@@ -84,6 +85,8 @@ def test_as_many_are_drawn_as_there_are(draw: str) -> None:
 
 def test_the_interval_agrees_with_the_bootstrap_of_scipy() -> None:
     """Fractions, so that rows are drawn. With 400 queries the t factor is invisible."""
+    from scipy import stats
+
     rng = np.random.default_rng(3)
     cross, old = rng.random(400), rng.random(400) ** 1.5
     found = paired_bootstrap(cross, old, resamples=8000)
@@ -199,6 +202,8 @@ def test_clusters_of_one_query_are_queries() -> None:
 @pytest.mark.parametrize("confidence", [0.8, 0.95, 0.99])
 @pytest.mark.parametrize("freedom", [3, 4, 9, 50, 10_000])
 def test_student_quantiles(freedom: int, confidence: float) -> None:
+    from scipy import stats
+
     z = stats.norm.ppf((1 + confidence) / 2)
     assert evidence._student_quantile(z, freedom) == pytest.approx(
         stats.t.ppf((1 + confidence) / 2, freedom), rel=0.015
@@ -217,6 +222,8 @@ def test_the_tail_at_ten_units_by_hand() -> None:
     s = s' sqrt(n / (n - 1)). At n = 10 the ends lie t sqrt(10 / 9) = 2.2622 * 1.0541 = 2.3845 errors of the resampled
     means away, beyond which a normal distribution has 0.0086.
     """
+    from scipy import stats
+
     assert evidence._tail(10, 0.95) == pytest.approx(0.0086, abs=0.0001)
     sample = np.random.default_rng(8).random(10)
     reached = -stats.norm.ppf(evidence._tail(10, 0.95)) * sample.std(ddof=0) / np.sqrt(10)

@@ -10,8 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from sklearn.metrics import top_k_accuracy_score
-from sklearn.metrics.pairwise import cosine_similarity
 from wording import refuses
 
 from fixstar.errors import InputError, UnknownNameError
@@ -75,6 +73,8 @@ def test_ties_agree_with_a_slow_loop(search: Search, k: int) -> None:
 
 
 def test_rank_k_by_image_agrees_with_a_slow_loop() -> None:
+    from sklearn.metrics.pairwise import cosine_similarity
+
     table = cosine_similarity(QUERIES, GALLERY)
     ranks = [1, 2, 7, 40, 41, 1000]
     expected = {}
@@ -88,6 +88,9 @@ def test_rank_k_by_image_agrees_with_a_slow_loop() -> None:
 
 def test_rank_k_by_template_is_the_top_k_accuracy_of_scikit_learn() -> None:
     """Templates are classes, so Rank-k is top-k classification by cosine."""
+    from sklearn.metrics import top_k_accuracy_score
+    from sklearn.metrics.pairwise import cosine_similarity
+
     means, classes = templates(GALLERY, LABELS)
     known = TRUTH < 9
     table = cosine_similarity(QUERIES[known], means)
@@ -138,6 +141,8 @@ FPIRS = [0.0, 1e-3, 0.1, 0.25, 1 / 3, 0.5, 0.9, 1.0]
 
 @pytest.mark.parametrize("fpir", FPIRS)
 def test_tpir_agrees_with_a_slow_loop(fpir: float) -> None:
+    from sklearn.metrics.pairwise import cosine_similarity
+
     scores = cosine_similarity(QUERIES, GALLERY)
     assert tpir_at_fpir(QUERIES, TRUTH, GALLERY, LABELS, fpir) == slow_tpir(
         TRUTH, LABELS, scores, fpir

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from sklearn.neighbors import KNeighborsClassifier
 
 from fixstar.errors import InputError
 from fixstar.evaluation.search import image_search, knn_classes, knn_hits
@@ -35,6 +34,8 @@ TRUTH, LABELS = (
 
 def test_equal_votes_of_two_classes_are_those_of_scikit_learn() -> None:
     """An odd k and two classes: no tie."""
+    from sklearn.neighbors import KNeighborsClassifier
+
     labels = np.arange(50) % 2
     for k in (1, 5, 49):
         reference = KNeighborsClassifier(k, metric="cosine", algorithm="brute").fit(GALLERY, labels)

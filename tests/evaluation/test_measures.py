@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from sklearn.metrics import average_precision_score
-from sklearn.neighbors import KNeighborsClassifier
 from wording import refuses
 
 from fixstar import geometry
@@ -67,6 +65,8 @@ def test_rank_k(k: int) -> None:
 
 
 def test_knn() -> None:
+    from sklearn.neighbors import KNeighborsClassifier
+
     result = cross_test(SHORT, QUERY_LABELS, GALLERY_LABELS, "knn5")
     for t, k in CELLS:
         weights = (
@@ -84,6 +84,8 @@ def test_knn() -> None:
 
 
 def test_average_precision_leaves_queries_without_a_positive_out() -> None:
+    from sklearn.metrics import average_precision_score
+
     labels = np.where(QUERY_LABELS == 3, 99, QUERY_LABELS)
     result = cross_test(SHORT, labels, GALLERY_LABELS, "map")
     kept = np.flatnonzero(labels != 99)

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from sklearn.metrics import ndcg_score
 from wording import refuses
 
 from fixstar.errors import DataError, InputError
@@ -70,6 +69,8 @@ def test_measures_are_those_of_slow_code_also_with_ties(data: st.DataObject) -> 
 
 
 def test_ndcg_is_that_of_scikit_learn_without_ties() -> None:
+    from sklearn.metrics import ndcg_score
+
     rng = np.random.default_rng(0)
     scores = rng.standard_normal((40, 60))
     grades = rng.integers(0, 4, (40, 60)).astype(float)

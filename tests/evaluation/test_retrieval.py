@@ -10,8 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from sklearn.metrics import average_precision_score
-from sklearn.metrics.pairwise import cosine_similarity
 from wording import refuses
 
 from fixstar.errors import InputError
@@ -44,6 +42,9 @@ def test_average_precision_is_that_of_scikit_learn(
     ranked: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In one block and in several; no two cosines are equal, and about half are negative."""
+    from sklearn.metrics import average_precision_score
+    from sklearn.metrics.pairwise import cosine_similarity
+
     monkeypatch.setattr(search, "RANKED", ranked)
     queries, gallery = features(150, 6, seed=1), features(80, 6, seed=2)
     rng = np.random.default_rng(3)

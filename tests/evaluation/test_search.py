@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from sklearn.neighbors import NearestNeighbors
 from wording import refuses
 
 from fixstar import geometry
@@ -53,6 +52,8 @@ def slow_hits(
 @pytest.mark.parametrize("block", [1, 7, 2048])
 @pytest.mark.parametrize("k", [1, 2, 9, 60])
 def test_nearest_agrees_with_scikit_learn(k: int, block: int) -> None:
+    from sklearn.neighbors import NearestNeighbors
+
     queries, gallery = features(40, 12, seed=1), features(60, 12, seed=2)
     distances, expected = (
         NearestNeighbors(metric="cosine", algorithm="brute").fit(gallery).kneighbors(queries, k)

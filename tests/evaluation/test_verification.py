@@ -13,8 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from sklearn.metrics import roc_curve
-from sklearn.metrics.pairwise import cosine_similarity
 from wording import refuses
 
 from fixstar.errors import DataError, InputError
@@ -56,6 +54,8 @@ def random_pairs(count: int, seed: int, digits: int = 12) -> tuple[Array, Array]
 @given(scored_pairs())
 @settings(max_examples=80, deadline=None)
 def test_roc_is_that_of_scikit_learn(scored: tuple[Array, Array]) -> None:
+    from sklearn.metrics import roc_curve
+
     scores, same = scored
     expected = roc_curve(same, scores, drop_intermediate=False)
     for ours, theirs in zip(roc(scores, same), expected, strict=True):
@@ -64,6 +64,8 @@ def test_roc_is_that_of_scikit_learn(scored: tuple[Array, Array]) -> None:
 
 @pytest.mark.parametrize("digits", [12, 2])
 def test_roc_of_many_pairs_is_that_of_scikit_learn(digits: int) -> None:
+    from sklearn.metrics import roc_curve
+
     scores, same = random_pairs(5000, seed=1, digits=digits)
     for ours, theirs in zip(
         roc(scores, same), roc_curve(same, scores, drop_intermediate=False), strict=True
@@ -76,6 +78,8 @@ def test_roc_of_many_pairs_is_that_of_scikit_learn(digits: int) -> None:
 def test_tar_at_far_is_the_best_allowed_point_of_the_roc(
     scored: tuple[Array, Array], far: float
 ) -> None:
+    from sklearn.metrics import roc_curve
+
     scores, same = scored
     measured, tar, _ = roc_curve(same, scores, drop_intermediate=False)
     expected = max(t for f, t in zip(measured, tar, strict=True) if f <= far)
@@ -244,6 +248,8 @@ def test_neighbouring_floats_have_a_threshold_between_them() -> None:
 
 
 def test_scores_are_cosines_of_the_two_models() -> None:
+    from sklearn.metrics.pairwise import cosine_similarity
+
     rng = np.random.default_rng(4)
     new, old = (rng.normal(size=(50, 7)) * np.exp(rng.normal(0, 3, size=(50, 1))) for _ in range(2))
     pairs = sample_pairs(np.arange(50) % 5, 100, 900)
@@ -255,6 +261,8 @@ def test_scores_are_cosines_of_the_two_models() -> None:
 
 
 def test_more_pairs_than_one_block() -> None:
+    from sklearn.metrics.pairwise import cosine_similarity
+
     rng = np.random.default_rng(5)
     features, rows = rng.normal(size=(30, 4)), rng.integers(0, 30, size=(2, 5000))
     pairs = VerificationPairs(rows[0], rows[1], np.ones(5000, dtype=bool))

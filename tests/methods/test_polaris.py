@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_digits
 from torch.nn import functional
 from wording import refuses
 
@@ -29,6 +28,8 @@ SETTINGS = Settings(
 
 
 def digits(per_class: int = 12) -> ImageSet:
+    from sklearn.datasets import load_digits
+
     pixels, labels = load_digits(return_X_y=True)
     rows = np.concatenate([np.flatnonzero(labels == digit)[:per_class] for digit in range(6)])
     return from_arrays(

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from sklearn.datasets import load_digits
 from torch import Tensor
 from torch.nn import functional
 
@@ -77,6 +76,8 @@ class Pair(NamedTuple):
 @functools.cache
 def digits() -> tuple[ImageSet, ImageSet, ImageSet]:
     """To train on (40 of each class), to search for (25), and to search among (25)."""
+    from sklearn.datasets import load_digits
+
     pixels, labels = load_digits(return_X_y=True)
     pixels = np.kron(pixels.reshape(-1, 8, 8) * 15, np.ones((4, 4))).astype(np.uint8)  # 32 x 32
     order = np.random.default_rng(0).permutation(len(labels))

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -47,6 +46,8 @@ SLOTS = torch.tensor(
 
 
 def digits(per_class: int = 12) -> ImageSet:
+    from sklearn.datasets import load_digits
+
     pixels, labels = load_digits(return_X_y=True)
     rows = np.concatenate([np.flatnonzero(labels == digit)[:per_class] for digit in range(6)])
     return from_arrays(

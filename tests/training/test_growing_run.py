@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_digits
 from wording import refuses
 
 from fixstar.data import Augmentation, ImageSet, ReplayMemory, from_arrays
@@ -39,6 +38,8 @@ GROWN = replace(FULL, grown=(6,))
 
 
 def digits(classes: range, start: int, stop: int) -> ImageSet:
+    from sklearn.datasets import load_digits
+
     data = load_digits()
     images = np.kron((data.images * 15).astype(np.uint8), np.ones((1, 4, 4), np.uint8))
     rows = np.concatenate([np.flatnonzero(data.target == label)[start:stop] for label in classes])

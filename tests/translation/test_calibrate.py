@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from sklearn.linear_model import LogisticRegression
 
 from fixstar.errors import InputError
 from fixstar.evaluation import VersionFeatures, backfill_curve, mixed_gallery_search
@@ -37,6 +36,8 @@ def pairs(slope: float, offset: float, count: int = 20_000) -> tuple[Any, Any]:
 
 
 def test_it_is_logistic_regression() -> None:
+    from sklearn.linear_model import LogisticRegression
+
     cosines, same = pairs(8, -3)
     reference = LogisticRegression(C=1e9, tol=1e-8).fit(cosines[:, None], same)
     fitted = fit_calibration(cosines, same)

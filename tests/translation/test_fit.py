@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from sklearn.linear_model import Ridge
 from wording import refuses
 
 from fixstar.errors import InputError, UnknownNameError
@@ -124,6 +123,8 @@ def test_ridge_solves_the_normal_equations(
 
 
 def test_few_pairs_and_many_give_the_ridge_of_slow_code() -> None:
+    from sklearn.linear_model import Ridge
+
     for count in (22, 60):
         X, Y = noisy(vectors(count, 25), vectors(count, 20, seed=3))
         w = np.linspace(0.5, 2, count)
@@ -174,6 +175,8 @@ def test_equal_vectors_have_no_whitening() -> None:
 
 
 def test_ridge_is_that_of_scikit_learn() -> None:
+    from sklearn.linear_model import Ridge
+
     X, Y = noisy(vectors(80, 7), vectors(80, 5, seed=4), noise=0.1)
     weights = np.random.default_rng(6).uniform(0.2, 3, 80)
     weights /= weights.mean()

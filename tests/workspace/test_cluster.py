@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +20,20 @@ from fixstar.errors import InputError, ModelError
 from fixstar.models import Encoder
 from fixstar.trust import remember, trusting
 from fixstar.workspace import BackfillOptions, Workspace, catalogue
+from fixstar.workspace.cluster import RayEmbedder
 from fixstar.workspace.items import LocalEmbedder, text_item
 
 __all__ = ["own_settings"]  # a fixture
 
-ray: Any = pytest.importorskip("ray", reason="the extra cluster is not installed")
-
-from fixstar.workspace.cluster import RayEmbedder  # noqa: E402
+pytestmark = pytest.mark.skipif(
+    find_spec("ray") is None, reason="the extra cluster is not installed"
+)
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
     """Two nodes on this machine. Ray gives up on a node after 30 s, whatever else runs: then it is started again."""
+    import ray
     from ray.cluster_utils import Cluster
 
     os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
@@ -63,6 +66,8 @@ def upgraded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Workspace, Path]
 def test_answers_are_those_of_one_process_in_order_and_a_dead_worker_costs_nothing(
     upgraded: tuple[Workspace, Path],
 ) -> None:
+    import ray
+
     space, photos = upgraded
     directory = space.registry.directory("v2")
     paths: list[Any] = sorted(photos.rglob("*.png"))
@@ -101,6 +106,8 @@ def test_answers_are_those_of_one_process_in_order_and_a_dead_worker_costs_nothi
 def test_a_worker_prepares_a_batch_while_the_model_works_on_another(
     upgraded: tuple[Workspace, Path], tmp_path: Path
 ) -> None:
+    import ray
+
     came = tmp_path / "came"
 
     def first(_: Any) -> bool:

@@ -311,7 +311,9 @@ def _parsed(address: str) -> tuple[str, str, int | None]:
 
 
 def _httpx() -> Any:
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # it tells of every request otherwise
+    logger = logging.getLogger("httpx")
+    if logger.level != logging.WARNING:  # setting it takes half a millisecond
+        logger.setLevel(logging.WARNING)  # it tells of every request otherwise
     try:
         return importlib.import_module("httpx")
     except ImportError:
