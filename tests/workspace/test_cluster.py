@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import time
@@ -43,7 +44,7 @@ def cluster() -> Iterator[None]:
         try:
             nodes.add_node(num_cpus=1, include_dashboard=False)
             nodes.add_node(num_cpus=1)
-            ray.init(address=nodes.address, log_to_driver=False, logging_level="error")
+            ray.init(address=nodes.address, log_to_driver=False, logging_level=logging.ERROR)
             break
         except Exception as error:
             ray.shutdown()
