@@ -10,8 +10,11 @@ batch are recorded apart.
     python benchmarks/authors_loops.py ours --checkout CL2R --data DATA --seed 0 --out FILE
     python benchmarks/authors_loops.py authors --checkout CL2R --data DATA --device cuda --depth 32 --first 50 \\
         --second 50 --images 450 --held-out 50 --batch-size 128 --workers 3 --out FILE
+    python benchmarks/authors_loops.py judge --data DATA --device cuda --out FILE
     python benchmarks/authors_loops.py fd-steps --checkout CL2R --data DATA --out FILE
     python benchmarks/authors_loops.py cores-steps --checkout CORES --data DATA --out FILE
+
+A training writes its epochs to FILE and its weights beside it before they are judged; ``judge`` does that again.
 
 CL2R and CORES are checkouts of the public repositories, CL2R_2023 is one of its first code (af6025a); they need
 torchvision, continuum and scikit-learn. The steps
@@ -23,6 +26,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import json
 import re
 import sys
 import tempfile
@@ -36,6 +40,7 @@ from unittest import mock
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn, optim
 
 from fixstar.data import Augmentation, ImageSet, TaskStream
@@ -635,26 +640,56 @@ def run_loop(arguments: argparse.Namespace, scale: Scale) -> dict[str, Any]:
             encoders, epochs = our_versions(
                 scale, start, images[0], seed=arguments.seed, device=arguments.device
             )
-    return {
+    trained: Row = {
         "scale": asdict(scale),
         "seed": arguments.seed,
         "side": arguments.side,
         "device": arguments.device,
         "torch": torch.__version__,
         "epochs": epochs,
-        "classified": [classified(encoder, images[1], scale) for encoder in encoders],
-        "measured": judged(encoders, arguments.data, scale),
-        "measured by CIFAR-10's constants": judged(encoders, arguments.data, scale, CIFAR10),
         "cpu seconds": round(time.process_time() - began),
         "seconds": round(time.monotonic() - begun),
     }
+    replace_json(arguments.out, trained)
+    for number, encoder in enumerate(encoders, start=1):
+        save_file(encoder.state_dict(), weights_of(arguments.out, number))
+    return trained | measured(encoders, images[1], arguments.data, scale)
+
+
+def weights_of(out: Path, number: int) -> Path:
+    """Where the weights of a version lie, beside the file of the run."""
+    return out.with_suffix(f".v{number}.safetensors")
+
+
+def measured(encoders: list[Encoder], held_out: ImageSet, data: Path, scale: Scale) -> Row:
+    """What the versions classify and verify."""
+    return {
+        "classified": [classified(encoder, held_out, scale) for encoder in encoders],
+        "measured": judged(encoders, data, scale),
+        "measured by CIFAR-10's constants": judged(encoders, data, scale, CIFAR10),
+    }
+
+
+def judge_again(arguments: argparse.Namespace) -> Row:
+    """The run of a file, with its kept weights measured."""
+    run: Row = json.loads(arguments.out.read_text(encoding="utf-8"))
+    scale = Scale(**{**run["scale"], "milestones": tuple(run["scale"]["milestones"])})
+    _, held_out = training_images(scale, arguments.data)
+    encoders = []
+    for number in (1, 2):
+        encoder = Encoder.create(
+            CifarResNet(scale.depth), classes=held_out.classes, capacity=CAPACITY
+        )
+        encoder.load_state_dict(load_file(weights_of(arguments.out, number)))
+        encoders.append(encoder.to(arguments.device))
+    return run | measured(encoders, held_out, arguments.data, scale)
 
 
 def main() -> None:
     """Read the arguments, run, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("side", choices=["authors", "ours", "fd-steps", "cores-steps"])
-    parser.add_argument("--checkout", type=Path, required=True)
+    parser.add_argument("side", choices=["authors", "ours", "judge", "fd-steps", "cores-steps"])
+    parser.add_argument("--checkout", type=Path, help="needed but for judge")
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
@@ -670,7 +705,11 @@ def main() -> None:
     arguments.milestones = tuple(arguments.milestones)
     torch.set_num_threads(1)
     scale = Scale(**{name: getattr(arguments, name) for name in asdict(Scale())})
-    if arguments.side.endswith("steps"):
+    if arguments.side == "judge":
+        replace_json(arguments.out, judge_again(arguments))
+    elif arguments.checkout is None:
+        parser.error(f"{arguments.side} needs --checkout: a folder with the public code")
+    elif arguments.side.endswith("steps"):
         replace_json(arguments.out, run_steps(arguments, scale))
     else:
         replace_json(arguments.out, run_loop(arguments, scale))

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import authors_loops
 
+from fixstar.data import ImageSet, from_arrays
 from fixstar.models import Encoder
+from fixstar.models.backbones.resnets import CifarResNet
 
 
 @pytest.mark.parametrize(
@@ -58,3 +66,34 @@ def test_halves_of_a_batch_are_recorded_apart() -> None:
     assert epoch["accuracy new"] == 0.5
     assert epoch["ce replay"] < epoch["ce new"]
     assert epoch["fd"] == 0.5
+
+
+def noise(classes: int, per_class: int) -> ImageSet:
+    labels = np.repeat(np.arange(classes), per_class)
+    pixels = np.random.default_rng(classes).integers(0, 255, (len(labels), 32, 32, 3), np.uint8)
+    return from_arrays(pixels, labels)
+
+
+def test_a_training_that_was_not_judged_is_judged_by_its_kept_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held_out = noise(4, 3)
+    searched = SimpleNamespace(open=lambda *_: noise(10, 8))
+    monkeypatch.setattr(authors_loops, "training_images", lambda *_: (held_out, held_out))
+    monkeypatch.setattr(authors_loops, "dataset", lambda _: searched)
+    scale = authors_loops.Scale(first=2, second=2, depth=8, judged_on=80, pairs=40)
+    encoders = [
+        Encoder.create(CifarResNet(8), classes=held_out.classes, capacity=100) for _ in range(2)
+    ]
+    out = tmp_path / "run.json"
+    out.write_text(json.dumps({"scale": asdict(scale), "epochs": [[{"fd": 0.5}]]}))
+    for number, encoder in enumerate(encoders, start=1):
+        save_file(encoder.state_dict(), authors_loops.weights_of(out, number))
+    found = authors_loops.judge_again(
+        argparse.Namespace(out=out, data=tmp_path, device="cpu", seed=0)
+    )
+    assert found["epochs"] == [[{"fd": 0.5}]]
+    for key, value in authors_loops.measured(encoders, held_out, tmp_path, scale).items():
+        assert found[key] == value
+    (c11,), (c21, _) = found["measured"]["verification"]["mean"]
+    assert c11 != c21
