@@ -318,10 +318,14 @@ def test_pairs_of_cores_become_cells_and_am_is_aa() -> None:
 
 def test_settings_stand_in_the_order_of_their_numbers() -> None:
     runs = [Run(SEVEN, "hoc", 1, capacity=K) for K in (1000, 200, 10_000)]
-    runs += [Run(SEVEN, "hoc", 1, options={"lam": lam}) for lam in (0.25, 0.05)]
+    runs += [Run(SEVEN, "hoc", 1, options={"rho": rho}) for rho in (10.0, 4.0)]
+    runs += [Run(SEVEN, "hoc", 1, options={"same_class": "kept"})]
     comparison = compare(SEVEN, [invented(run, 0.3, ("template",)) for run in runs])
     labels = [line.label for line in comparison.lines if line.method == "hoc"]
-    assert labels == ["hoc K=200", "hoc K=1000", "hoc K=10000", "hoc lam=0.05", "hoc lam=0.25"]
+    assert labels == [
+        *("hoc K=200", "hoc K=1000", "hoc K=10000"),
+        *("hoc rho=4.0", "hoc rho=10.0", "hoc same_class=kept"),
+    ]
 
 
 def test_pictures_of_every_line_and_the_curves(tmp_path: Path) -> None:
@@ -335,7 +339,7 @@ def test_pictures_of_every_line_and_the_curves(tmp_path: Path) -> None:
     ]
     assert stems == ["matrices", "AA", "BC"]
     assert all(Image.open(path).format == "PNG" for path in drawn)
-    assert all(Image.open(path).mode == "P" for path in drawn)  # a palette: a third of the size
+    assert all(Image.open(path).mode == "P" for path in drawn)
     assert draw(compare(entry, []), tmp_path / "none") == []
 
 

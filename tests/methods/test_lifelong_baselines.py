@@ -218,7 +218,7 @@ def test_at_the_start_the_encoder_unlearns_nothing() -> None:
     assert not unlearnt.any()
 
 
-def test_at_the_end_the_discriminator_has_faded() -> None:
+def test_the_adversarial_loss_fades_to_nothing() -> None:
     upgrade, step = situation(create_method("advbct-er"))
     for fade in (True, False):
         objective = create_method("advbct-er", fade=fade).objective(upgrade)

@@ -11,18 +11,39 @@ from fixstar.methods import METHODS, create_method
 
 # Defaults are the published ones; others are given by hand.
 DEFAULTS: dict[str, dict[str, Any]] = {
+    "advbct-er": {
+        "adversarial": 1.0,
+        "reversal": 1.0,
+        "boundary": 1.0,
+        "threshold": 0.5,
+        "width": 100,
+        "fade": True,
+        "batch_norm": True,
+        "head": "softmax",
+    },
     "cl2r-ub": {"base": 5.0},
     "cvs": {"model": 10.0, "data": 1.0, "margin": 0.1, "scale": 20.0, "head": "cosine"},
     "lce-er": {"align": 100.0, "boundary": 1.0, "head": "norm-softmax"},
     "podnet": {"spatial": 3.0, "flat": 1.0, "proxies": 10, "margin": 0.0},
 }
 CHOSEN: dict[str, dict[str, Any]] = {
+    "advbct-er": {
+        "adversarial": 2.5,
+        "reversal": 3.5,
+        "boundary": 4.5,
+        "threshold": 0.25,
+        "width": 7,
+        "fade": False,
+        "batch_norm": False,
+        "head": "norm-softmax",
+    },
     "cl2r-ub": {"base": 2.5},
     "cvs": {"model": 2.5, "data": 3.5, "margin": 0.25, "scale": 7.0, "head": "cosine"},
     "lce-er": {"align": 2.5, "boundary": 3.5, "head": "softmax"},
     "podnet": {"spatial": 2.5, "flat": 3.5, "proxies": 4, "margin": 0.25},
 }
 HEADS: dict[str, tuple[str, dict[str, Any]]] = {
+    "advbct-er": ("cosine", {"scale": 32.0, "margin": 0.0}),
     "cl2r-ub": ("simplex", {}),
     "cvs": ("cosine", {"scale": 7.0, "margin": 0.0}),
     "lce-er": ("linear", {}),

@@ -161,9 +161,11 @@ def adversarial_replay(
     """AdvBCT-ER (Pan et al. 2023, with replay): CE + adversarial loss + elastic boundary loss.
 
     The discriminator tells new unit features from old ones; their gradient reaches the encoder multiplied by -reversal.
-    As in the published code the reversal grows from 0, the adversarial loss fades to 0 (``fade``), and the
-    discriminator's hidden layer has a batch norm. The boundary of a class lies between its old radius and
-    ``threshold``, where a learnt weight puts it. Outliers count for the radius.
+    The reversal grows from 0 as in the published code. The adversarial loss fades to 0 with every step (``fade``; there
+    by epoch, to 2 / epochs), and the discriminator's hidden layer has a batch norm. There the discriminator sees
+    features after a batch norm instead of unit ones, and the threshold is 1.0 for landmarks. The boundary of a class
+    lies between its old radius and ``threshold``, where a learnt weight puts it: half way at first, there at random.
+    Outliers count for the radius.
     """
     weights = {
         "adversarial": adversarial,
@@ -209,7 +211,7 @@ class Adversary(nn.Module):
             torch.manual_seed(seed)  # the same start whenever a run is repeated or resumed
             layers: list[nn.Module] = [nn.Linear(feature_dim, width)]
             if batch_norm:
-                layers.append(_BatchNorm(width, track_running_stats=False))
+                layers.append(_HiddenNorm(width, track_running_stats=False))
             layers += [nn.ReLU(), nn.Linear(width, 1)]
             self.discriminator = nn.Sequential(*layers)
         self.elasticity = nn.Parameter(torch.zeros(classes))
@@ -229,7 +231,7 @@ class Adversary(nn.Module):
         )
 
 
-class _BatchNorm(nn.BatchNorm1d):
+class _HiddenNorm(nn.BatchNorm1d):
     """A batch norm that lets a single image pass, which has no statistics."""
 
     def forward(self, x: Tensor) -> Tensor:

@@ -246,8 +246,9 @@ def podnet(
     """PODNet (Douillard et al. 2020): NCA loss + spatial * POD of the maps + flat * (1 - cos) of the features.
 
     Both weights are multiplied by sqrt(all classes / new classes), as published for CIFAR-100. The maps are those after
-    each stage, ReLU included. The classifier's balanced fine-tuning is left out: features do not depend on it. Eq. 9
-    has a margin of 0.6. In the public code it cancels, and with it the learnt scale of the logits runs away: it is 0.
+    each stage, ReLU included. The classifier's balanced fine-tuning is left out: features do not depend on it. The
+    margin of eq. 9, 0.6, is 0 by default: with it nothing bounds the learnt scale of the logits. In the public code it
+    cancels; that code has no hinge either.
     """
     options = {"spatial": spatial, "flat": flat, "proxies": proxies, "margin": margin}
     require("podnet", options, spatial=at_least(0), flat=at_least(0), proxies=whole(1))

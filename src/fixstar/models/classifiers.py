@@ -157,8 +157,9 @@ class ProxyClassifier(TrainableClassifier):
     The logit is scale * sum_k s_k cos_k, s = softmax over the class's proxies of their cosines (eq. 6); the scale is
     learnt, ``margin`` is subtracted from the target's cosine in training.
 
-    In the public code the margin is subtracted from all classes, so it changes nothing there, and it is 0 here. A
-    margin does not pull at the scale: the scale would soon be negative, and the NCA loss zero with nothing learnt.
+    In the public code the margin is subtracted from all classes, so it changes nothing there; here it is 0 by default.
+    A margin has no gradient to the scale: with one the scale soon becomes negative, and the NCA loss zero with nothing
+    learnt.
     """
 
     kind = "proxy"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import shutil
 import tempfile
 from collections import deque
@@ -246,8 +247,9 @@ class Encoder(nn.Module):
         self.reads: Reads = "texts" if isinstance(self.inputs, Prompts) else "images"
         self.about: dict[str, Any] = dict(about or {})
         self._canary: tuple[Vectors, Path] | None = None
-        weights = next(backbone.parameters(), torch.empty(0))
-        mean, std = (one.to(weights.device) for one in _statistics(self.inputs))
+        placed = itertools.chain(backbone.parameters(), backbone.buffers(), [torch.empty(0)])
+        device = next(placed).device  # the backbone may lie on a GPU already
+        mean, std = (one.to(device) for one in _statistics(self.inputs))
         self.register_buffer("_gain", 1 / (255 * std), persistent=False)
         self.register_buffer("_offset", -mean / std, persistent=False)
         self._gain: Tensor

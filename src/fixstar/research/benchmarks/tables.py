@@ -22,7 +22,7 @@ _FRACTIONS = {
     "FC": 3,
 }  # digits; the others are percent, as most tables print them
 _NOTHING = "—"
-_COLOURS = 64  # of a picture
+_PALETTE = 64  # colours of a picture
 _TRANSLATED = (
     "Old vectors translated. These rows see more than the tables above: they keep every older model, embed the images "
     "that a version was trained on with each (no other image), and fit a map from its vectors to the newest model's. "
@@ -303,7 +303,7 @@ def draw(comparison: Comparison, folder: str | Path) -> list[Path]:
 def _reduce_colours(path: Path) -> None:
     """Give a picture of text and lines a palette, so that it takes a third of the space in a repository."""
     with Image.open(path) as picture:
-        reduced = picture.convert("RGB").quantize(_COLOURS, dither=Image.Dither.NONE)
+        reduced = picture.convert("RGB").quantize(_PALETTE, dither=Image.Dither.NONE)
     reduced.save(path, optimize=True)
 
 
