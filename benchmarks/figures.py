@@ -35,6 +35,7 @@ import read_through
 import refit
 import scale
 import scifact
+import searched_feature
 import upgrades as ordinary
 from claims import README, ROOT, Claim, Quote, problems, uncovered
 from upgrades import CASES, OUTCOMES, spread
@@ -585,6 +586,7 @@ def benchmarks_page() -> Iterator[Claim | Quote]:
     yield from _hoc_ablations()
     yield from _cl2r_two()
     yield from _cl2r_nine()
+    yield from _searched_feature()
     yield _smaller_networks()
     yield from _nearest()
     yield from _published_loop()
@@ -2413,6 +2415,36 @@ def _cl2r_two() -> Iterator[Claim]:
     )
 
 
+def _searched_feature() -> Iterator[Claim]:
+    """What is said about searching by h in place of z."""
+
+    def cell(method: str, feature: str, t: int, k: int, protocol: str = "template") -> float:
+        runs = [one for one in content("searched_feature.json")["runs"] if one["method"] == method]
+        return float(100 * np.mean([one[feature][protocol][t][k] for one in runs]))
+
+    across = [cell("fd", feature, *place) for feature in ("h", "z") for place in ((2, 0), (0, 0))]
+    yield Claim(
+        METHODS,
+        "FD on h searches v1's vectors at {} % by template where v1 finds {}, and on z at {} where v1 finds {}.",
+        across,
+    )
+    by_image = [
+        cell("fd", feature, *place, "image") for feature in ("h", "z") for place in ((2, 0), (0, 0))
+    ]
+    yield Claim(METHODS, "By image it is {} against {} on h, and {} against {} on z.", by_image)
+    gains = [
+        cell(method, "h", *place) - cell(method, "z", *place)
+        for method in ("polaris", "vega")
+        for place in ((2, 2), (2, 0))
+    ]
+    yield Claim(
+        METHODS,
+        "`polaris` gains {} points in v3 and {} on v1's vectors by template, `vega` {} and {} (v1's vectors as they "
+        "are, without a translation), v1 of either {}.",
+        [*gains, cell("vega", "h", 0, 0) - cell("vega", "z", 0, 0)],
+    )
+
+
 def _cl2r_nine() -> Iterator[Claim]:
     """What is said about CL2R's tables 3 and 9."""
     found = {method: over_draws(10, method) for method in ("er", "fan", *CL2R_NINE)}
@@ -2568,7 +2600,10 @@ def tables() -> dict[str, dict[str, str]]:
     looked_at = content("faces.json")["runs"]
     return {
         README: {"free upgrades": ordinary.short_table(trained)},
-        METHODS: {"lent": lent()},
+        METHODS: {
+            "lent": lent(),
+            "searched feature": searched_feature.table(content("searched_feature.json")["runs"]),
+        },
         BENCHMARKS: {
             "nearest prototype": nearest_prototype.table(content(NEAREST)["rows"]),
             "cl2r table 2": cl2r_table_two(),

@@ -37,6 +37,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, script: str, *words: str) -> str:
             "missing has no images_background and no images_evaluation; give Omniglot's folder",
         ),
         (["methods.py"], "half", "half has no images_evaluation; give Omniglot's folder"),
+        (["searched_feature.py"], "half", "half has no images_evaluation; give Omniglot's folder"),
         (["methods.py"], "empty", "no drawings; expected alphabet/character"),
     ],
 )
