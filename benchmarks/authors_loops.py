@@ -705,6 +705,12 @@ def main() -> None:
     arguments.milestones = tuple(arguments.milestones)
     torch.set_num_threads(1)
     scale = Scale(**{name: getattr(arguments, name) for name in asdict(Scale())})
+    needed = [arguments.out, *(weights_of(arguments.out, number) for number in (1, 2))]
+    missing = [file.name for file in needed if not file.exists()]
+    if arguments.side == "judge" and missing:
+        parser.error(
+            f"judge measures a finished training; beside {arguments.out} there is no {', '.join(missing)}"
+        )
     if arguments.side == "judge":
         replace_json(arguments.out, judge_again(arguments))
     elif arguments.checkout is None:

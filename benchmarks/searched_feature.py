@@ -27,6 +27,7 @@ from fixstar.errors import FixstarError
 from fixstar.evaluation import VersionFeatures, cross_test
 from fixstar.methods import create_method
 from fixstar.models import Encoder
+from fixstar.progress import progress_bar
 from fixstar.training import run_scenario, version_features
 
 EPOCHS = 15
@@ -111,7 +112,11 @@ def main() -> None:
         begun = [
             pool.submit(run, given.data, label, order) for label in COMPARED for order in ORDERS
         ]
-        runs = [one.result() for one in begun]
+        runs = []
+        with progress_bar("features", len(begun), "runs") as advance:
+            for one in begun:
+                runs.append(one.result())
+                advance(1, runs[-1]["method"])
     replace_json(given.out, {"epochs": EPOCHS, "runs": runs})
     print(table(runs))
 

@@ -158,8 +158,8 @@ class ProxyClassifier(TrainableClassifier):
     learnt, ``margin`` is subtracted from the target's cosine in training.
 
     In the public code the margin is subtracted from all classes, so it changes nothing there; here it is 0 by default.
-    A margin has no gradient to the scale: with one the scale soon becomes negative, and the NCA loss zero with nothing
-    learnt.
+    A margin has no gradient to the scale: with such a gradient the scale soon becomes negative, and the NCA loss zero
+    with nothing learnt.
     """
 
     kind = "proxy"
